@@ -293,7 +293,7 @@ def watch() -> None:
         (Observations, "drain", "end_turn"),
         (worker.ChatWorker, "collect", "collect"),
         (worker.ChatWorker, "_read", "read_tokens"),
-        (worker.ChatWorker, "_go_on", "go_on"),
+        (worker.ChatWorker, "_sample_held", "go_on"),
         (worker.Scheduler, "schedule", "schedule"),
         (worker.Scheduler, "launched", "schedule"),
         (runners.ChatRunner, "launch", "launch_layers"),

@@ -1,8 +1,8 @@
 """Strict loading of safetensors checkpoints: every tensor of the files and every parameter of the module is accounted
 for, and a missing, unexpected, misshapen or repeated tensor is an error that names it.
 
-A module is built inside `without_memory()` and gets its memory here, on its device and in its dtype, so that host
-memory never holds more than one tensor.
+A module is built inside `without_memory()`, on the meta device, and gets its memory here, on its device and in its
+dtype. So host memory never holds more than one tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
-"""fp8: linear layers of the language model in e4m3, one factor for each output (models.layers.e4m3)."""
+"""fp8: linear layers of the language model in e4m3, with a scale for each output feature (models.layers.e4m3)."""
 
 _INDEX = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -42,11 +42,11 @@ class Rule:
     """Where a published tensor goes.
 
     published, ours: names; {i} (a single letter) stands for a number and {rest} for anything, the same on both sides.
-        A number that only `published` has runs over the parameter's leading axis (stacked experts).
-    rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
+        A number that only `published` has is an index into the parameter's first axis (stacked experts).
+    rows: the rows [start, stop) of the parameter that the tensor fills, for weights that are fused here; None: all.
     shape: the published shape, if it is not the shape of the parameter (flattened convolution kernels).
-    transposed: the last two axes are published in the other order; some writers keep ours, which the shape tells.
-    again: another rule reads the tensor, too (an embedding table that is also the weight of a tied head).
+    transposed: the last two axes are published in the other order; files in our order are recognised by the shape.
+    shared: another rule reads the same tensor (an embedding table that is also the weight of a tied head).
     """
 
     published: str
@@ -54,17 +54,19 @@ class Rule:
     rows: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
     transposed: bool = False
-    again: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """scale: for a view in e4m3, the factors of its rows."""
+    """A part of a parameter that a published tensor fills."""
 
     view: Tensor
     shape: tuple[int, ...]
+    """The published shape; with `transposed`, before its last two axes are exchanged."""
     transposed: bool = False
     scale: Tensor | None = None
+    """For a view in e4m3, the scales of its rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +84,7 @@ class _Published:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Disables torch.nn.init, whose normal distribution imports torch's compiler on the meta device, which takes two
-    seconds."""
+    """Disables torch.nn.init, which on the meta device imports torch's compiler for two seconds."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,7 +96,7 @@ class _WithoutValues(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are built inside have only shapes: on the meta device, with parameters that are not initialised."""
+    """Modules that are built inside have shapes but no memory: they are on the meta device, and are not initialised."""
     with torch.device("meta"), _WithoutValues():
         yield
 
@@ -113,10 +114,12 @@ def load_parameters(
 ) -> None:
     """Gives `module`, which was built on the meta device, its memory and its values.
 
-    aliases: (prefix, replacement) pairs for names that other tools write; the first that matches is applied.
+    device: if it is meta, only the headers of the files are checked, and no tensor is read.
+    dtype: for all parameters except e4m3 ones and those in `float32_parameters`, a class attribute of their module.
+    load_format: "random" reads no file and draws values of a usual scale.
+    aliases: (prefix, replacement) pairs for names that other tools write; the first one that matches is applied.
     ignore: patterns (as in Rule) of published tensors that are known and not needed.
-    If `device` is meta, the headers of the files are checked and no tensor is read.
-    A class attribute `float32_parameters: frozenset[str]` of a submodule names its parameters that stay float32.
+    Raises CheckpointError that names the tensor or parameter that does not fit.
     """
     materialise(module, device, dtype)
     if load_format == "random":
@@ -139,8 +142,8 @@ def _fill_from_shards(
     aliases: Sequence[tuple[str, str]],
     ignore: Sequence[str],
 ) -> set[str]:
-    """Fills each tensor of the files into its places and returns their names. Raises CheckpointError for a tensor that
-    occurs twice or has no place."""
+    """Copies each tensor of the files to its places; returns the names of all. CheckpointError for a tensor that occurs
+    twice or has no place."""
     ignored = [_pattern(text) for text in ignore]
     seen: dict[str, str] = {}
     unexpected = []
@@ -163,7 +166,8 @@ def _fill_from_shards(
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replaces the meta parameters of `module` by uninitialised ones on `device` in `dtype`, and moves its buffers."""
+    """Replaces the meta parameters of `module` with uninitialised ones on `device` in `dtype`, and moves its
+    buffers."""
     for owner in module.modules():
         float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
         for name, parameter in owner.named_parameters(recurse=False):
@@ -178,10 +182,10 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def fill_random(module: nn.Module, seed: int) -> None:
-    """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
+    """Draws values of a usual scale on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter, factors in _targets(module):
-        if parameter.is_meta:  # a model of which only the shapes are needed
+        if parameter.is_meta:  # only the shapes of the model are needed
             continue
         generator = generators.get(parameter.device)
         if generator is None:
@@ -200,12 +204,12 @@ def fill_random(module: nn.Module, seed: int) -> None:
 
 
 def _stack(part: Tensor, dim: int) -> Tensor:
-    """A stack of tensors with `dim` axes: `part` itself, or a stack of this one alone."""
+    """`part` as a stack of tensors with `dim` axes each; a single tensor becomes a stack of one."""
     return part if part.dim() > dim else part[None]
 
 
 def shard_paths(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files: the single file, those of the index, or all there are."""
+    """The checkpoint's safetensors files: the single one, those that the index names, or all in the directory."""
     single, index = directory / "model.safetensors", directory / _INDEX
     if single.exists():
         return [single]
@@ -224,7 +228,7 @@ def shard_paths(directory: Path) -> list[Path]:
 
 
 def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:
-    """Shape of the tensor of this name in the checkpoint's files; None if there is none."""
+    """Shape of the tensor `name` in the checkpoint's files; None if there is no such tensor."""
     tensors = (tensor for path in shard_paths(directory) for tensor in _tensors(path))
     return next((tensor.shape for tensor in tensors if tensor.name == name), None)
 
@@ -270,32 +274,31 @@ def _published_shape(place: _Place) -> tuple[int, ...]:
 
 
 class _Scales:
-    """The factors of a block-scaled checkpoint by canonical name, and which of them were applied."""
+    """The scales of a block-scaled FP8 checkpoint by canonical name, one for each `block` (rows, columns)."""
 
     def __init__(self, block: tuple[int, int] | None, by_name: dict[str, Tensor]) -> None:
         self.by_name = by_name
         self._block = block
-        self._left = set(by_name)
+        self._unused = set(by_name)
 
     def applied(self, name: str, tensor: _Published) -> _Published:
-        """`tensor` itself, or for block-scaled FP8 one whose values are scaled as they are read."""
+        """`tensor` itself; if it is block-scaled FP8, one whose values are dequantised when they are read."""
         if tensor.dtype != block_scaled.DTYPE or self._block is None:
             return tensor
         scale, block = self.by_name.get(name + block_scaled.SUFFIX), self._block
         if scale is None:
             raise CheckpointError(f"{tensor.file}: missing tensor: {tensor.name}{block_scaled.SUFFIX}")
         block_scaled.check_scale(tensor.name, tensor.shape, scale, block)
-        self._left.discard(name + block_scaled.SUFFIX)
+        self._unused.discard(name + block_scaled.SUFFIX)
         return replace(tensor, dtype="F32", read=lambda: block_scaled.dequantised(tensor.read(), scale, block))
 
     def report(self, directory: Path, dtype: torch.dtype) -> None:
-        if self._left:
-            raise CheckpointError(f"{directory}: unexpected tensors: {_listed(sorted(self._left))}")
+        """Logs what was dequantised; CheckpointError for scales without a weight."""
+        if self._unused:
+            raise CheckpointError(f"{directory}: unexpected tensors: {_listed(sorted(self._unused))}")
         if self.by_name:
-            log.info(
-                "%s: %d weights in FP8 with a factor for each block of %s were dequantised to %s",
-                directory, len(self.by_name), self._block, dtype,
-            )  # fmt: skip
+            message = "%s: %d weights in FP8 with a scale for each block of %s were dequantised to %s"
+            log.info(message, directory, len(self.by_name), self._block, dtype)
 
 
 def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.device) -> _Scales:
@@ -312,7 +315,7 @@ def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.d
 
 
 def _tensors(path: Path) -> Iterator[_Published]:
-    """The tensors of a file, readable while it is iterated."""
+    """The tensors of a file. Their values can be read until the iteration ends."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in list(file.keys()):
@@ -324,7 +327,7 @@ def _tensors(path: Path) -> Iterator[_Published]:
 
 
 def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:
-    """Every published name that the module's parameters need, with the views that it fills."""
+    """Every published tensor that the module's parameters need, by name, with the places that it fills."""
     places: dict[str, list[_Place]] = {}
     patterns = [(rule, _pattern(rule.ours)) for rule in rules]
     for name, parameter, factors in _targets(module):
@@ -341,7 +344,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
                 if rule.rows is not None:
                     view, scale = view[slice(*rule.rows)], _item(scale, slice(*rule.rows))
                 published = rule.published.format(**numbers)
-                if published in places and not rule.again:
+                if published in places and not rule.shared:
                     raise CheckpointError(f"two rules read tensor {published}")
                 place = _Place(view, rule.shape or tuple(view.shape), rule.transposed, scale)
                 places.setdefault(published, []).append(place)
@@ -352,7 +355,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
 
 
 def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The parameters of a module. One in e4m3 has the name of the weight that it replaces, with its factors."""
+    """Name, values and scales (of e4m3 weights) of each parameter. An e4m3 weight has the name of what it replaces."""
     weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
@@ -367,7 +370,7 @@ def _item(factors: Tensor | None, index: int | slice) -> Tensor | None:
 
 
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a checkpoint of `module`, which may be on the meta device."""
+    """Published name and shape of each tensor that `module` needs. The module may be on the meta device."""
     return {name: _published_shape(filled[0]) for name, filled in _places(module, rules).items()}
 
 
@@ -392,6 +395,6 @@ def _canonical(name: str, aliases: Sequence[tuple[str, str]]) -> str:
     return name
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(sorted(names)[:most]) + more
+def _listed(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(sorted(names)[:limit]) + more

@@ -25,6 +25,8 @@ _QWEN3_HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class LongRope:
+    """LongRoPE (arXiv:2402.13753): factors of the rotary frequencies, each a list of head_dim / 2 numbers."""
+
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_positions: int
@@ -33,7 +35,7 @@ class LongRope:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """mrope_section: frequencies per position axis (temporal, height, width); empty for one-dimensional positions."""
+    """Sizes and options of a CausalDecoder."""
 
     vocab_size: int
     num_layers: int
@@ -41,13 +43,16 @@ class DecoderConfig:
     max_positions: int
     rope_theta: float
     tied: bool
+    """Whether the embedding table is also the weight of the head."""
     mrope_section: tuple[int, ...] = ()
+    """Number of frequencies of each position axis (time, height, width); empty for one-dimensional positions."""
     mrope_interleaved: bool = False
+    """Whether the axes take turns along the frequencies, instead of having one range each."""
     longrope: LongRope | None = None
     feature_levels: int = 0
     """models.protocol.Decoder.feature_levels."""
     dense_layers: frozenset[int] = frozenset()
-    """Numbers of the layers without experts, where the others have some."""
+    """Numbers of the layers that have a dense MLP instead of experts."""
 
     @classmethod
     def from_published(
@@ -60,8 +65,11 @@ class DecoderConfig:
         dense_layers: frozenset[int] = frozenset(),
         feature_levels: int = 0,
     ) -> DecoderConfig:
-        """Read the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
-        (rope_parameters). qkv_bias None: follow the field attention_bias, which in Llama form covers o_proj, too."""
+        """Reads the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
+        (rope_parameters). qkv_bias: None follows the field attention_bias, which in Llama form covers o_proj, too.
+
+        Raises CheckpointError that names the field that is missing or not supported.
+        """
         if config.get("hidden_act", "silu") != "silu":
             raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
         if config.get("use_sliding_window"):
@@ -94,7 +102,7 @@ def _block_config(
 ) -> BlockConfig:
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     attention_bias = bool(config.get("attention_bias", False))
-    # A default of the published class, whatever the width; mixtures have none.
+    # The default of the published class does not depend on the width; mixtures of experts have no such default.
     default = _QWEN3_HEAD_DIM if qk_norm and experts is None else hidden_size // num_heads
     return BlockConfig(
         hidden_size=hidden_size,
@@ -113,11 +121,11 @@ def _block_config(
 def _rope_scaling(
     rope: Mapping[str, Any], head_dim: int, max_positions: int
 ) -> tuple[tuple[int, ...], LongRope | None]:
-    # transformers 4.45 and later save "mrope" as rope_type "default" beside the section.
+    # transformers 4.45 and later write rope_type "default" instead of "mrope"; mrope_section stays.
     kind = rope.get("rope_type") or rope.get("type") or "default"
     sections = tuple(int(size) for size in rope.get("mrope_section", ()))
     if sections and kind in ("mrope", "default"):
-        # Axes that take turns have what is there of theirs, as in the reference.
+        # Interleaved sections need not add up: as in the reference, turns beyond head_dim / 2 are dropped.
         if sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
             raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
         return sections, None
@@ -133,7 +141,7 @@ def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> Lon
         raise CheckpointError("config.json: attention_factor of a rope_scaling of type 'longrope' is not supported")
     factor, original = rope.get("factor"), int(rope["original_max_position_embeddings"])
     if max_positions > original and rope["long_factor"] != rope["short_factor"]:
-        # The reference takes the long ones from the first prompt on that is longer than the original length.
+        # The reference switches to the long factors with the first prompt that is longer than the original length.
         raise CheckpointError(
             f"config.json: max_position_embeddings {max_positions} is over original_max_position_embeddings "
             f"{original}, and long_factor is not short_factor: factors that change with the length are not supported"
@@ -153,7 +161,7 @@ def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> Lon
 
 
 class CausalDecoder(nn.Module):
-    """Packed rows through all layers over a paged cache (models.protocol.Decoder). Capturable."""
+    """Runs packed rows through all layers over a paged cache. Implements models.protocol.Decoder; can be captured."""
 
     frequencies: Tensor
     axes: Tensor | None
@@ -188,9 +196,12 @@ class CausalDecoder(nn.Module):
         return [CacheSpec({"k": row, "v": row}) for _ in self.layers]
 
     def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, hidden_size]."""
         return self.embed_tokens(token_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """hidden [n, hidden_size * (1 + levels)] (embeddings, followed by the features of `levels` first layers),
+        positions int64 [position_axes, n] -> normed hidden states [n, hidden_size]."""
         positions = positions if self.axes is not None else positions[0]
         rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
         attend = partial(cached_attention, batch=batch, rotary=rotary)
@@ -201,12 +212,14 @@ class CausalDecoder(nn.Module):
         return run_blocks(layers, x.contiguous(), self.norm, attend, features)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size]."""
         weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
         return gemm(hidden, weight if self.tied_head is None else self.tied_head)
 
     def hold_in_e4m3(self) -> None:
-        """Makes the linear layers hold e4m3 weights; called on the meta device. The embedding table stays in 16 bits,
-        so a tied head becomes a copy. A head whose size the kernels do not support stays in 16 bits."""
+        """Replaces the weights of the linear layers with e4m3 ones; called on the meta device. The embedding table
+        stays in 16 bits, so a tied head becomes a copy. A head whose size the kernels do not support stays in 16
+        bits."""
         whole = self.embed_tokens.weight.shape[0] % COLUMNS == 0
         self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
         hold_in_e4m3(self)
@@ -230,10 +243,11 @@ def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "decoder.") -> list[Rule]:
-    """Rules for a causal language model whose names begin with `published` ("", "llm.", "language_model.")."""
+    """Rules for a causal language model whose published names start with `published` ("", "llm.",
+    "language_model.")."""
     return [
         Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}model.embed_tokens.weight", f"{ours}tied_head", again=True),
+        Rule(f"{published}model.embed_tokens.weight", f"{ours}tied_head", shared=True),
         *block_rules(config.block, f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."),
         Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
         Rule(f"{published}lm_head.weight", f"{ours}head.weight"),
@@ -241,8 +255,8 @@ def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "de
 
 
 def decoder_ignored(config: DecoderConfig, *, published: str = "") -> list[str]:
-    """Published tensors that are not needed: rotary tables that old tools wrote, and the copy of a tied head that some
-    write."""
+    """Patterns of published tensors that are not needed: rotary tables, which old tools wrote, and the copy of a tied
+    head, which some tools write."""
     tied = [f"{published}lm_head.weight"] if config.tied else []
     tables = [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", f"{published}model.rotary_emb.inv_freq"]
     return [*tables, *tied]

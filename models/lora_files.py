@@ -15,9 +15,9 @@ from models.errors import CheckpointError
 from models.lora import LoraLayout, LoraPlace
 from models.lora_folders import CONFIG, WEIGHTS
 
-LEAST_RANK = 16
+MIN_RANK = 16
 """Smaller ranks are padded to this, the smallest depth of a tensor core's product."""
-MOST_RANK = 256
+MAX_RANK = 256
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def survey(folder: Path, places: Mapping[str, LoraPlace]) -> LoraFile:
 def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace]) -> LoraLayout:
     """The layout of a slot that can hold any of these adapters: with the largest rank, and with the places that any of
     them changes."""
-    rank = max(LEAST_RANK, *(file.rank for file in files))
+    rank = max(MIN_RANK, *(file.rank for file in files))
     return LoraLayout(places, {group for file in files for group in file.groups}, 1 << (rank - 1).bit_length())
 
 
@@ -91,8 +91,8 @@ def _config(path: Path) -> tuple[int, float]:
     if not isinstance(section, dict):
         raise CheckpointError(f"{path}: lora_config must be an object")
     rank, alpha = section.get("r"), section.get("alpha")
-    if type(rank) is not int or not 1 <= rank <= MOST_RANK:
-        raise CheckpointError(f"{path}: lora_config.r must be an integer from 1 to {MOST_RANK}, not {rank!r}")
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise CheckpointError(f"{path}: lora_config.r must be an integer from 1 to {MAX_RANK}, not {rank!r}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise CheckpointError(f"{path}: lora_config.alpha must be a number, not {alpha!r}")
     return rank, float(alpha)

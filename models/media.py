@@ -1,4 +1,4 @@
-"""Values that describe a prompt: media items and token positions. NumPy only, so that no GPU library is needed."""
+"""Values that describe a prompt: messages, media items and token positions. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ DIGEST_BYTES = 32
 class MediaItem:
     """One image or video, ready for a vision encoder.
 
-    frames: uint8 pictures [height, width, 3]; what each is (the image, a slice of it, a video frame) depends on the
-    family. They are in the order in which the encoder reads them, resized unless the family's encoder does it.
+    frames: uint8 pictures [height, width, 3], in the order in which the encoder reads them. What each one is (the
+        image, a slice of it, a video frame) depends on the family. They are resized, unless the encoder does that.
     arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
     num_patches: encoder rows that the item occupies.
     num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
     num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features.
-    digest: 32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
-        all else that changes the item's embeddings (grids, sampling, fusion, processor settings, revision). Keys the
-        encoder cache and, with tokens and positions, prefix reuse: what changes positions alone may be left out.
+    digest: 32 bytes, a cryptographic hash over the decoded pixels, or over the encoded picture that they come from, and
+        over all else that changes the item's embeddings (grids, sampling, fusion, processor settings, revision). It is
+        the key of the encoder cache and, with tokens and positions, part of the keys of the prefix cache. So what
+        changes only positions may be left out.
     """
 
     kind: MediaKind
@@ -45,11 +46,13 @@ def media_digest(
     settings: bytes,
     source: bytes | None = None,
 ) -> bytes:
-    """BLAKE2b over a media item's content, every part with its shape, so that no two contents hash the same bytes.
+    """BLAKE2b over the content of a media item. Every part is hashed with its shape, so that different contents never
+    give the same bytes to hash.
 
-    settings: the processor's identity (configuration and revision), which is hashed, too. source: a cryptographic hash
-    of what the frames were made from, hashed in place of their pixels, which it must determine together with the
-    settings, the arrays and the frames' shapes. An encoded picture is much shorter than its pixels.
+    settings: the processor's identity (configuration and revision), which is hashed, too.
+    source: a cryptographic hash of what the frames were made from, such as an encoded picture, which is much shorter
+        than its pixels. It is hashed in place of the pixels, so together with settings, arrays and the shapes of the
+        frames it must determine them.
     """
     digest = hashlib.blake2b(repr((kind, settings, source)).encode(), digest_size=DIGEST_BYTES)
     for name, array in [*((f"frame {i}", frame) for i, frame in enumerate(frames)), *sorted(arrays.items())]:
@@ -106,8 +109,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class VideoMetadata:
-    """What a container says about a video before any frame is decoded; `duration` in seconds. listed: the request has a
-    list of frames, chosen by its sender, of which as many are used as the limits allow.
+    """What a container says about a video before any frame is decoded; `duration` is in seconds. listed: the request
+    has a list of frames, which its sender has chosen; as many of them are used as the limits allow.
     """
 
     num_frames: int
@@ -122,8 +125,8 @@ class VideoMetadata:
 class VideoFrames:
     """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source.
 
-    requested_fps: the rate that the request asked for (as given to sample_video), None if it named none. times_given:
-    the sender of a frame list gave the times, which need not be evenly spaced.
+    requested_fps: the rate that the request asked for (as given to sample_video); None: it named none.
+    times_given: whether the times came with a list of frames; then they need not be evenly spaced.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -161,11 +164,13 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """role: system, user, assistant or tool (developer is an alias of system). tool_calls: only for an assistant; the
-    messages of role tool that follow are their results in the same order. reasoning: what an earlier answer thought,
-    apart from its content; only for an assistant. None: the content may have it, between the family's markers."""
+    """A message of the conversation."""
 
     role: str
+    """system, user, assistant or tool; developer is an alias of system."""
     content: tuple[ContentPart, ...] = field(default_factory=tuple)
     tool_calls: tuple[ToolCall, ...] = ()
+    """Only of an assistant. The messages of role tool that follow are the results, in the same order."""
     reasoning: str | None = None
+    """Only of an assistant: the reasoning of an earlier answer, if it is not part of the content. None: the content may
+    have it, between the family's markers."""

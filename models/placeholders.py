@@ -42,8 +42,8 @@ def join(parts: Sequence[MediaTokens]) -> MediaTokens:
 def tokenized_chat(
     token_ids: Sequence[int], messages: Sequence[ChatMessage], placeholder_ids: Container[int]
 ) -> TokenizedChat:
-    """Matches the placeholders that the chat template made with the items, in the order in which the messages name
-    them."""
+    """Assigns the items, in the order in which the messages name them, to the placeholders that the chat template made.
+    Raises InputError if their numbers differ."""
     order = [part.item for message in messages for part in message.content if part.item is not None]
     found = [index for index, token in enumerate(token_ids) if token in placeholder_ids]
     if len(found) != len(order):
@@ -52,7 +52,7 @@ def tokenized_chat(
 
 
 def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarray, tuple[PlaceholderRange, ...]]:
-    """Token ids int32 [n] with the k-th placeholder replaced by media[k], and the placeholders of all runs."""
+    """Token ids int32 [n], with the k-th placeholder replaced by media[k], and the ranges that take embeddings."""
     if not media:
         return chat.token_ids, ()
     pieces: list[np.ndarray] = []

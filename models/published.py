@@ -1,4 +1,4 @@
-"""The JSON files of a published checkpoint, read where no GPU library is loaded."""
+"""The JSON files of a published checkpoint. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from models.published_fields import check_fields
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object in file `name`; CheckpointError if it is missing, is not a JSON object or has a field that holds
-    something else than it should (models/published_fields.py)."""
+    """The object in file `name`. CheckpointError if the file is missing or holds no JSON object, or if the value of a
+    field is of the wrong kind (models/published_fields.py)."""
     try:
         value = json.loads((directory / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -30,8 +30,11 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def preprocessor_fields(directory: Path, section: str, file: str) -> tuple[str, dict[str, Any]]:
-    """Where the fields of a preprocessor are, and the fields: those of the `section` of processor_config.json that
-    transformers 5 saves in place of the published `file` and reads before it, or those of the file. {} without both."""
+    """The fields of a preprocessor, after the name of their place for error messages.
+
+    They are in `section` of processor_config.json, which transformers 5 writes instead of `file` and prefers to it, or
+    else in `file`. {} if there is neither.
+    """
     settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
     if settings is not None:
         return f"processor_config.json: {section}", settings
@@ -48,8 +51,8 @@ def section_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and content of the field of a language model's configuration that describes rotary positions: rope_scaling,
-    or rope_parameters as transformers 5 writes it. If there are both, the first counts, as in transformers 5, and its
-    rope_theta takes precedence over a separate rope_theta."""
+    or rope_parameters as transformers 5 writes it. If there are both, rope_scaling counts, as in transformers 5. Its
+    rope_theta takes precedence over a rope_theta beside it."""
     if text.get("rope_scaling") or not text.get("rope_parameters"):
         return "rope_scaling", text.get("rope_scaling") or {}
     return "rope_parameters", text["rope_parameters"]
@@ -62,8 +65,8 @@ _TEXT_FIELDS = (
 
 
 def require_text_fields(directory: Path, text: Mapping[str, Any]) -> None:
-    """Raises CheckpointError that names the fields of a language model's configuration that are missing or null. Every
-    process that reads the files needs some of them, and checks all."""
+    """Raises CheckpointError that names the fields of a language model's configuration that are missing or null. Each
+    process that reads the file needs only some of them, but checks all, so that every one reports the same error."""
     _, rope = rope_field(text)
     values = {**text, "rope_theta": rope.get("rope_theta") or text.get("rope_theta")}
     if missing := [name for name in _TEXT_FIELDS if values.get(name) is None]:
@@ -76,8 +79,8 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 def sampling_defaults(
     generation: Mapping[str, Any], recommended: Mapping[str, float | int] | None = None
 ) -> dict[str, float | int]:
-    """Sampling fields of a generation_config.json; with "do_sample": false they ask for greedy decoding. recommended:
-    what the model's makers recommend elsewhere, which is used if the file names no field at all.
+    """Sampling fields of a generation_config.json; "do_sample": false means greedy decoding. recommended: what
+    the model's makers recommend elsewhere, which is used if the file has none of these fields.
     """
     defaults = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
     if generation.get("do_sample") is False:
@@ -91,8 +94,8 @@ def stop_token_ids(
     names: Iterable[str],
     default: int | list[int] | None = None,
 ) -> frozenset[int]:
-    """Ids that end an answer: eos_token_id of a generation_config.json (`default` where it has none, or null), and
-    those of the special tokens `names` that the tokenizer has, because published lists leave out ends of turns."""
+    """Ids that end an answer: eos_token_id of a generation_config.json, or `default` if it is missing or null; and
+    those of the special tokens `names` that the tokenizer has, because published lists leave out the end of a turn."""
     eos = generation.get("eos_token_id")
     named = [special_ids[name] for name in names if name in special_ids]
     return frozenset([*id_list(default if eos is None else eos), *named])
@@ -112,8 +115,8 @@ def published_name(directory: Path) -> str:
 
 
 def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of a block, if quantization_config describes block-scaled FP8 (e4m3); None without it or for
-    another format."""
+    """Rows and columns of a block, if quantization_config describes block-scaled FP8 (e4m3); None for another format or
+    none."""
     quantization = section.get("quantization_config")
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
         return None

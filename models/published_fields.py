@@ -1,5 +1,5 @@
-"""What the fields of a published checkpoint's JSON files may hold, for all families: a field has one meaning, wherever
-it is. Fields that are not listed are not read, or are compared where they are read."""
+"""What the fields of a published checkpoint's JSON files may hold. The tables hold for all families, since a field
+means the same wherever it occurs. Fields that are not listed are not read, or are checked where they are read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import Any
 
 from models.errors import CheckpointError
 
-_LONGEST_SHOWN = 60
-"""Characters of a value in a message."""
+_MAX_SHOWN = 60
+"""Characters of a value that an error message shows."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """expected: the end of "x is null, expected ...". fits: whether a value of the file is one."""
+    """A kind of value that a field may hold."""
 
     expected: str
+    """The kind in words, for "x is null, expected ..."."""
     fits: Callable[[Any], bool]
+    """Whether a value is of this kind."""
 
 
 def check_fields(directory: Path, name: str, values: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for the first field of file `name` that holds a value of another kind than it should, with
-    its place and what it should hold. Other files than those of the tables are not checked."""
+    """Raises CheckpointError for the first field of file `name` whose value is of the wrong kind, with its place and
+    what it should hold. Files that have no table are not checked."""
     _check(f"{directory}: {name}: ", values, _FILES.get(name, {}))
 
 
@@ -43,7 +45,7 @@ def _check(place: str, values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _is_number(value: Any) -> bool:
@@ -77,7 +79,7 @@ def _fields(kind: Kind, names: str) -> dict[str, Kind]:
     return dict.fromkeys(names.split(), kind)
 
 
-# null is left to the code where it means that a field is not there, or where a missing field has a message of its own.
+# null is allowed where the code treats it as a missing field, or has an error message of its own for one.
 _CONFIG = {
     **_fields(_or_null(_list_of(_TEXT, "strings")), "architectures"),
     **_fields(_or_null(_TEXT), "architecture"),

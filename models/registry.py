@@ -1,4 +1,5 @@
-"""Architecture string of a checkpoint -> model family. A new family is a folder beside this file and one line here."""
+"""The model families, and how to tell which one a checkpoint belongs to. A new family is a folder beside this file and
+one entry here."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from models.published import read_config
 
 @dataclass(frozen=True)
 class Family:
-    """A hosted model family. Import paths are "module:function"; neither module is imported before it is needed.
+    """A model family. Import paths are "module:function"; their modules are imported when they are needed.
 
-    processor: load_processor(directory: Path) -> ChatProcessor | SpeechProcessor, torch-free.
-    model: load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel, strict: a missing,
-        unexpected or misshapen tensor raises CheckpointError that names it. load_format "random" fills parameters on
-        the device from a fixed seed instead of reading tensors; "published" reads the files. Chat models take a fifth,
-        quantization: "fp8" holds linear layers of the language model in e4m3.
+    architectures: what config.json calls its models (`architectures` or `architecture`).
+    processor: load_processor(directory: Path) -> ChatProcessor | SpeechProcessor. Must not import torch.
+    model: load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel. Strict: a missing,
+        unexpected or misshapen tensor raises CheckpointError that names it. load_format "published" reads the files;
+        "random" draws parameters from a fixed seed instead. Chat models take a fifth argument, quantization: "fp8"
+        holds linear layers of the language model in e4m3.
     """
 
     name: str
@@ -77,8 +79,8 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(directory: Path) -> Family:
-    """The family of the checkpoint in `directory`. CheckpointError says why there is none: it is an adapter, quantised,
-    or of another architecture."""
+    """The family of the checkpoint in `directory`. CheckpointError says why it cannot be hosted: it is an adapter, or
+    quantised in an unsupported format, or of another architecture."""
     config = read_config(directory)
     architectures = [*(config.get("architectures") or ()), *filter(None, [config.get("architecture")])]
     for family in FAMILIES:

@@ -1,14 +1,14 @@
 """Bicubic resizing on several processors, or left to the encoder's device. Torch-free.
 
-Two passes with whole bytes in between, first along the rows and then along the columns: what Pillow did up to version
-12, and with it the preprocessing that the models were trained with. Pillow 13 begins with the pass that leaves less
-work, which changes pixels. Very tall pictures are the exception: their columns are shrunk first, as Pillow does it from
-12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are resized in parallel;
-Pillow releases the interpreter lock.
+There are two passes, first along the rows and then along the columns, with results rounded to bytes in between. Pillow
+did the same up to version 12, and with it the preprocessing that the models were trained with; Pillow 13 starts with
+the pass that leaves less work, which changes pixels. Very tall pictures are an exception: their columns are shrunk
+first, as in Pillow from 12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are
+resized in parallel; Pillow releases the interpreter lock.
 
-Pillow weighs bytes with whole numbers, so a GPU makes the same bytes from the same weights, and does so sooner
-(models/layers/resample.py). `resized_or_left` leaves pictures as they are for that, where they are not much larger than
-what they become.
+Pillow's weights are integers, so a GPU computes the same bytes from the same weights, and does so faster
+(models/layers/resample.py). For that, `resized_or_left` leaves pictures as they are, unless they are much larger than
+their new size.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PIXELS_OF_A_BAND = 1 << 17
-"""Pixels of the larger picture from which threads are used: some milliseconds of work, where starting a thread takes a
+"""Pixels for each thread, of the larger of the two pictures: some milliseconds of work, while starting a thread takes a
 fraction of one."""
 
 _TALL = 100
-"""Height over width from which on Pillow shrinks the columns first."""
+"""Height over width above which Pillow shrinks the columns first."""
 
-_MOST_LEFT = 2
-"""Pixels of a picture that is left to the device, as a multiple of those that it is resized to: more take longer to
-send, and more of the device's memory, than they are worth."""
+_MAX_LEFT = 2
+"""Maximum ratio of the pixels of a picture that is left to the device to those of its new size. Sending more would take
+longer, and more of the device's memory, than it is worth."""
 _LONGEST_LEFT = 8192
-"""Pixels of a side: the weights of longer ones take milliseconds of the engine's thread, and memory that is kept."""
+"""Maximum side of a picture that is left to the device. The weights of longer sides take milliseconds of the engine's
+thread, and memory for as long as they are kept."""
 KEPT_WEIGHTS = 64
-"""Pairs of lengths whose weights are kept: 20 MB where all are of the longest."""
+"""Pairs of lengths whose weights are kept: 20 MB if all are of the longest."""
 
 WEIGHT_BITS = 22
 """Fractional bits of Pillow's weights."""
@@ -53,24 +54,24 @@ _SHARPNESS = -0.5
 _threads = min(8, cpus.available())
 _on_device = False
 _local = threading.local()
-"""`resizes` is set in the threads of the pool, which must not wait for each other."""
+"""`resizes` is set in the threads of the pool: they must not wait for each other."""
 
 
 def use_threads(count: int) -> None:
-    """Sets the number of threads that resize pictures for all callers together; 1: the callers' own threads."""
+    """Sets the number of threads that resize pictures, for all callers together; 1: each caller uses its own thread."""
     global _threads
     _threads = count
 
 
 def leave_to_device(enabled: bool) -> None:
-    """Whether `resized_or_left` leaves pictures of this process to the device of the encoder."""
+    """Sets whether `resized_or_left` may leave pictures to the encoder's device."""
     global _on_device
     _on_device = enabled
 
 
 def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
-    """An RGB picture -> uint8 [height, width, 3], or as it is where the device is to resize it."""
-    small = picture.width * picture.height <= _MOST_LEFT * width * height
+    """An RGB picture -> uint8 [height, width, 3], or in its own size if the device is to resize it."""
+    small = picture.width * picture.height <= _MAX_LEFT * width * height
     small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
     if _on_device and small and picture.height <= _TALL * picture.width:
         return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
@@ -81,7 +82,7 @@ def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray
 def bicubic_weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
     """How Pillow makes `new_length` pixels of a line from `length`: the first pixel that each is made from, int32
     [new_length], and the weights of that one and those after it, int32 [new_length, taps] in units of 2**-WEIGHT_BITS.
-    Taps beyond a pixel's own weigh nothing. The arrays are shared: do not write to them."""
+    Unused taps have weight 0. The arrays are cached: do not write to them."""
     scale = length / new_length
     stretch = max(scale, 1.0)
     support = _SUPPORT * stretch
@@ -91,7 +92,7 @@ def bicubic_weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarra
     taps = np.arange(2 * math.ceil(support) + 1)
     weights = _bicubic((taps + first[:, None] - centres[:, None] + 0.5) * (1.0 / stretch))
     weights = np.where(taps < counts[:, None], weights, 0.0)
-    # One after the other, as Pillow adds them, since the order shows in the last bit.
+    # Added one after the other, as in Pillow, since the order shows in the last bit.
     weights /= np.add.accumulate(weights, axis=1)[:, -1:]
     fixed = np.trunc(weights * (1 << WEIGHT_BITS) + np.copysign(0.5, weights))
     return first.astype(np.int32), fixed.astype(np.int32)
@@ -109,7 +110,7 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3]. A picture that has this size already is not changed."""
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
-    picture.load()  # of a file that was only opened: the threads below would all do it
+    picture.load()  # a file may only be open so far, and each of the threads below would load it
     if height < picture.height and picture.height > _TALL * picture.width:
         picture = _resampled(picture, picture.width, height)
     bands = _number_of_bands(max(picture.width * picture.height, width * height))

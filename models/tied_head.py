@@ -1,4 +1,4 @@
-"""Output heads that config.json calls tied to the embedding table, although the files hold one of other values."""
+"""Output heads that config.json calls tied to the embedding table, although the files hold a head with other values."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def with_the_files_head(
     head: str = "lm_head.weight",
     embeddings: Sequence[str] = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"),
 ) -> DecoderConfig:
-    """`decoder`, untied where the files hold a head that is not the embedding table: transformers 5 trusts the files
-    more than tie_word_embeddings. embeddings: the names that the table may have. Without values to read (load_format
-    "random", device meta) `decoder` as it is."""
+    """`decoder`, untied if the files hold a head that differs from the embedding table: like transformers 5, this
+    trusts the files more than tie_word_embeddings. If no values are read (load_format "random", device meta), it stays
+    as it is. embeddings: the names that the table may have."""
     if not decoder.tied or load_format == "random" or torch.device(device).type == "meta":
         return decoder
     places = _files_of(directory, (head, *embeddings))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address to listen on is of this machine alone."""
+    """Whether a name or an address to listen on can be reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -17,14 +17,14 @@ def is_loopback(host: str) -> bool:
 
 
 def keys_in(path: Path) -> list[str]:
-    """A key a line; empty lines and comments (#) do not count. ValueError for a file that cannot be read or holds
-    none."""
+    """The keys in a file, one per line; empty lines and comments (#) do not count. ValueError for a file that cannot be
+    read or holds no key."""
     try:
         lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     except OSError as error:
         raise ValueError(f"api_key_file: {path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"api_key_file: {path} is no text in UTF-8") from error
+        raise ValueError(f"api_key_file: {path} is not UTF-8 text") from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ValueError(f"api_key_file: {path} holds no key")

@@ -1,7 +1,8 @@
-"""How many API processes a server starts with `--api-processes auto`. Measured on an H200 with 32 processors, on two
-commits (docs/performance.md): with one engine, four processes give the first token of 32 streams in 75 instead of 127
-ms, and make no difference to a single stream. If there are few processors, or the engine computes on the same ones, a
-second process only takes them from the engine.
+"""How many API processes a server starts with `--api-processes auto`.
+
+On an H200 with 32 processors and one engine, four processes give the first token of 32 streams in 75 instead of 127 ms,
+and make no difference to a single stream (docs/performance.md). If there are few processors, or if the engine computes
+on the same ones, a second process only takes them away from the engine.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from service.gpus import visible_gpus
 from service.settings import Settings
 
 PER_ENGINE = 4
-LEAST_PROCESSORS = 14
+MIN_PROCESSORS = 14
 """With fewer processors than this there is one API process."""
 PROCESSORS_OF_EACH = 3.5
-"""Processors for each API process. It keeps one busy; its threads and the engines take the others."""
-MOST = 16
+"""Processors for each API process. It keeps one of them busy; its threads and the engines use the others."""
+MAX_AUTO_PROCESSES = 16
 
 
 @dataclass(frozen=True)
 class ApiProcessCount:
-    """reason: why this number, for the log and `reprise doctor`."""
+    """A number of API processes."""
 
     number: int
     reason: str
+    """Why this number, for the log and `reprise doctor`."""
 
     def __str__(self) -> str:
         return f"{self.number} ({self.reason})"
@@ -41,9 +43,9 @@ def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount
         return ApiProcessCount(1, "--engine inline runs in it")
     if not gpus:
         return ApiProcessCount(1, "the engine computes on the same processors")
-    if processors < LEAST_PROCESSORS:
-        return ApiProcessCount(1, f"fewer than {LEAST_PROCESSORS} processors may be used: {processors}")
-    number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MOST)
+    if processors < MIN_PROCESSORS:
+        return ApiProcessCount(1, f"fewer than {MIN_PROCESSORS} processors may be used: {processors}")
+    number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MAX_AUTO_PROCESSES)
     return ApiProcessCount(number, f"{processors} processors may be used beside {_several(gpus)}")
 
 
@@ -51,7 +53,7 @@ def api_process_count(settings: Settings) -> ApiProcessCount:
     """The number for this machine. The GPUs are looked up only if the answer depends on them. SettingsError for GPUs
     that the settings name but that do not exist."""
     processors = cpus.available()
-    depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= LEAST_PROCESSORS
+    depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= MIN_PROCESSORS
     return count_for(settings, processors, _gpus_here(settings) if depends else int(settings.device != "cpu"))
 
 

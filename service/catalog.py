@@ -25,15 +25,18 @@ DEMO_NOTICES = {
 
 @dataclass(frozen=True, eq=False)
 class HostedModel:
-    """names: served names, the first is the one in answers and metrics. load: reads tokenizer and processor. demo: an
-    embedded default."""
+    """A model that requests can name."""
 
     names: tuple[str, ...]
+    """Served names; answers and metrics use the first one."""
     kind: Literal["chat", "speech"]
     checkpoint: Checkpoint
     load: Callable[[], Any]
+    """Reads tokenizer and processor."""
     created: int
+    """Unix time in seconds at which this server located it."""
     demo: bool = False
+    """Whether it is one of the embedded models."""
 
     @property
     def name(self) -> str:
@@ -41,7 +44,8 @@ class HostedModel:
 
     @cached_property
     def processor(self) -> Any:
-        """Read at first use, which takes seconds for a published tokenizer. CheckpointError if it cannot be read."""
+        """Read at its first use, which takes seconds for a published tokenizer. CheckpointError if it cannot be
+        read."""
         return self.load()
 
     @property
@@ -81,7 +85,8 @@ class Catalog:
 
 
 def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line: None) -> Catalog:
-    """Locate every model; processors are read at first use. CheckpointError names the model that cannot be hosted."""
+    """Locates every model; processors are read at their first use. CheckpointError names the model that cannot be
+    hosted."""
     sources = settings.model or embedded_models()
     aliases = _aliases(settings.served_model_name, settings.model)
     hosted = []
@@ -102,7 +107,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
     if (voice := settings.spoken_answer_model) is not None:
         model = catalog.get(voice)
         if model is None or model.kind != "speech":
-            raise CheckpointError(f"spoken_answer_model: {voice!r} is no served name of a speech model")
+            raise CheckpointError(f"spoken_answer_model: {voice!r} is not the served name of a speech model")
     return catalog
 
 

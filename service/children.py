@@ -1,4 +1,4 @@
-"""Child processes run Reprise's own code: nothing from the current directory, and no other packages of the same
+"""Makes child processes run Reprise's own code: nothing from the current directory, and no other packages of the same
 name."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 REQUIRED = ("av", "fastapi", "msgspec", "numpy", "PIL", "pydantic", "safetensors", "tokenizers", "torch", "uvicorn")
 """Packages to warn about if a file on PYTHONPATH replaces them."""
 PYTHON = shlex.quote(sys.executable)
-"""This interpreter as a shell takes it, for advice; processes are started by `python_command`."""
+"""This interpreter, quoted for a shell, for advice in messages. Processes are started with `python_command`."""
 LAUNCHER = PACKAGE_ROOT / "service" / "launch.py"
 
 
@@ -34,12 +34,12 @@ def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 def wait_for_end_of_parent() -> None:
     """Waits until standard input, a pipe that only the parent process writes to, is closed."""
-    # Not sys.stdin.buffer: a thread waiting in it holds a lock that the interpreter needs to exit.
+    # Not through sys.stdin.buffer: a thread that waits in it holds a lock that the interpreter needs to exit.
     while os.read(0, 4096):
         pass
 
 
-def namesakes() -> Iterator[Path]:
+def shadowing_packages() -> Iterator[Path]:
     """Files of other packages called `models` or `service` that Python would find before Reprise's."""
     ahead = []
     for entry in sys.path:

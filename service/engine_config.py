@@ -17,8 +17,8 @@ from service.settings import Settings, SettingsError
 COMPUTED = frozenset(
     {"models", "log_format", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"}
 )
-"""Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, what
-distinguishes one of several engines, the size of its GPU, how the engine was started, and a path as text."""
+"""Fields of EngineConfig that are not copied from Settings: the models of the catalog, the log format that "auto"
+stands for, what distinguishes one of several engines, the size of its GPU, how it was started, and a path as text."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
@@ -39,14 +39,14 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
 
 
 def supervised(settings: Settings) -> bool:
-    """Whether a supervisor starts engines and API processes, since there are several of one or the other. "auto" API
-    processes count as one."""
+    """Whether there are several engines or API processes, which a supervisor starts. "auto" API processes count as
+    one."""
     return settings.api_processes not in ("auto", 1) or settings.engines > 1 or settings.gpus is not None
 
 
 def engine_gpus(settings: Settings) -> tuple[str, ...]:
-    """For each engine the GPU that it sees, for CUDA_VISIBLE_DEVICES; empty: all that this process sees. SettingsError
-    for GPUs that do not exist, and for several engines that would share one.
+    """For each engine the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; empty: all that this process sees.
+    SettingsError for GPUs that do not exist, and for several engines that would share one.
     """
     try:
         if settings.gpus is not None:
@@ -79,6 +79,6 @@ def configs_of_processes(settings: Settings, catalog: Catalog) -> list[EngineCon
 
 
 def configs_of_starts(config: EngineConfig) -> Iterator[EngineConfig]:
-    """The configuration of each start of a server's engine. A failed first start is not repeated, so every later one is
-    a restart."""
+    """The configuration of each start of an engine, one after the other. A first start that fails is not repeated, so
+    every later one is a restart."""
     return chain((config,), repeat(msgspec.structs.replace(config, restarted=True)))

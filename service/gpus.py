@@ -1,5 +1,5 @@
-"""Which GPUs serve: each has one engine process, which sees no other GPU. `python -m service.gpus` prints how many GPUs
-CUDA sees. It is a separate process, since a process that asks the driver holds the devices open until it ends.
+"""Chooses the GPUs that serve. Each has one engine process, which sees no other GPU. `python -m service.gpus` prints
+how many GPUs CUDA sees; it runs as a process of its own, since a process that asks the driver keeps the devices open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from service.children import python_command, python_environment
 
 LIBRARY = "libcuda.so.1"
 ASK_SECONDS = 60.0
-"""Seconds to wait: a driver without persistence mode takes seconds to wake up several GPUs."""
+"""Seconds to wait for the driver, which without persistence mode takes seconds to wake up several GPUs."""
 
 
 class GpuError(ValueError):

@@ -1,10 +1,10 @@
-"""Starts Reprise's own code even if other packages on Python's path are called `models` or `service`. Each child
-process is
+"""Runs Reprise's own code even if other packages on Python's path are called `models` or `service`. Child processes are
+started as
 
     python -P service/launch.py MODULE [ARGUMENT ...]
 
-Both names are common: a `models.py` on PYTHONPATH would be imported instead of the package above this file. So this
-file is run by its path, by child processes and by the `reprise` command, before either is imported.
+Both names are common, and a `models.py` on PYTHONPATH would be imported instead of the package beside this folder. So
+child processes and the `reprise` command run this file by its path before they import either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGES = ("models", "service")
 
 
 def pin_packages() -> None:
-    """Makes `models` and `service` the packages above this file. ImportError if they are missing."""
+    """Imports `models` and `service` from the folder that contains this one. ImportError if they are not there."""
     for name in PACKAGES:
         spec = PathFinder.find_spec(name, [str(ROOT)])
         if spec is None or spec.loader is None:

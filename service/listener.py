@@ -1,5 +1,5 @@
-"""The socket that a server listens on. It is bound before anything is loaded, so that an address that is taken is known
-at once.
+"""The socket that a server listens on. It is bound before anything is loaded, so that an address in use is reported at
+once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ OPTIONS = {
 asyncio sets it only on sockets that it creates itself. Keep-alives (s, s, count, ms): a vanished peer is noticed within
 a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does not read, not megabytes, which would be
 minutes of audio before a stream could be paused. Not every platform has all options."""
-
-
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
 
 class Listener(socket.socket):
-    """A listening socket that keeps its backlog. asyncio would make it as small as the number of connections that it
-    accepts in one turn of the loop."""
+    """A listening socket that keeps its backlog. asyncio would set it to the number of connections that it accepts in
+    one turn of the loop."""
 
     def listen(self, backlog: int = 0, /) -> None:
-        """Does nothing: it listens already."""
+        """Does nothing, since the socket is listening already."""
 
 
 def bind(settings: Settings) -> Listener:

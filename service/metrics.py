@@ -1,7 +1,7 @@
-"""Every metric in one place. All live in the API process; the engine sends Observation events by metric name.
+"""Every metric in one place. All of them live in the API process; the engine sends Observation events by metric name.
 
-Names follow Prometheus' naming guide: base units in the plural, counters end in _total, no colons. Labels are of low
-cardinality: `model` is a hosted model's first served name (or "unknown"), never a string of the client.
+Names follow Prometheus's naming guide: base units in the plural, _total at the end of counters, no colons. Labels have
+low cardinality: `model` is the first served name of a hosted model (or "unknown"), never a string that a client sent.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MILLISECONDS = (
     0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005,
     0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02,
 )  # fmt: skip
-"""0.2 to 20 ms, where steps of a GPU lie. No bound is more than half above the one before it, and between 0.8 and 3 ms,
-where decode steps lie, none more than a third: what becomes slower by that much falls into another bucket."""
+"""0.2 to 20 ms, the range of steps on a GPU. Each bound is at most half above the one before it, and between 0.8 and 3
+ms, the range of decode steps, at most a third: a step that becomes slower by that much falls into another bucket."""
 STEP = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 INTER_TOKEN = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 FIRST_TOKEN = (
@@ -75,7 +75,7 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """All values of labels whose values are known beforehand; the counters of these begin at 0."""
+    """All values of labels whose values are known beforehand. Counters with only such labels start at 0."""
     of_any_process: bool = False
     """Whether the page of several API processes shows the largest value of this gauge, not the sum."""
 
@@ -117,12 +117,12 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
         _counter(
             "engine_choices_total",
-            "Requests sent to one of several engines (affinity: chosen by their pictures or prefix; spilled: past that "
-            "one, which was full; load: the least loaded; moved: again, after one refused them or ended).",
+            "Requests sent to one of several engines (affinity: by their pictures or prefix; spilled: to another, "
+            "as that one was full; load: to the least loaded; moved: again, after one refused them or ended).",
             "reason",
             reason=("affinity", "spilled", "load", "moved"),
         ),
-        _counter("tool_calls_total", "Calls of tools in answers.", "model"),
+        _counter("tool_calls_total", "Tool calls in answers.", "model"),
         _counter(
             "realtime_responses_total",
             "Responses of /v1/realtime, by status (completed, cancelled, failed, incomplete, refused).",
@@ -288,8 +288,8 @@ SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 class Metrics:
     """The registry of one server.
 
-    models: kind (chat, speech) of each hosted model, by name. Counters whose labels are known begin at 0, so that
-    rate() sees their first event.
+    models: kind (chat, speech) of each hosted model, by name. Counters whose label values are all known start at 0, so
+    that rate() sees their first event.
     """
 
     def __init__(self, models: Mapping[str, str] | None = None) -> None:
@@ -310,23 +310,23 @@ class Metrics:
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         self._engine_cpu = 0.0
-        """Processor seconds of the current engine process that are counted already."""
+        """Processor seconds of the current engine process that have been counted."""
         for group, specs in GROUPS.items():
             names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
             for spec in specs:
-                self._begin(spec, {"model": names, **spec.values})
+                self._start_at_zero(spec, {"model": names, **spec.values})
 
-    def _begin(self, spec: MetricSpec, values: Mapping[str, tuple[str, ...]]) -> None:
+    def _start_at_zero(self, spec: MetricSpec, values: Mapping[str, tuple[str, ...]]) -> None:
         if spec.kind == "counter" and values.keys() >= set(spec.labels):
             for combination in itertools.product(*(values[label] for label in spec.labels)):
                 self.observe(spec.name, 0, **dict(zip(spec.labels, combination, strict=True)))
 
     def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Add to a counter, set a gauge or observe in a histogram; KeyError for what is not in SPECS."""
+        """Adds to a counter, sets a gauge or observes in a histogram. KeyError for a name or labels not in SPECS."""
         self._setter(name, labels)(value)
 
     def observe_often(self, name: str, value: float, times: int, /, **labels: str) -> None:
-        """Observe the same value in a histogram several times, at the cost of one observation."""
+        """Observes the same value in a histogram several times, at the cost of one observation."""
         self._setter(name, labels)(value, times)
 
     def _setter(self, name: str, labels: Mapping[str, str]) -> Callable[..., None]:
@@ -346,8 +346,8 @@ class Metrics:
         return setter
 
     def observe_events(self, events: Sequence[Observation]) -> None:
-        """Observe events of the engine. One that does not fit SPECS is logged once and dropped, since requests go
-        on."""
+        """Observes events of the engine. One that does not fit SPECS is logged once and dropped, since it must not
+        disturb requests."""
         for event in events:
             try:
                 self.observe(event.name, event.value, **event.labels)
@@ -357,7 +357,7 @@ class Metrics:
                     log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
 
     def observe_state(self, state: EngineState) -> None:
-        """Set gauges from the engine's heartbeat."""
+        """Sets gauges from the engine's heartbeat."""
         if state.device:
             self.observe("engine_info", 1, device=state.device)
         if state.process is not None:
@@ -383,7 +383,7 @@ class Metrics:
         self.observe("engine_threads", process.threads)
 
     def observe_end(self, last: EngineState) -> None:
-        """Set the gauges of an engine that has ended to 0; the next engine counts its processor time from 0."""
+        """Sets the gauges of an engine that has ended to 0. The next engine counts its processor time from 0."""
         models = tuple(ModelState(model.model, 0, 0, 0, 0, 0, 0) for model in last.models)
         memory = dict.fromkeys(last.device_memory, 0)
         self.observe_state(EngineState("down", "", models, 0, memory, process=last.process and ProcessUsage(0.0, 0, 0)))
@@ -394,6 +394,6 @@ class Metrics:
 
 
 def _observe(histogram: Histogram, value: float, times: int = 1) -> None:
-    """Histogram.observe several times at once, for which the library has no method; without exemplars."""
+    """Histogram.observe several times at once, without exemplars; the library has no method for that."""
     histogram._sum.inc(value * times)
     histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(times)

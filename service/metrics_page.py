@@ -1,6 +1,6 @@
 """One page of metrics from the registries of several processes, as plain values that can be sent between them.
 
-Counters and histograms are summed. Gauges are, too, as far as they count work and memory; METHODS lists the others.
+Counters and histograms are summed, and so are gauges that count work or memory; METHODS lists the other ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from service.metrics import PREFIX, SPECS
 
 CREATED = "_created"
-"""Suffix of the samples that say when a counter or histogram began."""
+"""Suffix of the samples that say when a counter or histogram was created."""
 METHODS: dict[str, Callable[[float, float], float]] = {
     **{f"{PREFIX}_{spec.name}": max for spec in SPECS if spec.of_any_process},
     "process_start_time_seconds": min,

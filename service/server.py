@@ -1,4 +1,4 @@
-"""Run the API process: uvicorn with our own shutdown, progress of the engine's start, and the banner."""
+"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ log = logging.getLogger("reprise")
 
 SOCKET_POLL = 0.05
 ACCEPTED_AT_ONCE = 1
-"""Connections in one turn of the event loop. Of several processes, those with less to do accept more of them. If
-descriptors or memory are short, asyncio goes on to fail for each of them, and each failure begins another attempt a
-second later, so that their number grows."""
+"""Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
+more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
+attempt for each failure a second later, so that the attempts grow in number."""
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
@@ -50,15 +50,15 @@ ABORT_GRACE = 3.0
 def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
     configs = configs_of_starts(config)
     if settings.engine == "inline":
-        # torch reads them when it is loaded, which happens in the engine's thread.
+        # torch reads these variables when it is imported, which happens in the engine's thread.
         os.environ.update(thread_variables(config))
         return lambda: InlineLink(next(configs))
     return lambda: ProcessLink(next(configs), standby=standby)
 
 
 class Server(uvicorn.Server):
-    """The first signal drains: readiness turns red, `drain_delay` later no connection is accepted, running requests
-    have `drain_timeout` to end, and the rest get an error. The second signal ends at once."""
+    """Drains at the first signal: readiness turns red, after `drain_delay` no more connections are accepted, running
+    requests have `drain_timeout` to end, and those that are left get an error. The second signal ends it at once."""
 
     def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
         super().__init__(config)
@@ -72,9 +72,9 @@ class Server(uvicorn.Server):
             self.drain()
 
     def drain(self) -> None:
-        """Begin to shut down. Any thread may call it, once."""
+        """Begin to shut down. Any thread may call this, but only once."""
         self.context.draining = True
-        # A signal arrives between two steps of the loop's thread: hand over to the loop.
+        # A signal handler may run anywhere in the loop's thread, so the work is handed over to the loop.
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     async def startup(self, sockets: list | None = None) -> None:
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn leaves the application to be cancelled, and starlette would log that with a traceback.
+            # uvicorn would leave the application to be cancelled, which starlette logs with a traceback.
             await self.lifespan.shutdown()
 
     def _begin_drain(self) -> None:
@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         log.info("draining %d requests", context.admission.in_flight)
         await asyncio.sleep(settings.drain_delay)
         end = self._loop.time() + settings.drain_timeout
-        # An answer that has not begun to speak still needs an engine that accepts requests.
+        # A spoken answer whose speech has not started still needs an engine that accepts requests.
         while context.unvoiced and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
             await asyncio.sleep(SOCKET_POLL)
         context.engine.drain()
@@ -122,8 +122,8 @@ def create_server(
     on_state: Callable[[EngineState], None] = log_phase,
     start: EngineStart | None = None,
 ) -> Server:
-    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: of an
-    engine whose process has begun."""
+    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: an
+    engine whose process has already been started (begin_engines)."""
     metrics = create_metrics(catalog)
     if start is None:
         config = engine_config(settings, catalog, chosen_format(settings.log_format))
@@ -163,7 +163,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
 async def serve(
     settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
 ) -> int:
-    """Serve until a signal; the exit status. 1 when the engine cannot be started. starts: see begin_engines."""
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
     progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
     server = create_server(settings, catalog, progress or log_phase, *starts)
     context = server.context
@@ -183,7 +183,7 @@ async def serve(
             failed = server.should_exit = True
         else:
             end_progress(good=True)
-            # Loaded objects stay: a garbage collection that scans them holds up every stream for 0.2 to 0.4 s.
+            # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
             state = context.engine.state
             print_banner(catalog, state.device if state is not None else "", url_of(listener))
@@ -198,21 +198,21 @@ async def serve(
 
 
 def prepare_process() -> None:
-    """Prepares the process for a server."""
+    """Sets logging, limits and the allocator of a process that will serve."""
     quiet_uvicorn()
     raise_descriptor_limit()
     keep_freed_memory()
 
 
 def quiet_uvicorn() -> None:
-    """uvicorn would log its own start and end, and each WebSocket without a valid key as an error."""
+    """Keeps uvicorn from logging its own start and end, and an error for each WebSocket without a valid key."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.WARNING)
     logger.addFilter(_is_no_refusal)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """uvicorn reports a handshake that is refused with an error object as one without an answer."""
+    """False for uvicorn's error about a handshake without an answer: it logs that for one that was refused, too."""
     return record.msg != "ASGI callable returned without completing handshake."
 
 

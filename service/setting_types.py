@@ -47,15 +47,15 @@ def _gpus(value: Any) -> str:
     return ",".join(named) if len(named) > 1 else f"{named[0]},"
 
 
-MOST_API_PROCESSES = 64
+MAX_API_PROCESSES = 64
 
 
 def _api_processes(value: Any) -> int | str:
     text = str(value).strip()
     if text == "auto":
         return text
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_API_PROCESSES:
-        raise ValueError(f"must be auto, or a number from 1 to {MOST_API_PROCESSES}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_API_PROCESSES:
+        raise ValueError(f"must be auto, or a number from 1 to {MAX_API_PROCESSES}")
     return int(text)
 
 

@@ -1,7 +1,7 @@
 """Every setting in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a
-YAML file (--config); flag beats variable beats file beats default.
+YAML file (--config). Flags override variables, variables override the file.
 
-Lists are repeated flags, YAML lists, or words with spaces between them in a variable.
+Lists are repeated flags, YAML lists, or words separated by spaces in a variable.
 """
 
 from __future__ import annotations
@@ -171,14 +171,14 @@ class Settings(BaseSettings):
         gt=0,
     )
     hang_timeout: Seconds = _knob(
-        30.0, "Engine", "Silence of a ready engine, or of one of several API processes, until it is restarted (s)."
+        30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
     )
-    start_timeout: Seconds = _knob(900.0, "Engine", "Silence of a loading engine until it is restarted (s).")
+    start_timeout: Seconds = _knob(900.0, "Engine", "Silence after which a loading engine is restarted (s).")
     sleep_after: Seconds | None = _knob(
-        None, "Engine", "Seconds without a request until engines are stopped; the next one starts them. Default: never."
+        None, "Engine", "Seconds without a request after which engines sleep; the next one wakes them. Default: never."
     )
     standby: Literal["auto", "on", "off"] = _knob(
-        "auto", "Engine", "Import torch ahead in processes for the next starts; auto: with a GPU, else for the first."
+        "auto", "Engine", "Keep a process for the engine's next start; auto: for each with a GPU, else for the first."
     )
 
     # Limits
@@ -223,7 +223,7 @@ class Settings(BaseSettings):
     request_timeout: Seconds = _knob(
         600.0, "Limits", "Time of a whole request (s); a chat answer then ends with what there is so far."
     )
-    write_timeout: Seconds = _knob(30.0, "Limits", "Time until a client that reads nothing is disconnected (s).")
+    write_timeout: Seconds = _knob(30.0, "Limits", "Time after which a client that reads nothing is cut off (s).")
     realtime_idle: Seconds = _knob(600.0, "Limits", "Silence after which a client of /v1/realtime is disconnected (s).")
     keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
 
@@ -353,7 +353,7 @@ class Settings(BaseSettings):
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
     """Settings from the given flags, REPRISE_* variables and a YAML file (config or REPRISE_CONFIG). SettingsError
-    names every key that is unknown or invalid.
+    names an unknown key, or every invalid one.
     """
     config = config or (Path(os.environ[ENV_PREFIX + "CONFIG"]) if os.environ.get(ENV_PREFIX + "CONFIG") else None)
     file = _read_file(config) if config else {}
@@ -367,7 +367,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """REPRISE_* variables that are no settings, each with the name that may have been meant."""
+    """REPRISE_* variables that are not settings, each with the name that may have been meant."""
     unknown = []
     for variable in sorted(environ):
         key = variable.removeprefix(ENV_PREFIX).lower()

@@ -21,7 +21,9 @@ from service.settings import Settings, SettingsError
 
 
 def size(settings: Settings, gpu_memory: str | None) -> DryRun:
-    """gpu_memory: bytes, or text such as 24G. For models of the hub, only configurations and tokenizers are fetched.
+    """The memory that a start with these settings would use. gpu_memory: size of the GPU, such as 24G; None: that of
+    this machine's GPU. Of models on the hub, only configurations and tokenizers are downloaded.
+
     Raises SettingsError, CheckpointError or ConfigurationError.
     """
     total = _total(gpu_memory)

@@ -74,7 +74,7 @@ def test_a_path_that_was_named_stays_and_does_not_replace_the_packages(hostile: 
 
     said = run("serve", "--print-config", "--max-n", "3")
     for name in ("models.py", "service/__init__.py"):
-        assert f"{other / name} has the name of one of Reprise's own packages and is left aside" in said
+        assert f"{other / name} is ignored: it has the name of one of Reprise's own packages" in said
     assert "max_n: 3" in said
     assert f"package of the same name: {other / 'models.py'}" in run("doctor")
     _check(hostile)

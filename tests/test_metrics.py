@@ -37,7 +37,7 @@ def test_names_follow_the_guide() -> None:
         assert list(spec.buckets) == sorted(set(spec.buckets)), spec.name
 
 
-def test_each_kind_takes_values() -> None:
+def test_observe_adds_to_counters_sets_gauges_and_fills_histograms() -> None:
     metrics = Metrics()
     metrics.observe("generated_tokens_total", 3, model="m")
     metrics.observe("generated_tokens_total", model="m")

@@ -95,12 +95,12 @@ def test_unknown_variables_are_named() -> None:
         ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
     ],
 )
-def test_what_does_not_fit_is_named(flags: dict[str, object], key: str) -> None:
+def test_an_invalid_setting_is_named(flags: dict[str, object], key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         load_settings(flags)
 
 
-def test_the_value_that_does_not_fit_is_shown_unless_it_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRISE_PORT", "http")
     with pytest.raises(SettingsError, match=r"^port: Input should be a valid integer.* \('http' given\)$"):
         load_settings()
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [{"api_key": ["k"]}, {"insecure_no_auth": True}])
-def test_wider_than_loopback_with_a_key_or_by_explicit_wish(extra: dict[str, object]) -> None:
+def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: dict[str, object]) -> None:
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
 
 

@@ -1,10 +1,8 @@
-"""Attention: packed variable-length, paged decode, paged prefill, and dense. Each is one function, which runs the
-kernel on a GPU and a faster form of the reference on a CPU.
+"""Attention: packed variable-length, paged decode, paged prefill, and dense. The first three have a reference in plain
+PyTorch, a kernel for GPUs and a faster form for CPUs; tests compare both with the reference.
 
-Tests compare both with the references.
-
-Shapes are packed: [rows, heads, head_dim]. Grouped-query heads: query head h reads key head h // (Hq // Hkv). Softmax
-and accumulation in float32. Every output row is written: rows of no segment are zero.
+Tensors are packed: [rows, heads, head_dim]. In grouped-query attention, query head h reads key head h // (Hq // Hkv).
+Softmax and accumulation are in float32. Every row of the output is written: rows outside all segments are zero.
 """
 
 from __future__ import annotations
@@ -43,8 +41,9 @@ def varlen_attention(
     """Attention inside each segment of packed rows.
 
     q [nq, Hq, D], k [nk, Hkv, D], v [nk, Hkv, Dv]; cu_seqlens int32 [segments + 1], non-decreasing; empty segments
-    and a repeated tail are allowed. max_seqlen bounds the longest segment (baked into a captured graph). causal aligns
-    the last query with the last key (bottom right). Returns [nq, Hq, Dv].
+    and a repeated tail are allowed. max_seqlen is an upper bound on the longest segment, and a constant of a captured
+    graph. scale: 1 / sqrt(D) by default. causal aligns the last query with the last key (bottom right). Returns
+    [nq, Hq, Dv].
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
     return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
@@ -63,8 +62,8 @@ def attend_segments(
 ) -> Tensor:
     """varlen_attention: dense attention under a segment mask, in blocks of queries; reads no tensor on the host.
 
-    longest bounds the longest segment of queries: if it is a tile of the kernel or less, as windows are, the kernel has
-    fewer programs, which need not look for their segments.
+    longest: upper bound on the longest segment of queries. If it fits into one tile of the kernel, as windows do, the
+    kernel needs fewer programs, which need not search for their segments.
     """
     nq, heads, _ = q.shape
     segment_k, index_k, _ = _segments(cu_seqlens_k, k.shape[0])
@@ -74,7 +73,7 @@ def attend_segments(
     offset = (length_k - length_q)[segment_q.clamp(max=last)]
     keys = upcast(_repeat_heads(k, heads)).transpose(0, 1)
     values = upcast(_repeat_heads(v, heads)).transpose(0, 1)
-    # A key outside every segment may hold anything; its weight is 0 and 0 * NaN is NaN.
+    # Values outside every segment may be NaN; their weight is 0, but 0 * NaN is NaN.
     values = torch.where((segment_k <= last)[None, :, None], values, 0.0)
     blocks = []
     for start in range(0, nq, _REFERENCE_BLOCK):
@@ -161,8 +160,8 @@ def paged_prefill_attention(
 
     q [n, Hq, D]: chunk i is rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [sequences + 1], a repeated tail is
     allowed) and ends at key seq_lens[i] - 1 of its sequence (int32 [sequences]). Caches [KV slots, Hkv, D or Dv],
-    block_tables int32 [sequences, max_pages]. All of these are read on the device, so the amount of cached context is
-    not a size of a captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
+    block_tables int32 [sequences, max_pages]. Lengths are read on the device, so cached context is not a size of a
+    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
     return attend_prefill_pages(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, page_size, scale)
@@ -230,7 +229,7 @@ def rotary_paged_decode_attention(
     seq_lens: Tensor,
     page_size: int,
 ) -> Tensor:
-    """rotate_and_cache of one new token of each sequence, then paged_decode_attention.
+    """rotate_and_cache for one new token of each sequence, then paged_decode_attention.
 
     q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, D/2], None for no rotation. slot_mapping
     int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
@@ -316,5 +315,5 @@ def _prefill(
     assert batch.cu_seqlens_k is not None
     if batch.context_slots is not None:
         k, v = (cache.index_select(0, batch.context_slots) for cache in (k_cache, v_cache))
-    cu_q, cu_k, most_q, most_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
-    return varlen_attention(q, k, v, cu_q, cu_k, most_q, most_k, causal=True)
+    cu_q, cu_k, max_q, max_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
+    return varlen_attention(q, k, v, cu_q, cu_k, max_q, max_k, causal=True)

@@ -1,5 +1,5 @@
 """The pre-norm transformer block of Llama, Qwen2, Qwen3, MiniCPM4 and the stacks of VoxCPM2: RMSNorm, grouped-query
-attention, SwiGLU or a mixture of such experts. The caller provides the attention and the rotation, so the block works
+attention, and a SwiGLU or a mixture of SwiGLU experts. The caller provides attention and rotation, so the block works
 with caches and with short dense sequences."""
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
-"""How a checkpoint stores the matrices of experts: all in one tensor [expert, in, out], all in one tensor [expert, out,
-in] as transformers 5 saves it, or each as a tensor of its own."""
+"""How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one
+tensor [expert, out, in], as transformers 5 writes it. apart: each in a tensor of its own."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], layer number -> like q."""
+"""Attention of a layer: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], number of the layer -> shape
+of q."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """heads * head_dim need not equal hidden_size. intermediate_size: of the dense MLP, where there are no experts."""
+    """Sizes and options of a Block. num_heads * head_dim need not equal hidden_size. intermediate_size is that of the
+    dense MLP; `experts` take its place."""
 
     hidden_size: int
     intermediate_size: int
@@ -54,7 +56,7 @@ class BlockConfig:
 
 
 class SelfAttention(nn.Module):
-    """Projections around an attention. The caller applies `out`, and adds its result to x.
+    """The projections of an attention. The caller applies `out` and adds its result to x.
 
     qkv holds the rows of q, then k, then v, each head by head.
     """
@@ -71,8 +73,8 @@ class SelfAttention(nn.Module):
     def forward(
         self, normed: Normed, attend: Attend, layer: int, keep: slice | None = None, lora: StackLora | None = None
     ) -> Tensor:
-        """[..., n, hidden_size] -> the attention's output of each head [..., n, heads * head_dim], for all rows or for
-        those in `keep`."""
+        """[..., n, hidden_size] -> the outputs of the heads [..., n, num_heads * head_dim], for all rows or for those
+        in `keep`. lora: adapters of the projections."""
         qkv = gemm(normed, self.qkv.weight, self.qkv.bias)
         if lora is not None:
             add_lora(qkv, normed, lora.layers[layer].qkv, lora.rows)
@@ -112,7 +114,7 @@ class Block(nn.Module):
 def run_blocks(
     blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor] = ()
 ) -> Tensor:
-    """[..., n, hidden_size] through all blocks -> their final norm; `attend` rotates and keeps the cache.
+    """Runs [..., n, hidden_size] through all blocks and the final norm. `attend` rotates q and k and writes the cache.
 
     features: tensors of x's shape; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
     """
@@ -133,9 +135,12 @@ def run_rows(
     features: Sequence[Tensor] = (),
     lora: StackLora | None = None,
 ) -> Tensor:
-    """run_blocks for any number of rows. Every residual sum is computed together with the norm that reads it. keep: the
-    rows of the result; the last layer computes queries for every row, but everything after them only for these.
-    first_norm: the first layer's attention_norm of x, if the caller has it already. lora: adapters of the attentions.
+    """run_blocks for any number of rows. Every residual sum is computed together with the norm that reads it.
+
+    keep: the rows of the result. The last layer computes q, k and v for all rows, but everything after them only for
+        these.
+    first_norm: attention_norm(x) of the first layer, if the caller has computed it.
+    lora: adapters of the attentions.
     """
     *front, last = layers
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
@@ -160,8 +165,8 @@ def run_rows(
 
 
 def _adapted(x: Tensor, attended: Tensor, lora: StackLora, layer: int) -> Tensor:
-    """x plus the adapters' share of the attention's output projection. After the first layer x belongs to this stack
-    and is written in place."""
+    """x plus what the adapters add to the attention's output projection. Written in place, except for the first layer,
+    whose x belongs to the caller."""
     if layer == 0 or not x.is_contiguous():
         x = x.clone(memory_format=torch.contiguous_format)
     return add_lora(x, attended, lora.layers[layer].out, lora.rows)
@@ -185,7 +190,7 @@ def _mlp_added(block: Block, normed: Normed, x: Tensor, norm: RMSNorm) -> tuple[
 
 
 def _with_features(x: Tensor, features: Sequence[Tensor], layer: int) -> Tensor:
-    """The residual after block `layer` without its MLP's output, which the next norm's kernel adds."""
+    """x plus the features of block `layer`, if it has any. The kernel of the next norm adds the output of its MLP."""
     return x + features[layer] if layer < len(features) else x
 
 
@@ -197,7 +202,7 @@ def add_and_norm(layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm) -> tuple
 def _run_vector(
     layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor]
 ) -> Tensor:
-    """One position on a GPU: norms, SwiGLU and residual sums inside the GEMVs."""
+    """run_blocks for a single row on a GPU: norms, SwiGLU and residual sums are part of the GEMVs."""
     shape, x = x.shape, x.reshape(1, -1)
     for index, block in enumerate(layers):
         attention, mlp, norms = block.attention, block.mlp, (block.attention_norm, block.mlp_norm)
@@ -216,8 +221,8 @@ def _run_vector(
 
 
 def block_rules(config: BlockConfig, published: str, ours: str, *, experts: ExpertLayout = "published") -> list[Rule]:
-    """Maps published Llama-style names with the prefix `published` to those of a Block under `ours`; both prefixes end
-    in ".". Covers a block with experts and one of the same sizes without."""
+    """Rules from published Llama-style names with the prefix `published` to those of a Block with the prefix `ours`;
+    both end in ".". With experts in the configuration, they also hold for a block without."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
     mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
@@ -244,7 +249,7 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
 
 
 def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """The names of a SwiGLU of width `size`."""
+    """Rules for a SwiGLU of width `size`."""
     return [
         Rule(f"{published}gate_proj.weight", f"{ours}gate_up.weight", rows=(0, size)),
         Rule(f"{published}up_proj.weight", f"{ours}gate_up.weight", rows=(size, 2 * size)),
@@ -253,7 +258,7 @@ def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
 
 
 def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """The names of a block's Experts, whose matrices are published one by one."""
+    """Rules for a block's Experts of width `size`, whose matrices are published one by one."""
     expert, experts = f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts."
     return [
         Rule(f"{expert}gate_proj.weight", f"{experts}gate_up", rows=(0, size)),

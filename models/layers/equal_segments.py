@@ -1,8 +1,8 @@
 """Attention of equal segments that fill all packed rows: pictures of common sizes, in graphs that hold nothing else.
 
 Dense attention (cuDNN's, through torch's scaled_dot_product_attention) is faster than attention of segments of any
-lengths, and where a bucket is EXACT (models/protocol.py) it needs no lengths. models/layers/one_segment.py is for
-single pictures of other sizes.
+lengths, and in an EXACT bucket (models/protocol.py) it needs no lengths. models/layers/one_segment.py is for single
+pictures of other sizes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from models.protocol import EXACT, Bucket
 log = logging.getLogger(__name__)
 
 ROWS = {64: range(784, 16385), 72: range(784, 2048), 80: range(784, 16385)}
-"""Rows of a segment that may get an exact bucket, by head dim; 1200 are slower. At 2048 rows and more heads of 72 take
-as little lengthened, in graphs that hold other pictures, too (benchmarks/results/kernels/attention.json)."""
+"""Rows of a segment for which an exact bucket pays, by head dim; with 1200 rows it is slower. From 2048 rows on, heads
+of 72 are as fast in the buckets of one_segment.py, which hold other sizes, too
+(benchmarks/results/kernels/attention.json).
+"""
 _HOPPER = (9, 0)
 _refused: set[tuple[int, torch.dtype]] = set()
-"""Head dims and dtypes that cuDNN does not take."""
+"""Head dims and dtypes that cuDNN has refused."""
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """scaled_dot_product_attention of [segments, heads, rows, D], on a GPU by cuDNN; RuntimeError where it refuses."""
+    """scaled_dot_product_attention of [segments, heads, rows, D], on a GPU by cuDNN; RuntimeError if it refuses."""
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     if not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
-        # scaled_dot_product_attention would say why, in several warnings.
+        # scaled_dot_product_attention would give the reasons as several warnings.
         raise RuntimeError(f"no kernel for {q.dtype} heads of {q.shape[-1]} and {v.shape[-1]} features")
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 
 def attend_equal_segments(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, length: int) -> Tensor:
-    """models.layers.one_segment.attend_packed of segments of `length` rows, which are all rows."""
+    """models.layers.one_segment.attend_packed for rows that are segments of exactly `length` rows."""
     rows, heads, width = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     if rotary is not None:
         rotate_packed(qkv, 2 * heads, *rotary)
@@ -63,7 +65,7 @@ def attend_equal_segments(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, len
 
 @cache
 def on_hopper(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether dense attention was measured on this device: cuDNN's, of 16 bits."""
+    """Whether this is a device and a dtype for which dense attention was measured: Hopper, 16 bits, with cuDNN."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(device) == _HOPPER
@@ -72,10 +74,11 @@ def on_hopper(dtype: torch.dtype, device: torch.device) -> bool:
 def exact_buckets(
     bucket_list: Sequence[Bucket], fillings: Iterable[Bucket], head_dim: int, weight: Tensor
 ) -> list[Bucket]:
-    """EXACT buckets for those of `fillings` whose attention is faster so, and that the largest of the list could hold.
+    """EXACT buckets for those of `fillings` for which dense attention is faster and that the largest bucket of the list
+    could hold.
 
-    fillings: sizes of calls whose segments are all of max_seqlen rows. weight: of the tower, whose dtype and device
-    count.
+    fillings: buckets of calls whose segments all have max_seqlen rows. weight: any weight of the tower, for its dtype
+    and device.
     """
     if not on_hopper(weight.dtype, weight.device) or head_dim not in ROWS:
         return []
@@ -88,5 +91,5 @@ def exact_buckets(
 
 
 def bounds(cu_seqlens: Tensor, bucket: Bucket) -> Tensor | None:
-    """cu_seqlens as attend_packed wants it: None in an exact bucket."""
+    """cu_seqlens for attend_packed: None in an exact bucket."""
     return None if EXACT in bucket else cu_seqlens

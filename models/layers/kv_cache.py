@@ -1,7 +1,6 @@
 """The paged key/value cache as the networks see it.
 
-Caches are flat: row = page * page_size + offset. Page 0 and slot 0 are scratch: padded rows write there and nobody
-reads them.
+Caches are flat: row = page * page_size + offset. Page 0 is scratch: padded rows write there, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -34,15 +33,17 @@ class CacheSpec:
 
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
-    """Where the rows of one packed batch live in the cache. Device tensors; Python ints are upper bounds.
+    """Where the rows of one packed batch are in the cache. Tensors are on the device; the Python ints max_... are upper
+    bounds.
 
-    The first `num_decode_rows` packed rows advance one sequence each by one token; the rest are prefill chunks.
+    The first `num_decode_rows` packed rows advance one sequence each by one token; the others are prefill chunks.
 
+    caches: the tensors of each layer by name, as CacheSpec.allocate returns them.
     slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). For a decode row, the slot of
     position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
     seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
-    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1]; keys are cached + new.
+    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1], bounds of the chunks' queries, and of their keys (cached + new).
     context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
     prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
     new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured

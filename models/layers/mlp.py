@@ -47,7 +47,8 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def widen(self, multiple: int) -> None:
-        """Pads intermediate_size of loaded parameters with zeros up to a multiple; the padding adds silu(0) * 0."""
+        """Pads intermediate_size of loaded parameters with zeros to a multiple of `multiple`. The result stays the
+        same, since the padding contributes silu(0) * 0."""
         more = -self.down.in_features % multiple
         if not more:
             return

@@ -1,10 +1,10 @@
-"""Attention of one segment that covers all packed rows but padding behind it: a single large picture.
+"""Attention of one segment, a single large picture, that covers all packed rows except for padding at the end.
 
-Dense attention (cuDNN's, through torch's scaled_dot_product_attention) is faster there than attention of segments of
-any lengths, but takes no length, and the length of a captured graph is data. So queries and keys are lengthened by a
-few features, of which the first sets rows and padding apart: a row's query gives padding a score far below any other,
-and a query of padding attends to padding alone, whose values are zeros. cuDNN pads head dims of 72 and 80 to 128 in any
-case, so the features cost nothing; a head dim of 64 has a tile of its own, and loses it.
+Here dense attention (cuDNN's, through torch's scaled_dot_product_attention) is faster than attention of segments of any
+lengths. But it takes no length, and in a captured graph the length is data. So queries and keys are lengthened by a few
+features, the first of which separates rows from padding: the query of a row gives padding a score far below any other,
+and the query of a padding row attends to padding only, whose values are zeros. cuDNN pads head dims of 72 and 80 to 128
+anyway, so these features cost nothing; with a head dim of 64 they would, since it has a tile of its own.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from models.layers.rotary import rotate_half_split
 log = logging.getLogger(__name__)
 
 FEATURES = 8
-"""Features that lengthen a head: head dims stay multiples of 8, as cuDNN wants them."""
-LEAST_ROWS = 2048
-"""Fewer rows gain a few microseconds, which a graph of their own is not worth."""
+"""Features by which a head is lengthened: head dims must stay multiples of 8 for cuDNN."""
+MIN_ROWS = 2048
+"""With fewer rows dense attention gains a few microseconds, which are not worth a graph of their own."""
 WHOLE_ROWS = 64
-"""Rows are a multiple of this. cuDNN prepares itself for every number of rows, which takes a while; eager passes of any
-other size attend as before."""
+"""Rows are a multiple of this, since cuDNN builds a plan for every number of rows, which takes a while. Eager passes of
+other sizes use attention of any lengths."""
 _HEAD_DIMS = (72, 80)
 """Measured to be faster on Hopper (benchmarks/results/kernels/attention_one_segment.json)."""
 _values_lengthened: dict[tuple[int, torch.dtype], bool | None] = {}
-"""By head dim and dtype: whether values must be as long as keys; None where cuDNN refused both ways."""
+"""By head dim and dtype: whether cuDNN needs values as long as keys; None if it refused both."""
 
 
 def far(dtype: torch.dtype) -> float:
-    """Product of the first features of a row and of padding, exact in `dtype`. Times the scale of any head dim, the
-    weight of a score so much lower is exactly 0 in float32."""
+    """By how much the scores of padding are lowered, before they are scaled; exact in `dtype`. After the scale of any
+    head dim, the weight of such a score is exactly 0 in float32."""
     return 2.0**15 if dtype == torch.float16 else 2.0**30
 
 
@@ -48,8 +48,8 @@ def far(dtype: torch.dtype) -> float:
 def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
     """Rotated and lengthened queries and keys, and lengthened values if asked for: [2 or 3, n, heads, D + FEATURES].
 
-    qkv [n, 3 * heads, D]; cos and sin float32 [n, D / 2], half-split; cu_seqlens int32 [2], of one segment from row 0
-    on. What lies behind the segment may be anything. Without `with_values`, its values are set to zero in place.
+    qkv [n, 3 * heads, D]; cos and sin float32 [n, D / 2], half-split; cu_seqlens int32 [2], of one segment that starts
+    at row 0. Rows behind the segment may hold anything. Without `with_values`, their values are set to zero in place.
     """
     rows, heads, width = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     present = (torch.arange(rows, device=qkv.device) < cu_seqlens[1])[:, None, None]
@@ -67,9 +67,10 @@ def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_val
 
 
 def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
-    """Dense attention of the segment of `lengthen` -> [n, heads, D], rows behind it zero.
+    """Dense attention inside one segment, arguments as of `lengthen` -> [n, heads, D]; rows behind the segment are
+    zero.
 
-    On a GPU by cuDNN; RuntimeError where it refuses.
+    On a GPU by cuDNN; RuntimeError if it refuses.
     """
     heads, width = qkv.shape[1] // 3, qkv.shape[2]
     long = lengthen(qkv, cos, sin, cu_seqlens, with_values)
@@ -81,9 +82,9 @@ def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor,
 def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int) -> Tensor:
     """Attention inside each segment: qkv [n, 3 * heads, D], rows of q, then k, then v, overwritten -> [n, heads, D].
 
-    rotary: cos and sin float32 [n, D / 2] that turn q and k first, None for neither. cu_seqlens int32 [segments + 1],
-    its tail may repeat; longest bounds the longest segment. Rows of no segment give zeros. Without cu_seqlens all rows
-    are segments of `longest` rows.
+    rotary: cos and sin float32 [n, D / 2], which rotate q and k first; None: no rotation. cu_seqlens int32 [segments +
+    1], the tail may repeat; None: the rows are segments of exactly `longest` rows. longest: upper bound on the longest
+    segment. Rows outside all segments are zero in the result.
     """
     if cu_seqlens is None:
         return attend_equal_segments(qkv, rotary, longest)
@@ -91,8 +92,8 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
         rows, packed_heads, width = qkv.shape
         if pays(width, qkv.dtype, qkv.device):
             _prepare(packed_heads, width, qkv.dtype, qkv.device)
-            # By shapes alone: they are what a captured graph knows.
-            one_segment = cu_seqlens.shape[0] == 2 and rows >= LEAST_ROWS and rows % WHOLE_ROWS == 0
+            # Decided by shapes alone: a captured graph knows nothing else.
+            one_segment = cu_seqlens.shape[0] == 2 and rows >= MIN_ROWS and rows % WHOLE_ROWS == 0
             if one_segment and (attended := _dense(qkv, *rotary, cu_seqlens)) is not None:
                 return attended
         rotate_packed(qkv, 2 * qkv.shape[1] // 3, *rotary)
@@ -101,22 +102,22 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
 
 
 def pays(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether dense attention was measured to be faster for such heads on this device."""
+    """Whether dense attention was measured to be faster for heads of this size on this device."""
     return head_dim in _HEAD_DIMS and on_hopper(dtype, device)
 
 
 @cache
 def _prepare(packed_heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compiles the kernel of `lengthen` with the tower's other kernels, in a start's first pass, and not once a large
-    picture or an idle moment comes."""
+    """Compiles the kernel of `lengthen` in the first pass of a start, with the tower's other kernels, and not when the
+    first large picture comes."""
     half = torch.zeros((1, width // 2), device=device)
     ends = torch.zeros(2, dtype=torch.int32, device=device)
     lengthen(torch.zeros((1, packed_heads, width), dtype=dtype, device=device), half, half, ends, False)
 
 
 def _dense(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor | None:
-    """attend_lengthened, or None where cuDNN refuses, which is found out in the first call: the one before a capture.
-    qkv can still be attended to then."""
+    """attend_lengthened; None if cuDNN refuses, which the first call finds out, before any capture. qkv is still intact
+    then."""
     key = (qkv.shape[2], qkv.dtype)
     refusal: RuntimeError | None = None
     for with_values in (_values_lengthened[key],) if key in _values_lengthened else (False, True):
@@ -139,10 +140,10 @@ def _dense(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor 
 def one_segment_buckets(
     bucket_list: Iterable[Mapping[str, int]], head_dim: int, merged_patches: int, weight: Tensor
 ) -> list[Mapping[str, int]]:
-    """A bucket for one segment beside each large one of the list, where its attention is faster: none elsewhere.
+    """For each large bucket of the list, a bucket for one segment; none where dense attention is not faster.
 
-    weight: of the tower, whose dtype and device count. A bucket's rows are cut to whole ones, of which merged_patches
-    make an embedding.
+    weight: any weight of the tower, for its dtype and device. Rows are cut to a multiple of WHOLE_ROWS and of
+    merged_patches, the patches of an embedding.
     """
     if not pays(head_dim, weight.dtype, weight.device):
         return []
@@ -150,6 +151,6 @@ def one_segment_buckets(
     for bucket in bucket_list:
         whole = lcm(WHOLE_ROWS, merged_patches)
         rows = bucket["patches"] // whole * whole
-        if rows >= LEAST_ROWS:
+        if rows >= MIN_ROWS:
             found[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
     return list(found.values())

@@ -28,7 +28,8 @@ class TowerBlock(nn.Module):
     def attend(
         self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int
     ) -> Tensor:
-        """Output projection of the attention: normed [n, hidden_size] -> like it. The others: as run_tower has them."""
+        """The attention and its output projection: normed [n, hidden_size] -> [n, hidden_size]. The other arguments are
+        those of run_tower; longest is its max_seqlen."""
         heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
         return self.out(attend_packed(heads, rotary, cu_seqlens, longest).flatten(-2))
 
@@ -42,11 +43,12 @@ def run_tower(
     max_seqlen: int,
     after: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size]. Overwrites x.
+    """Runs packed patches x [n, hidden_size] through all blocks and the final norm -> [n, hidden_size]. Overwrites x.
+    Every residual sum is computed together with the norm that reads it.
 
-    rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1], None for segments of
-    max_seqlen rows that are all rows; max_seqlen bounds the longest segment. Every residual sum is computed together
-    with the norm that reads it.
+    rotary: cos and sin float32 [n, head_dim / 2], half-split; None: no rotation.
+    cu_seqlens: int32 [segments + 1]; None: the rows are segments of exactly max_seqlen rows.
+    max_seqlen: upper bound on the longest segment.
     after: called with each block's number and output [n, hidden_size], which the next block overwrites.
     """
     layers = list(blocks)

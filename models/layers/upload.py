@@ -12,8 +12,8 @@ from torch import Tensor
 def upload(frames: Sequence[np.ndarray], device: torch.device) -> Tensor:
     """uint8 arrays of one shape -> [n, *shape] on `device`, with one copy on the host.
 
-    That copy is in pinned memory. From other memory the driver copies only when everything launched before has run, and
-    the launching thread would wait for it.
+    That copy is in pinned memory. From pageable memory the driver would copy only once everything launched before has
+    run, and the launching thread would wait for it.
     """
     shape = (len(frames), *frames[0].shape)
     host = torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")

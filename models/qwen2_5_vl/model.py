@@ -18,7 +18,7 @@ from models.tied_head import with_the_files_head
 
 
 class Qwen25VL(nn.Module):
-    """models.protocol.ChatModel."""
+    """Implements models.protocol.ChatModel."""
 
     def __init__(self, config: Qwen25VLConfig, decoder: DecoderConfig) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ _INNER_MULTIPLE = 128
 _PATCHES_PER_WINDOW = 36
 """Of pictures of at least 224 pixels a side: 9 rows and columns of embeddings make 9 windows of 36 patches on average,
 and no larger number of them makes smaller ones. More room would cost each replay further empty segments."""
-_LEAST_WINDOWS = 16
+_MIN_WINDOWS = 16
 _WORDS = (torch.int64, torch.int32, torch.uint8)
 
 
@@ -58,7 +58,7 @@ class Merger(nn.Module):
 
 
 class Qwen25VLEncoder(nn.Module):
-    """models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
+    """Implements models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
 
     pixels uint8 [P, 1176], in block order, columns (channel, time, y, x); window_index int64 [P / 4], the embedding row
     at each place of the window order; reverse_index int64 [P / 4], its inverse; coordinates int32 [P, 2], row and
@@ -127,7 +127,7 @@ class Qwen25VLEncoder(nn.Module):
         """Those of Qwen2-VL. Pictures under 224 pixels a side have smaller windows and may need the next larger bucket.
         Room for the largest possible number of windows would add empty segments to every replay."""
         return [
-            bucket | {"windows": max(_LEAST_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
+            bucket | {"windows": max(_MIN_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
             for bucket in patch_buckets(self.config, self.images)
         ]
 

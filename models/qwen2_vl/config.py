@@ -1,4 +1,4 @@
-"""Published JSON files of Qwen2-VL as values. Torch-free."""
+"""The configuration of Qwen2-VL, from the published JSON files. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from models.errors import CheckpointError
 from models.published import preprocessor_fields, read_config, require_text_fields, rope_field, section_of
 
 ROTARY_THETA = 10_000.0
-"""Base of the towers' rotary positions."""
+"""Base of the vision towers' rotary frequencies."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
-"""Fields of preprocessor files that no published file changes. 3: bicubic."""
+"""Fields of preprocessor files that are the same in all published files; resample 3 is bicubic."""
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """vision_config, with one name for each field that the families name differently. hidden_size is the tower's
-    (Qwen2-VL: embed_dim), out_features the language model's (Qwen2-VL: hidden_size).
-    """
+    """The fields of vision_config, under names that the Qwen-VL families share."""
 
     depth: int
     hidden_size: int
+    """Width of the tower (Qwen2-VL: embed_dim)."""
     num_heads: int
     intermediate_size: int
     out_features: int
+    """Width of the language model (Qwen2-VL: hidden_size)."""
     channels: int
     patch_size: int
     temporal_patch_size: int
@@ -39,7 +39,7 @@ class VisionConfig:
 
     @property
     def patch_shape(self) -> tuple[int, int, int, int]:
-        """Channel, time, y, x: the columns of a patch row."""
+        """Axes of the columns of a patch row: channel, time, y, x."""
         return self.channels, self.temporal_patch_size, self.patch_size, self.patch_size
 
     @property
@@ -53,7 +53,7 @@ class VisionConfig:
 
     @property
     def factor(self) -> int:
-        """The sides of a picture are multiples of this many pixels."""
+        """Pixels; the sides of a resized picture are multiples of it."""
         return self.patch_size * self.merge_size
 
 
@@ -69,9 +69,10 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class Qwen2VLConfig:
-    """text: the language model's fields with the flat names of the published file."""
+    """What the checkpoint's files say about the model."""
 
     text: Mapping[str, Any]
+    """The language model's fields, with the flat names of the published config.json."""
     vision: VisionConfig
     images: ImageSettings
     image_token_id: int
@@ -79,18 +80,18 @@ class Qwen2VLConfig:
 
 
 def load_config(directory: Path) -> Qwen2VLConfig:
-    """config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json."""
+    """Reads config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json. Raises
+    CheckpointError that names the file and the field."""
     return config_of(directory, read_config(directory), _vision)
 
 
 def config_of(
     directory: Path, config: Mapping[str, Any], read_vision: Callable[[Mapping[str, Any]], VisionConfig]
 ) -> Qwen2VLConfig:
-    """load_config for a config.json that was read already. read_vision: reads the tower's sizes from its
-    vision_config."""
+    """load_config for a config.json that was read already. read_vision: reads vision_config."""
     nested = config.get("text_config")
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
-    # transformers before 5 saved the field inside, where 5 finds it, too.
+    # transformers before 5 wrote the field into text_config, where 5 still looks for it.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     require_text_fields(directory, text)
     mrope_section(text)
@@ -114,8 +115,8 @@ def config_of(
 
 
 def check_tower_rotary(vision: object) -> None:
-    """Raises CheckpointError where a vision_config asks for other frequencies than the published ones, which only files
-    of transformers 5 name."""
+    """Raises CheckpointError if a vision_config has other rotary frequencies than the published models. Only files that
+    transformers 5 wrote have the field."""
     rope = vision.get("rope_parameters") if isinstance(vision, dict) else None
     if isinstance(rope, dict) and rope.get("rope_theta", ROTARY_THETA) != ROTARY_THETA:
         raise CheckpointError(
@@ -124,8 +125,8 @@ def check_tower_rotary(vision: object) -> None:
 
 
 def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name and content of the field that divides the frequencies among the axes of positions. Raises CheckpointError if
-    it does not divide them among three axes: the decoder would run and give wrong answers.
+    """Name and content of the field that divides the rotary frequencies among the position axes. Raises CheckpointError
+    if there are not three axes, since the decoder would run and give wrong answers.
     """
     name, rope = rope_field(text)
     sections = rope.get("mrope_section")
@@ -138,8 +139,8 @@ def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _vision(config: Mapping[str, Any]) -> VisionConfig:
-    """Fields that are absent have the published class's values: releases of transformers before 5 left those out of the
-    files that they saved, which many fine-tuned checkpoints have."""
+    """Absent fields have the defaults of the published class: transformers before 5 left those out when it saved a
+    checkpoint, as many fine-tuned ones were."""
     activation = config.get("hidden_act", "quick_gelu")
     if activation != "quick_gelu":
         raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'quick_gelu'")
@@ -158,10 +159,10 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
 
 
 def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> tuple[str, dict[str, Any]]:
-    """models.published.preprocessor_fields of a file that must be there.
+    """models.published.preprocessor_fields of a file that must exist.
 
-    Raises CheckpointError where it says other sizes of patches than config.json, or asks for other steps than the
-    published ones: bicubic resizing, a 255th of each byte, normalisation.
+    Raises CheckpointError if its patch sizes differ from those of config.json, or if it asks for other steps than the
+    published ones: bicubic resizing, bytes scaled by 1 / 255, normalisation.
     """
     where, settings = preprocessor_fields(directory, section, file)
     if not settings:
@@ -183,9 +184,12 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
 
 
 def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """The limits must be in the file: the class defaults of other libraries are not those of the published models. The
-    numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels go before
-    it, as in transformers, whose video processor does not know them."""
+    """Settings of pictures or videos. Raises CheckpointError if the limits are missing: the defaults of other libraries
+    are not those of the published models.
+
+    The numbers in `size` are pixels, although they are called edges. For pictures min_pixels and max_pixels take
+    precedence over `size`, as in transformers, whose video processor ignores them.
+    """
     where, settings = preprocessor_settings(directory, file, section, vision)
     named = settings if section == "image_processor" else {}
     size = {name: value for name, value in (settings.get("size") or {}).items() if value is not None}

@@ -1,8 +1,8 @@
 """Pictures and videos of the Qwen-VL families as media items. Torch-free.
 
-An item's frames are the picture, or the frames of the video; encoders take them in pairs and repeat the last one of an
-odd number, and resize those that were left as they are (models/resizing.py). Its array grid_thw int32 [3] counts frame
-pairs, and rows and columns of patches in a frame of the final size.
+The frames of an item are the picture, or the frames of the video. Encoders take them in pairs, repeat the last one of
+an odd number, and resize those that were left in their original size (models/resizing.py). The item's array grid_thw
+int32 [3] has the number of frame pairs, and the rows and columns of patches in a frame of the final size.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _LOW_DETAIL_PIXELS = 512 * 512
 
 
 def grid_of(item: MediaItem) -> tuple[int, int, int]:
-    """Frame pairs, and rows and columns of patches in a frame."""
+    """(t, h, w): frame pairs, and rows and columns of patches in a frame."""
     t, h, w = (int(size) for size in item.arrays["grid_thw"])
     return t, h, w
 
 
 def picture_size(picture: Image.Image, images: ImageSettings, factor: int, detail: str) -> tuple[int, int]:
     """Height and width that a picture is resized to, in multiples of `factor` pixels: within the checkpoint's limits,
-    and with detail "low" at most 512 x 512 pixels. Raises InputError over 200:1."""
-    limit = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
-    least = min(images.min_pixels, limit)
+    and with detail "low" at most 512 x 512 pixels. Raises InputError for a picture more oblong than 200:1."""
+    max_pixels = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
+    min_pixels = min(images.min_pixels, max_pixels)
     try:
-        return smart_resize(picture.height, picture.width, factor=factor, min_pixels=least, max_pixels=limit)
+        return smart_resize(picture.height, picture.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     except ValueError as error:
         raise InputError("image_url", str(error)) from error
 
 
 def common_size(video: VideoFrames) -> tuple[int, int]:
-    """Height and width of all frames. Raises InputError if there are none, or if they differ."""
+    """Height and width of the frames. Raises InputError if there are no frames, or if their sizes differ."""
     if not video.frames:
         raise InputError("video_url", "the video has no frames")
     sizes = {frame.shape[:2] for frame in video.frames}
@@ -77,6 +77,6 @@ def resized_item(
         num_patches=patches,
         num_sequences=pairs,
         num_embeds=patches // vision.merged_patches,
-        # The grid says the final size. The frames' own would tell those that a device resizes from the others.
+        # The final size is in the grid. The size of the frames would only tell whether a device resizes them.
         digest=media_digest(kind, frames if source is None else (), arrays, settings, source),
     )

@@ -21,7 +21,7 @@ ALIASES = (
 
 
 class Qwen2VL(nn.Module):
-    """models.protocol.ChatModel."""
+    """Implements models.protocol.ChatModel."""
 
     def __init__(self, config: Qwen2VLConfig, decoder: DecoderConfig) -> None:
         super().__init__()

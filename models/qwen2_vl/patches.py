@@ -23,16 +23,16 @@ _BUCKET_SIZES = (
     *(256, 384, 512, 640, 768, 1024, 1280, 1568, 1600, 2048, 2560, 3200, 4096),
     *(4800, 5504, 7168, 8192, 8960, 11264, 13824, 16384),
 )
-"""Patches of the captured buckets: dense where single pictures and packs of a few fall (1568: 640 x 480, 1600: 560 x
-560, 4800: 1280 x 720, 5504: 1024 x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
+"""Patches of the captured buckets. They are dense where single pictures and packs of a few of them fall (1568: 640 x
+480, 1600: 560 x 560, 4800: 1280 x 720, 5504: 1024 x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
 _PATCHES_PER_SEQUENCE = 64
-_MOST_SEQUENCES = 64
-_LADDER_ITEMS = 4
+_MAX_SEQUENCES = 64
+_LARGEST_BUCKET_ITEMS = 4
 _CACHED_GRIDS = 64
 
 
 def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
-    """Sizes of the smallest bucket that holds `items`, with a sequence for each frame pair."""
+    """The smallest bucket that holds `items`, with a sequence for each frame pair."""
     return {
         "patches": sum(item.num_patches for item in items),
         "sequences": sum(item.num_sequences for item in items),
@@ -43,16 +43,16 @@ def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
 def patch_buckets(
     config: VisionConfig, images: ImageSettings, sizes: Sequence[int] = _BUCKET_SIZES
 ) -> list[dict[str, int]]:
-    """Buckets with the numbers of patches in `sizes`, up to four of the largest pictures that the checkpoint allows.
-    Whole embedding rows: a size that they do not divide becomes the next one that they do."""
+    """Buckets with the numbers of patches in `sizes`, each rounded up to whole embedding rows. The largest one holds
+    four of the largest pictures that the checkpoint allows, if `sizes` go that far."""
     sizes = [-(-patches // config.merged_patches) * config.merged_patches for patches in sizes]
-    largest = _LADDER_ITEMS * images.max_pixels // config.patch_size**2
+    largest = _LARGEST_BUCKET_ITEMS * images.max_pixels // config.patch_size**2
     steps = [patches for patches in sizes if patches < largest] or [sizes[0]]
     steps += [patches for patches in sizes if patches >= largest and patches not in steps][:1]
     return [
         {
             "patches": patches,
-            "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MOST_SEQUENCES),
+            "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MAX_SEQUENCES),
             "max_seqlen": patches,
         }
         for patches in steps
@@ -60,7 +60,7 @@ def patch_buckets(
 
 
 def equal_sequences(sizes: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
-    """What calls of equal sequences require, by their number and the patches of each."""
+    """Buckets of calls with equal sequences. sizes: number of sequences, and patches of each."""
     return [
         {"patches": sequences * patches, "sequences": sequences, "max_seqlen": patches} for sequences, patches in sizes
     ]
@@ -69,8 +69,8 @@ def equal_sequences(sizes: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
     """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 
-    Rows run frame pair by frame pair, 2x2 blocks row by row, the four patches of a block row by row; columns run
-    channel, time, y, x. An odd last frame is used twice.
+    Rows run frame pair by frame pair, in each by 2 x 2 blocks row by row, and in each block by its four patches row by
+    row. Columns run channel, time, y, x. An odd last frame is used twice.
     """
     size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
     t, h, w = grid_of(item)
@@ -85,8 +85,8 @@ def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> T
 def split_frame_pairs(
     item: MediaItem, config: VisionConfig, limit: Bucket, sizes: Mapping[str, int]
 ) -> list[MediaItem]:
-    """Runs of whole frame pairs that fit `limit`, at least one pair each; there is no attention between pairs. sizes:
-    how much one pair takes of each additive size of the bucket.
+    """Cuts an item into runs of whole frame pairs that fit `limit`, at least one pair each; there is no attention
+    between pairs. sizes: how much one pair takes of each size of the bucket that adds up.
     """
     t, _, _ = grid_of(item)
     pairs = max(1, min(limit[name] // size for name, size in sizes.items()))
@@ -112,7 +112,7 @@ def _part(item: MediaItem, config: VisionConfig, start: int, stop: int) -> Media
 
 @lru_cache(maxsize=_CACHED_GRIDS)
 def block_coordinates(h: int, w: int, merge: int) -> np.ndarray:
-    """Row and column of a frame's patches in block order: int32 [h * w, 2]. The array is shared: do not write to it."""
+    """Row and column of each patch of a frame, in block order, int32 [h * w, 2]. Cached: do not write to the array."""
     grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
     return grid.transpose(1, 3, 2, 4, 0).reshape(h * w, 2)
 
@@ -120,15 +120,16 @@ def block_coordinates(h: int, w: int, merge: int) -> np.ndarray:
 def grid_frequencies(head_dim: int) -> tuple[Tensor, Tensor]:
     """Frequencies float32 and axes int64, both [head_dim / 2], for models.layers.rotary.rotary_cos_sin.
 
-    Half of a head's angles turn with the patch's row (axis 0), the other half, of equal frequencies, with its column.
+    Half of a head's angles rotate by the patch's row (axis 0), the other half, with the same frequencies, by its column
+    (axis 1).
     """
     frequencies = inverse_frequencies(head_dim // 2, ROTARY_THETA)
     return frequencies.repeat(2), torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
 
 
 def byte_values(images: ImageSettings) -> np.ndarray:
-    """Normalised value of each byte, float32 [channels, 256], rounded as the reference rounds: scaled in float64 and
-    cast, then normalised in float32."""
+    """Normalised value of each byte, float32 [channels, 256]. Rounded as in the reference: scaled in float64 and cast,
+    then normalised in float32."""
     scaled = (np.arange(256) * (1 / 255)).astype(np.float32)
     mean, std = np.array(images.mean, np.float32), np.array(images.std, np.float32)
     return (scaled[None, :] - mean[:, None]) / std[:, None]

@@ -1,4 +1,4 @@
-"""Sizes of pictures and frame sampling, as the reference preprocessing and qwen-vl-utils 0.0.14 do them. Torch-free."""
+"""Sizes of pictures, and sampling of frames, as in the reference preprocessing and qwen-vl-utils 0.0.14. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """Bounds on the pixels of a video's resized frames: of each frame, and of all frame pairs together (`total`,
-    roughly)."""
+    """Bounds on the pixels of a video's resized frames: of each frame, and roughly of one frame of every pair together
+    (total_pixels)."""
 
     min_frame_pixels: int
     max_frame_pixels: int
     total_pixels: int
 
     def frame_pixels(self, num_frames: int) -> int:
-        """Upper bound on the pixels of each of `num_frames` frames: its share of the total, but at least 1.05 times the
+        """Upper bound on the pixels of each of `num_frames` frames: a share of the total, but at least 1.05 times the
         minimum."""
         shared = int(self.total_pixels / num_frames * 2)
         return min(self.max_frame_pixels, max(shared, int(self.min_frame_pixels * 1.05)))
@@ -37,8 +37,8 @@ class VideoLimits:
 
 
 def official_video_limits(max_pixels: int, context_length: int, factor: int) -> VideoLimits:
-    """The rule of qwen-vl-utils, 128 to 768 blocks a frame and 0.9 of the context for the whole video, within the
-    pixels that the checkpoint allows a picture."""
+    """The limits of qwen-vl-utils: 128 to 768 embeddings per frame, and 0.9 of the context for the whole video. No
+    frame has more pixels than the checkpoint allows a picture."""
     block = factor**2
     return VideoLimits(
         min_frame_pixels=min(128 * block, max_pixels),
@@ -48,7 +48,8 @@ def official_video_limits(max_pixels: int, context_length: int, factor: int) -> 
 
 
 def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width in multiples of `factor` with a product within the bounds. Raises ValueError over 200:1."""
+    """Height and width in multiples of `factor`, with a product within the bounds. Raises ValueError for a picture more
+    oblong than 200:1."""
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
     # Python rounds half to even, and so does the reference.
@@ -66,10 +67,10 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 
 
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, in an even number.
+    """Indices of evenly spaced frames: 2 per second, or `fps`, but at least 4 and at most 768, and an even number.
 
-    A shorter video or a smaller `max_frames` limits them; a single frame is used as it is. Of a list that is short
-    enough, every frame is used, even if their number is odd.
+    A shorter video or a smaller `max_frames` limits them; of a video with a single frame, that frame is used. A list of
+    frames that is short enough is used whole, even if their number is odd.
     """
     total = metadata.num_frames
     if total < 1:

@@ -16,11 +16,13 @@ def mrope_positions(
 ) -> tuple[np.ndarray, int]:
     """Positions int32 [3, num_tokens] (time, height, width) and the position of the next token.
 
-    items: (start, (t, h, w)) of every run of vision tokens, in order, the grid in patches. times: of each run the
-    position of its t frame pairs on the time axis, from the run's begin, int [t] (time_positions); None: 0, 1, 2, ...
-    Positions after a run continue at 1 + the run's largest position over all three axes, time included: the rule that
-    the models were trained with (transformers up to 4.57; transformers 5 leaves time out, which differs for long
-    videos).
+    items: (start, (t, h, w)) of every run of vision tokens, in order, with its grid in patches.
+    times: for each run the positions of its t frame pairs on the time axis, relative to the start of the run, int [t]
+        (time_positions); None: 0, 1, 2, ...
+
+    Positions after a run continue at 1 + its largest position over all three axes, time included. The models were
+    trained with this rule, and transformers up to 4.57 follows it; transformers 5 leaves time out, which makes a
+    difference for long videos.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     token = offset = 0
@@ -39,13 +41,14 @@ def mrope_positions(
 
 
 def time_positions(seconds: np.ndarray, tokens_per_second: float) -> np.ndarray:
-    """Positions on the time axis at `seconds` (float [t]): int32 [t], truncated towards zero. Seconds are multiplied
-    before they are truncated, in float32, as in the code released with Qwen2.5-VL. (transformers 4.57 truncates first,
-    so its time stands still above two frames per second.)
+    """Positions on the time axis at `seconds` (float [t]): int32 [t], truncated towards zero. The product is computed
+    in float32 before it is truncated, as in the code released with Qwen2.5-VL. (transformers 4.57 truncates the seconds
+    first, so its time stands still above two frames per second.)
     """
     return (seconds.astype(np.float32) * np.float32(tokens_per_second)).astype(np.int32)
 
 
 def frame_pair_seconds(num_pairs: int, seconds_per_pair: float) -> np.ndarray:
-    """Begins of evenly spaced frame pairs, float32 [num_pairs], multiplied in float32 as the reference does it."""
+    """Start of each of evenly spaced frame pairs in seconds, float32 [num_pairs], multiplied in float32 as in the
+    reference."""
     return np.arange(num_pairs, dtype=np.float32) * np.float32(seconds_per_pair)

@@ -35,9 +35,9 @@ _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 class Qwen2VLProcessor:
-    """ChatProcessor of Qwen2-VL and Qwen2.5-VL.
+    """Implements models.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
 
-    Items are those of models/qwen2_vl/items.py. If positions encode time (tokens_per_second), a video also has the
+    models/qwen2_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
     array time_positions int32 [t].
     """
 
@@ -53,13 +53,13 @@ class Qwen2VLProcessor:
         *,
         tokens_per_second: float | None = None,
     ) -> None:
-        """tokens_per_second: positions on the time axis in a second of video; None: one for each frame pair."""
+        """tokens_per_second: positions on the time axis per second of video; None: one for each frame pair."""
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
         self.video_limits = video_limits
         self.tokens_per_second = tokens_per_second
-        # The embedding has more rows than there are tokens; the others are padding and never generated.
+        # The embedding has more rows than there are tokens; the rest is padding, which is never generated.
         self.vocab_size = tokenizer.vocab_size
         self.context_length = int(config.text["max_position_embeddings"])
         eos = config.text.get("eos_token_id")
@@ -90,22 +90,22 @@ class Qwen2VLProcessor:
         return resized_item("image", (picture,), size, vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        """The rule of qwen-vl-utils (models/qwen2_vl/pictures.py), never more frames than the context can hold."""
+        """Chooses frames as qwen-vl-utils does (models/qwen2_vl/pictures.py), but no more than the context can hold."""
         return sample_frames(metadata, fps=fps, max_frames=min(max_frames, self.video_limits.most_frames))
 
     def video(self, video: VideoFrames) -> MediaItem:
         height, width = common_size(video)
         vision, limits = self.config.vision, self.video_limits
-        least, most = limits.min_frame_pixels, limits.frame_pixels(len(video.frames))
+        min_pixels, max_pixels = limits.min_frame_pixels, limits.frame_pixels(len(video.frames))
         try:
-            size = smart_resize(height, width, factor=vision.factor, min_pixels=least, max_pixels=most)
+            size = smart_resize(height, width, factor=vision.factor, min_pixels=min_pixels, max_pixels=max_pixels)
         except ValueError as error:
             raise InputError("video_url", str(error)) from error
         frames = [Image.fromarray(frame) for frame in video.frames]
         item = resized_item("video", frames, size, vision, self._settings)
         if self.tokens_per_second is None:
             return item
-        # Not part of the digest: embeddings do not depend on the rate, and cached keys are found by their positions.
+        # Not part of the digest: embeddings do not depend on the rate, and the prefix cache compares positions.
         seconds = self._pair_seconds(video, item.num_sequences)
         times = time_positions(seconds, self.tokens_per_second)
         return replace(item, arrays={**item.arrays, "time_positions": times})
@@ -118,7 +118,7 @@ class Qwen2VLProcessor:
         options: Mapping[str, Any],
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
-        """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
+        """options: with add_vision_id the chat template numbers the pictures and videos ("Picture 1: ")."""
         if options.get("enable_thinking"):
             raise InputError("enable_thinking", "the model has no reasoning mode")
         escape = unused_character(prompt_texts(messages, tools))
@@ -131,7 +131,7 @@ class Qwen2VLProcessor:
         return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, set(self._placeholders.values()))
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """A placeholder is repeated for the rows of its item."""
+        """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""
         ordered = [items[item] for _, item in chat.placeholders]
         media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
         token_ids, placeholders = expand(chat, media)
@@ -152,8 +152,8 @@ class Qwen2VLProcessor:
         return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
 
     def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
-        """Begin of each frame pair in seconds after the first: [num_pairs]. They are those that the sender of a frame
-        list gave; otherwise they are evenly spaced at the average rate of the sampled frames, as in the reference."""
+        """Start of each frame pair in seconds after the first one, [num_pairs]: the times that came with a list of
+        frames; otherwise evenly spaced at the average rate of the sampled frames, as in the reference."""
         pair = self.config.vision.temporal_patch_size
         if video.times_given:
             return np.array(video.times[::pair]) - video.times[0]

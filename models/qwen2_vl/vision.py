@@ -1,7 +1,7 @@
 """The vision tower of Qwen2-VL with its merger, as a capturable encoder.
 
-Rows are patches in the order of the published preprocessing: frame pair by frame pair, 2x2 blocks row by row, the four
-patches of a block row by row; so four consecutive rows make one embedding. Each frame pair is an attention segment.
+Rows are patches in the order of the published preprocessing (patch_rows), in which four consecutive rows make one
+embedding. Each frame pair is an attention segment.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from models.qwen2_vl.patches import (
 
 _NORM_EPS = 1e-6
 _EXACT_SIZES = ((1, 1024), (1, 1564), (1, 5476), (8, 1024))
-"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448, 640 x 480 and 1024 x 1024,
-and 16 frames of 448 x 448."""
+"""Calls that have captured graphs of their own, as (sequences, patches of each): pictures of 448 x 448, 640 x 480 and
+1024 x 1024, and 16 frames of 448 x 448."""
 
 
 class Merger(nn.Module):
@@ -54,7 +54,7 @@ class Merger(nn.Module):
 
 
 class Qwen2VLEncoder(nn.Module):
-    """models.protocol.VisionEncoder.
+    """Implements models.protocol.VisionEncoder.
 
     Buffers: pixels uint8 [patches, 1176], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
     of the patch in its frame; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
@@ -128,5 +128,6 @@ class Qwen2VLEncoder(nn.Module):
         return {"embeds": self.merger(run_tower(blocks, x, self.merger.norm, (cos, sin), cu_seqlens, max_seqlen))}
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Bytes [P, 1176] -> normalised values in the model's dtype, looked up so that they are the reference's."""
+        """Bytes [P, 1176] -> normalised values in the model's dtype. They are looked up, so that they equal those of
+        the reference."""
         return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))

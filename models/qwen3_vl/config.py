@@ -176,12 +176,12 @@ def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings
 
 
 def _frame_rule(directory: Path) -> FrameRule:
-    """Fields that are absent are those of the published class, whose files have none of them. Without a rate (null)
-    every frame is read, as in transformers."""
+    """Absent fields, as in all published files, have the defaults of the published class. A rate of null reads every
+    frame, as in transformers."""
     _, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
     published = FrameRule()
     return FrameRule(
         fps=fields.get("fps", published.fps),
-        least=fields.get("min_frames") or published.least,
-        most=fields.get("max_frames") or published.most,
+        min_frames=fields.get("min_frames") or published.min_frames,
+        max_frames=fields.get("max_frames") or published.max_frames,
     )

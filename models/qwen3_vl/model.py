@@ -16,7 +16,7 @@ from models.tied_head import with_the_files_head
 
 
 class Qwen3VL(nn.Module):
-    """models.protocol.ChatModel."""
+    """Implements models.protocol.ChatModel."""
 
     def __init__(self, config: Qwen3VLConfig, decoder: DecoderConfig) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def decoder_rules(config: DecoderConfig, layout: ExpertLayout = "published") -> 
     published, ours = "model.language_model.", "decoder."
     return [
         Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", again=True),
+        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", shared=True),
         *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", experts=layout),
         Rule(f"{published}norm.weight", f"{ours}norm.weight"),
         Rule("lm_head.weight", f"{ours}head.weight"),

@@ -21,30 +21,31 @@ _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 @dataclass(frozen=True)
 class FrameRule:
-    """A checkpoint's choice of frames: `fps` a second (None: every one), at least `least` and at most `most`. The
-    defaults are those of the published class, with which the published files leave it."""
+    """Which frames of a video a checkpoint reads: `fps` per second (None: all of them), but at least `min_frames` and
+    at most `max_frames`. The defaults are those of the published class; no published file overrides them."""
 
     fps: float | None = DEFAULT_FPS
-    least: int = _MIN_FRAMES
-    most: int = _MAX_FRAMES
+    min_frames: int = _MIN_FRAMES
+    max_frames: int = _MAX_FRAMES
 
 
 def sample_frames(
     metadata: VideoMetadata, *, fps: float | None, max_frames: int, rule: FrameRule = FrameRule()
 ) -> list[int]:
-    """Evenly spaced frames by the checkpoint's rule, or fewer if the video is shorter or `max_frames` is smaller. An
-    `fps` takes the place of the rule's. The source's own rate asks for a number of frames: rule.most, where it is
-    below the published one, does not hold then. Of a list that is short enough, every frame is used."""
+    """Evenly spaced frames by the checkpoint's rule, or fewer if the video is shorter or `max_frames` is smaller. `fps`
+    overrides the rule's rate. If it is the rate of the source, every frame was asked for, so rule.max_frames counts
+    only where it is above the published one. A list of frames that is short enough is used whole."""
     total = metadata.num_frames
     if total < 1:
         raise InputError("video_url", "the video has no frames")
     all_asked = fps is not None and fps == metadata.fps
-    most = min(max(rule.most, _MAX_FRAMES) if all_asked or metadata.listed else rule.most, max_frames)
-    if metadata.listed and total <= most:
+    limit = max(rule.max_frames, _MAX_FRAMES) if all_asked or metadata.listed else rule.max_frames
+    limit = min(limit, max_frames)
+    if metadata.listed and total <= limit:
         return list(range(total))
     rate, wanted_rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS, fps or rule.fps
     wanted = total if all_asked or wanted_rate is None else int(min(total, total / rate * wanted_rate))
-    count = max(1, min(max(wanted, rule.least), most, total))
+    count = max(1, min(max(wanted, rule.min_frames), limit, total))
     return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
 

@@ -68,7 +68,7 @@ class Merger(nn.Module):
 
 
 class Qwen3VLEncoder(nn.Module):
-    """models.protocol.VisionEncoder.
+    """Implements models.protocol.VisionEncoder.
 
     Buffers: pixels uint8 [patches, 1536], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
     of the patch in its frame; table_rows int32 and table_weights float32 [patches, 4], the position table's entries

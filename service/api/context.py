@@ -40,7 +40,7 @@ LARGE_BODY = 1 << 18
 
 @dataclass(eq=False)
 class ServerContext:
-    """draining: the server is shutting down and accepts no new requests."""
+    """Everything that routes share."""
 
     settings: Settings
     catalog: Catalog
@@ -55,7 +55,7 @@ class ServerContext:
     """Threads for work that would block the event loop: tokenizing, resizing, parsing large bodies."""
     tracing: Tracing | None = None
     lexicon: Lexicon | None = None
-    """The setting's."""
+    """The lexicon that the setting names."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, finished or being made, by model and name."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
@@ -67,12 +67,13 @@ class ServerContext:
     transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
     draining: bool = False
+    """Whether the server is shutting down and accepts no new requests."""
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the engine accepts no more requests: idle WebSockets are closed then."""
+    """Set when the engine accepts no more requests; then idle WebSockets are closed."""
     open_sockets: int = 0
     unvoiced: set[object] = field(default_factory=set)
-    """Spoken answers in progress whose first words have not gone to the speech model yet; the engine starts to drain
-    only after them."""
+    """Spoken answers whose first words have not been sent to the speech model yet; the engine starts to drain only once
+    there are none."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
     shared_transcripts: SharedTranscripts | None = None
@@ -89,8 +90,8 @@ class ServerContext:
         return await asyncio.get_running_loop().run_in_executor(self.threads, step)
 
     async def read_json(self, request: Request, kind: type[T]) -> T:
-        """The body of a request, decoded to `kind` when it is this request's turn. ApiError or a msgspec error if it
-        does not fit."""
+        """The body of a request as a `kind`, parsed when it is this request's turn. ApiError or a msgspec error if it
+        is not one."""
         raw = await request.body()
         await self.turns.wait()
         body: T = await self.in_thread(lambda: parse(raw, kind)) if len(raw) > LARGE_BODY else parse(raw, kind)

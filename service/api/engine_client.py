@@ -1,4 +1,4 @@
-"""The API process' client of an engine: requests in, streams of deltas out, restarts after crashes and hangs."""
+"""The API process's client of an engine: requests in, streams of deltas out, restarts after crashes and hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_SECONDS = 60.0
 """An engine that ran longer than this resets the back-off."""
 HEARTBEAT_CHECK_SECONDS = 0.5
-
 STOPPED = "The engine stopped while the request was in progress; it is being restarted."
 
 
@@ -43,15 +42,15 @@ def _unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineE
 
 
 class EngineClient:
-    """Starts, watches and restarts the engine. `make_link` makes a link for each start.
+    """Starts, watches and restarts an engine, or follows one that another process starts.
 
-    hang_timeout: seconds without a message from a ready engine until it counts as hung and is killed.
-    start_timeout: the same while it loads and captures, also for captures when it is ready.
-    sleep_after: seconds without a request until the engine is stopped; the next one starts it again (EngineSleep).
-    clock: measures all three.
-    started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
-    returned. None: this client does.
-    name: in the log.
+    make_link: makes the link for each start.
+    hang_timeout: seconds without a message from a ready engine after which it counts as hung and is killed.
+    start_timeout: the same while it loads and captures, and during captures of a ready engine.
+    sleep_after: seconds without a request after which the engine is stopped, until the next one (EngineSleep).
+    clock: the clock of these three.
+    started_elsewhere: if another process supervises the engine, waits until it has started it; None: this client does.
+    name: what the log calls the engine.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class EngineClient:
         self.on_load: Callable[[int], None] = lambda in_flight: None
         """Called with the number of requests in flight when it has changed."""
         self.on_loss: Callable[[RequestStream, EngineError], bool] = lambda stream, error: False
-        """Called for a request that fails before any of its answer has come; True: another engine has taken it."""
+        """Called for a request that fails before any of its answer has come; True: another engine has taken it over."""
         self._name = name
         self._make_link = make_link
         self._metrics = metrics
@@ -111,22 +110,23 @@ class EngineClient:
         return self._started_elsewhere is None
 
     async def wait_launched(self) -> None:
-        """Waits until the engine's process runs or cannot be started. The engine loads afterwards."""
+        """Waits until the engine's process runs, or could not be started. The engine loads afterwards."""
         await self._launched.wait()
 
     def tell_earlier_starts(self, restarts: int) -> None:
-        """For an engine that another process supervises: it was ready before, and was restarted this many times."""
+        """Records the past of an engine that another process supervises: it was ready before, and was restarted this
+        many times."""
         self.was_ready, self.restarts = True, restarts
-        self._tell_change()
+        self._on_changed()
 
-    def _tell_change(self) -> None:
+    def _on_changed(self) -> None:
         self._changed.set()
         self.on_change()
 
     def fail(self, reason: str) -> None:
-        """Makes the engine count as one that cannot be started, since this process cannot serve for `reason`."""
+        """Treats the engine as one that cannot be started, because this process cannot serve for `reason`."""
         self.failure = EngineExit(reason)
-        self._tell_change()
+        self._on_changed()
 
     async def wait_ready(self) -> None:
         """Waits until the engine accepts requests; EngineError if it cannot be started."""
@@ -173,7 +173,7 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts requests, also while it sleeps and wakes: they are answered once it is awake."""
+        """Whether it accepts requests. It does so while it sleeps or wakes, too: they are answered once it is awake."""
         return self.phase == "ready" or not (self.sleep.awake or self.failure)
 
     @property
@@ -195,11 +195,11 @@ class EngineClient:
         self._link.send(Stop())
 
     def doze(self) -> None:
-        """Hold requests: the engine has none of this process, and is asleep or about to be stopped by others."""
+        """Hold requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
         if self.sleep.awake:
             self.sleep.begin()
             self._launched.set()  # there may be no launch to wait for
-            self._tell_change()
+            self._on_changed()
 
     def stay_awake(self) -> None:
         """Send held requests: the engine was not stopped after all."""
@@ -210,7 +210,7 @@ class EngineClient:
         """Fail held requests: the engine ended before this process had seen it start."""
         if self.sleep.state == "asleep":
             self._fail_streams()
-            self._tell_change()
+            self._on_changed()
 
     # Requests
 
@@ -223,7 +223,7 @@ class EngineClient:
         return stream
 
     def adopt(self, stream: RequestStream) -> None:
-        """Sends a request to this engine, which may be one that another engine did not answer."""
+        """Sends a request, also one that was sent to another engine and not answered."""
         self.sleep.note_work()
         stream.abort = self._abort
         self._streams[stream.request.request_id] = stream
@@ -269,7 +269,7 @@ class EngineClient:
                 continue
             if not self.was_ready:  # wait_ready raises and says why
                 self.failure = ended
-                self._tell_change()
+                self._on_changed()
                 return
             log.error("%s: %s", self._name, ended.reason)
             if time.monotonic() - started > STEADY_SECONDS:
@@ -288,7 +288,7 @@ class EngineClient:
             await self._run_once()
 
     async def _run_once(self) -> EngineExit:
-        """One start of the engine, to its end."""
+        """Runs the engine once, from its start to its end; returns how it ended."""
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()
@@ -305,10 +305,10 @@ class EngineClient:
             self.state = None
             if self.sleep.state != "asleep":
                 self._fail_streams()
-            self._tell_change()
+            self._on_changed()
 
     def _fail_streams(self) -> None:
-        """Handles an engine that has ended unexpectedly."""
+        """Fails the requests of an engine that has ended unexpectedly."""
         message = STOPPED
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
@@ -360,12 +360,12 @@ class EngineClient:
             self._on_failed(failed)
         if outputs.state is not None:
             self._on_state(outputs.state)
-        if outputs.observations:  # Those who read the answers go on before.
+        if outputs.observations:  # later, so that those who wait for the answers continue first
             asyncio.get_running_loop().call_soon(self._metrics.observe_events, outputs.observations)
 
     def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
         stream = self._streams.get(delta.request_id)
-        if stream is None:  # aborted: its last deltas were under way
+        if stream is None:  # aborted while its last deltas were on their way
             return
         stream.last_delivery = now
         stream.deliver(delta, last=last)
@@ -396,5 +396,5 @@ class EngineClient:
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:
-            self._tell_change()
+            self._on_changed()
             self.on_state(state)

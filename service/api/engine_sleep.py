@@ -1,8 +1,9 @@
-"""An idle engine is stopped, which frees the GPU and the process' memory, and started again for a request.
+"""The sleep of an idle engine: it is stopped, which frees the GPU and the memory of its process, and is started again
+for the next request.
 
-    awake -> asleep: what comes is held; Stop is sent, the process ends -> waking: it is started again -> awake
+    awake -> asleep: Stop is sent, the process ends -> waking: it is started again -> awake
 
-While it is not awake commands are held, in their order, and sent once the engine is ready.
+While it is not awake, commands are held, and they are sent in their order once the engine is ready.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ SleepState = Literal["awake", "asleep", "waking"]
 
 
 class EngineSleep:
-    """after: seconds without a request until the engine is stopped; None: never, or others decide. clock: measures
-    them. metrics: None if another process reports about the engine."""
+    """The state of one engine, and the commands that are held for it.
+
+    after: seconds without a request after which the engine is stopped; None: never, or another process decides.
+    clock: the clock of these seconds.
+    metrics: None if another process reports the engine's metrics.
+    """
 
     def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None = None) -> None:
         self.state: SleepState = "awake"
-        """asleep: from the command to stop until the next start. waking: from then until it is ready."""
+        """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a request is held for an engine that has not been called for yet."""
+        """Called when the first request is held for a sleeping engine."""
         self._after = after
         self._clock = clock
         self._metrics = metrics
@@ -51,14 +56,14 @@ class EngineSleep:
         return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
 
     def begin(self) -> None:
-        """Begins to sleep: the engine is told to stop, or will be."""
+        """Starts to hold commands: the engine has been told to stop, or will be."""
         self.state = "asleep"
         self._called.clear()
         self._observe("engine_asleep", 1.0)
 
     def hold(self, command: Command) -> None:
-        """Keeps a command for the engine that will be started. A request calls for the engine, and an Abort takes the
-        request back; other commands are of no use without requests."""
+        """Keeps a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
+        it is for; other commands are dropped if no request is held."""
         if isinstance(command, Abort):
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
         elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):

@@ -1,4 +1,4 @@
-"""Several engine processes that one API process uses as if they were one engine (EngineClient)."""
+"""Makes several engine processes look like one engine (EngineClient) to an API process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.metrics import Metrics
 log = logging.getLogger("reprise")
 
 MOVABLE = frozenset({"overloaded", "out_of_memory"})
-"""Codes of an engine's refusals that another engine may not share."""
+"""Codes of refusals after which another engine may accept the request."""
 
 
 class OtherLoads(Protocol):
@@ -30,9 +30,11 @@ class OtherLoads(Protocol):
 
 
 class Engines:
-    """Sends each request to one of `clients` (engine_choice.py). A request without any of its answer yet goes to
-    another engine if its own refuses it for lack of room, or ends. In the latter case it is tried only once more, since
-    the request may be what ended the engine. others: other load of the engines; None: none.
+    """Sends each request to one of `clients` (engine_choice.py).
+
+    If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
+    goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
+    others: the requests of other API processes; None: there are none.
     """
 
     def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: OtherLoads | None = None) -> None:
@@ -84,7 +86,8 @@ class Engines:
 
     @property
     def phase(self) -> str:
-        """Ready if an engine is, else the phase of the engine that is waited for. All sleep, or none does."""
+        """The phase of a ready engine, if there is one; otherwise that of the engine that is waited for. All engines
+        sleep, or none does."""
         if not self.ready:
             return self._awaited.phase
         phases = [client.phase for client in self.clients if client.ready]
@@ -92,7 +95,7 @@ class Engines:
 
     @property
     def state(self) -> EngineState | None:
-        """Detail of the engine that is waited for, or of the first one."""
+        """The state of the engine that is waited for, or of the first one."""
         return self.clients[0].state if self.ready else self._awaited.state
 
     @property
@@ -123,7 +126,7 @@ class Engines:
             return stream
         loads = self._loads()
         if not loads or self._stopping:
-            return self._awaited.submit(request)  # says why it refuses
+            return self._awaited.submit(request)  # raises EngineError with the reason
         index, reason = choose(request, loads)
         stream = self.clients[index].submit(request)
         stream.tried.add(index)
@@ -139,7 +142,7 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """The engines that accept requests; those that sleep or wake only if there are no others."""
+        """Loads of the engines that accept requests. Those that sleep or wake count only if there are no others."""
         others = {} if self._others is None else self._others.requests()
         able = {index: client for index, client in enumerate(self.clients) if client.ready and index not in without}
         awake = {index: client for index, client in able.items() if client.phase == "ready"}
@@ -149,7 +152,7 @@ class Engines:
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
-        """Gives a request to an engine that has not had it; False if there is none, or if that would be of no use."""
+        """Gives a request to an engine that has not had it. False if there is none, or if that would not help."""
         lost = isinstance(error, EngineLost)
         if self._stopping or (lost and stream.orphaned) or not (lost or error.code in MOVABLE):
             return False
@@ -178,6 +181,6 @@ def _slack(state: EngineState | None) -> float | None:
 
 
 def _with_text(request: Request, more: SpeechAppend) -> Request:
-    """The request as if all of its text had been known at once, which another engine would have to speak."""
+    """The request with the text that was added later, all of which another engine would have to speak."""
     assert isinstance(request, SpeechRequest)
     return msgspec.structs.replace(request, segments=request.segments + more.segments, open=not more.last)

@@ -139,7 +139,7 @@ def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
     return UNSET
 
 
-@get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus' text format.", {"text/plain": None}))
+@get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus's text format.", {"text/plain": None}))
 async def metrics(request: Request) -> Response:
     context = context_of(request)
     observe_life(context)

@@ -1,4 +1,4 @@
-"""The API process' view of one request in the engine: a stream of deltas that ends or fails."""
+"""The API process's side of one request to the engine: a stream of deltas that ends or fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Delta = TypeVar("Delta", ChatDelta, SpeechDelta, ReferenceEncoded)
 
 
 class EngineError(Exception):
-    """A request that the engine did not answer; `status` is the HTTP status that fits."""
+    """The engine did not answer a request. `status`: HTTP status for the client. `retry_after`: seconds."""
 
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, retry_after: float | None = None
@@ -47,13 +47,13 @@ class RequestStream(Generic[Delta]):
         self.on_update: Callable[[], None] | None = None
         """Called when deltas have come or the stream has ended. Must not raise."""
         self.error: EngineError | None = None
-        """Why the request failed; deltas that were not taken come before it."""
+        """Why the request failed. A reader gets the deltas that came before it first."""
         self.tried: set[int] = set()
         """Indexes of the engines that the request was sent to, if there are several (engines.py)."""
         self.orphaned = False
-        """Whether an engine that had the request has ended."""
+        """Whether an engine has ended while it had the request."""
         self.abort = abort
-        """Tells the engine that has the request to end it."""
+        """Aborts the request of that id at the engine that has it."""
         self._trace = trace
         self._pending: list[Delta] = []
         self._ended = False
@@ -99,7 +99,7 @@ class RequestStream(Generic[Delta]):
         self._wake()
 
     def cut(self, last: Delta) -> None:
-        """Aborts a request that has not ended. Its reader gets the deltas that it has not taken, then `last`."""
+        """Aborts a request that has not ended. Its reader gets the deltas that came before, then `last`."""
         if not self._ended:
             self.abort(self.request.request_id)
             self.deliver(last, last=True)
@@ -119,7 +119,7 @@ class RequestStream(Generic[Delta]):
 
 
 def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
-    """The longest run from the front that one delta can hold, and the rest."""
+    """Merges as many of the first deltas as one delta can hold; returns it and the rest."""
     first, rest = deltas[0], deltas[1:]
     if not rest:
         return first, rest

@@ -18,11 +18,11 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from service.api_processes import api_process_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
-from service.children import hidden_by_python_path, namesakes
+from service.children import hidden_by_python_path, shadowing_packages
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
-LEAST_CACHE = 20 * GIB
+MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libmp3lame", "libopus", "aac", "flac")
@@ -53,7 +53,7 @@ def examine() -> list[Finding]:
         *_quantization(settings),
         _codecs(),
         _embedded(),
-        *_namesakes(),
+        *_shadowing(),
         *_hidden(),
         *findings,
         *_variables(),
@@ -206,9 +206,9 @@ def _embedded() -> Finding:
     return Finding("embedded models", names, True)
 
 
-def _namesakes() -> list[Finding]:
+def _shadowing() -> list[Finding]:
     advice = "The `reprise` command and what it starts use Reprise's own; `python -m` and scripts of yours may not."
-    return [Finding("package of the same name", str(path), None, advice) for path in namesakes()]
+    return [Finding("package of the same name", str(path), None, advice) for path in shadowing_packages()]
 
 
 def _hidden() -> list[Finding]:
@@ -255,7 +255,7 @@ def _cache() -> Finding:
     found = f"{cache}, {free / GIB:.0f} GiB free"
     if constants.HF_HUB_OFFLINE:
         return Finding("model cache", found, None, "HF_HUB_OFFLINE is set: only cached models can be served.")
-    if free < LEAST_CACHE:
+    if free < MIN_CACHE:
         return Finding("model cache", found, None, "Real models need more: let HF_HOME name a larger disk.")
     return Finding("model cache", found, True)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from models.errors import CheckpointError
-from service.children import namesakes
+from service.children import shadowing_packages
 from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
@@ -84,8 +84,8 @@ _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 
 def _settings_command(command: Any) -> Any:
-    """Gives `command(config, print_config, ..., **flags)` one option for each setting, documented where it is
-    defined."""
+    """Gives `command(config, print_config, ..., **flags)` an option for each setting, with the description from
+    Settings."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (default, annotation) in _OWN_OPTIONS.items()
@@ -106,7 +106,7 @@ def _settings_command(command: Any) -> Any:
 
 
 def _flag_type(annotation: Any) -> Any:
-    """A flag is a switch, a string or several strings; Settings converts them. None: not given."""
+    """The type of a setting's flag: a switch, a string or several strings, which Settings converts. None: not given."""
     if typing.get_origin(annotation) is tuple:
         return list[str] | None
     return bool | None if annotation is bool else str | None
@@ -123,7 +123,7 @@ def serve(
 ) -> None:
     """Serve models: those of --model, or the embedded ones."""
     given = {name: value for name, value in flags.items() if value not in (None, [])}
-    # Loading settings may already log: guess the format from flag or environment.
+    # Loading the settings may already log, so the format is taken from the flag or the environment.
     configure_logging("info", chosen_format(given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "auto")))
     try:
         if gpu_memory is not None and not dry_run:
@@ -134,8 +134,8 @@ def serve(
     configure_logging(settings.log_level, chosen_format(settings.log_format))
     for variable in unknown_variables(os.environ):
         log.warning("unknown variable %s", variable)
-    for path in namesakes():
-        log.warning("%s has the name of one of Reprise's own packages and is left aside", path)
+    for path in shadowing_packages():
+        log.warning("%s is ignored: it has the name of one of Reprise's own packages", path)
     if print_config:
         typer.echo(describe(settings), nl=False)
         return
@@ -150,7 +150,8 @@ def serve(
 
 
 def _serve(settings: Settings) -> int:
-    """Serves until a signal; the exit status. CheckpointError and SettingsError for what cannot be served."""
+    """Serves until a signal; returns the exit status. Raises CheckpointError or SettingsError for what cannot be
+    served."""
     import asyncio
 
     from service.catalog import load_catalog
@@ -162,7 +163,7 @@ def _serve(settings: Settings) -> int:
     catalog = load_catalog(settings, log.info)
     with asyncio.Runner() as runner:
         starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
-        # The processes of the engines import torch while this one imports the rest of the server.
+        # The engine processes import torch while this one imports the rest of the server.
         from service.api_processes import api_process_count, with_count
         from service.processes.supervisor import serve_several
         from service.server import prepare_process, serve
@@ -177,7 +178,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
-    """Prints the sizes; exit status 2 if a start would fail."""
+    """Prints how much of a GPU a start would use; exits with status 2 if it would fail."""
     from service.sizing import size
 
     try:
@@ -204,7 +205,7 @@ def doctor() -> None:
     raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
 
 
-# Registered here, since the help lists commands in this order: `serve` and `doctor` come first.
+# The help lists commands in the order of their registration: `serve` and `doctor` come first.
 for subcommand in (ask, chat, say, models, ps, pull, tune):
     app.command(cls=PlainCommand, help=summary_of(subcommand))(subcommand)
 app.add_typer(bench)
@@ -229,7 +230,7 @@ def main() -> None:
     except (ServerError, BenchError, PlaybackError) as error:
         typer.echo(f"reprise: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # a file that the command line names
+    except OSError as error:  # of a file that the command line names
         if error.filename is None:
             raise
         typer.echo(f"reprise: {error.filename}: {error.strerror}", err=True)

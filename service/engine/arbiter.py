@@ -1,10 +1,10 @@
 """The order in which the workers of one GPU launch.
 
-The least recently launched worker goes first, with an allowance: the seconds by which the live listeners of the other
-workers can wait (their slack). If nothing fits its allowance, the worker with the least slack launches a step, or none
-does while a launch of a worker with even less slack is still running. A worker that has been passed over for long
-launches its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows down all models
-instead of starving those without live listeners.
+The worker that has not launched for longest goes first. Its launch gets an allowance: the seconds that the live
+listeners of the other workers can wait (their slack). If nothing fits the allowances, the worker with the least slack
+launches a step; if a launch of a worker with even less slack is still running, none does. A worker that has been passed
+over for long may launch its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows
+all models down instead of starving those without live listeners.
 
 A worker that put work off for launches of others is due: until it has launched, the others wait if they can.
 """
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from service.engine.worker import ModelWorker
 
 SHARE = 0.1
+"""Share of the GPU's time that is reserved for a worker that is passed over."""
 PATIENCE = 1.0
-"""Seconds; no worker is passed over for longer, however long its launch would take."""
+"""Seconds. No worker is passed over for longer, however long its launch would take."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A worker and the arguments of its `tick`, except the time."""
+    """A worker that may launch, and the arguments of its `tick`."""
 
     worker: ModelWorker
     allowance: float
@@ -38,7 +39,7 @@ class Arbiter:
         self._waiting_since: dict[str, float] = {}
 
     def turns(self, now: float) -> Iterator[Turn]:
-        """The workers to ask, one after the other until one launches; none when no worker has work."""
+        """The workers to ask, in this order, until one launches. Empty when no worker has work."""
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
         backlog = sum(worker.backlog(now) for worker in self._workers)

@@ -1,8 +1,9 @@
 """Counts the kernels that Triton compiles and those that the GPU refuses, and logs each compilation while serving.
 
 Triton compiles a kernel when a batch first needs it, and nothing else runs meanwhile. So all kernels are compiled
-before readiness (precompile.py) and run once (ModelWorker.warm_up). A compilation in the phase "serving" was missed by
-both. After a restart an idle engine runs them; until then kernels load as they are needed, in the phase "start".
+before readiness (precompile.py) and run once (ModelWorker.warm_up); a compilation in the phase "serving" is one that
+both have missed. After a restart the engine runs its kernels only once it is idle. Until then it is in the phase
+"start", and kernels are loaded as they are needed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Compilations:
 
     @contextmanager
     def counted(self, device: torch.device) -> Iterator[None]:
-        """Triton reports to this object inside; nothing is imported or counted for a CPU."""
+        """Counts what Triton compiles inside this context. For a CPU nothing is imported or counted."""
         if device.type != "cuda":
             yield
             return
@@ -48,8 +49,8 @@ class Compilations:
             FALLBACKS.listener = None
 
     def serve(self) -> None:
-        """Begins the phase "serving": the engine is warm. Its counters start at 0, so that rate() sees their first
-        increase."""
+        """Starts the phase "serving", since the engine is warm. The counters of this phase start at 0, so that rate()
+        sees their first increase."""
         self._phase = "serving"
         for cached in ("true", "false"):
             self._observations.count("kernel_compilations_total", 0.0, phase=self._phase, cached=cached)

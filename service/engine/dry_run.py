@@ -1,6 +1,6 @@
-"""`reprise serve --dry-run`: the memory that a start would use on a GPU of a given size, found without a GPU.
+"""`reprise serve --dry-run`: how much memory of a GPU a start would use, computed without a GPU.
 
-The models are built with shapes only, from config.json and the headers of the weights; their largest passes run on
+The models are built on the meta device, from config.json and the headers of the weights; their largest passes run on
 tensors without data, and memory.py divides the memory as at a start. Weights, caches and slot state are exact.
 Activations are those of the CPU path, which needs somewhat more memory than the GPU's kernels.
 """
@@ -30,14 +30,17 @@ nearly three minutes."""
 
 @dataclass(frozen=True)
 class HostedSize:
-    """positions: those of the cache. context: limit of positions of one request. running: limit of requests at a
-    time."""
+    """What one model would get."""
 
     name: str
     weights: int
+    """Bytes."""
     positions: int
+    """Positions of its KV cache."""
     context: int
+    """Maximum number of positions of a request."""
     running: int
+    """Maximum number of requests that run together."""
 
     def at_once(self, positions: int) -> int:
         """Number of requests of `positions` positions each that can run together."""
@@ -46,14 +49,18 @@ class HostedSize:
 
 @dataclass(frozen=True)
 class DryRun:
+    """The result of a dry run."""
+
     total: int
+    """Bytes of the GPU."""
     share: float
+    """The setting `memory_share`."""
     memory: Reserved
     models: tuple[HostedSize, ...]
     refusal: str | None = None
     """Why a start would fail."""
     gpus: str | None = None
-    """The setting `gpus`: each GPU has an engine that takes this much."""
+    """The setting `gpus`: each of these GPUs has an engine that uses this much."""
     api_processes: str = ""
     """How many API processes the server would start, and why; empty if that was not asked for."""
 
@@ -81,9 +88,9 @@ class DryRun:
 
 
 def dry_run(config: EngineConfig, total: int) -> DryRun:
-    """total: bytes of the GPU. Needs no GPU and reads no weights.
+    """Computes what a start would use of a GPU of `total` bytes. Needs no GPU and reads no weights.
 
-    Raises CheckpointError, and MemoryPlanError where graph memory is too small for a model's largest pass.
+    Raises CheckpointError, and MemoryPlanError if graph memory is too small for a model's largest pass.
     """
     meta, config = torch.device("meta"), with_limits(config, total)
     pool, workers, weights = GraphPool(meta, config.graph_bytes), [], []
@@ -109,7 +116,7 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
 
 
 def without_files(config: EngineConfig) -> EngineConfig:
-    """The same models with their configurations alone, for weights that were not fetched."""
+    """The same models, without reading the headers of weights, for weights that were not downloaded."""
     random = tuple(msgspec.structs.replace(model, load_format="random") for model in config.models)
     return msgspec.structs.replace(config, models=random)
 

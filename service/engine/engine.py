@@ -2,8 +2,8 @@
 
     commands -> workers -> one launch, chosen by the arbiter -> results that have been copied to the host -> Outputs
 
-A launch never waits for results. The loop waits for the oldest launch only when nothing else can be launched, so the
-GPU has the next step queued while Python reads the results of the last one. start.py makes the engine and runs it.
+A launch never waits for results, and the loop waits for the oldest launch only when nothing else can be launched. So
+the GPU has the next step queued while Python reads the results of the last one. start.py makes the engine and runs it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ from service.link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5
-"""Seconds between states while nothing else happens."""
+"""Seconds between two states of the engine."""
 QUIET_BEFORE_CAPTURE = 0.25
-"""Seconds without work before an idle engine captures or warms up: a request that comes meanwhile has to wait."""
-
-_BUILD_WAIT = 0.002
-"""Seconds that an otherwise idle engine waits for commands while something is built for a request."""
+"""Seconds without work before an idle engine captures or warms up, since a request that comes meanwhile has to wait."""
 MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
 """After this many misses a busy engine captures the bucket even if live listeners hear a gap."""
+_BUILD_WAIT = 0.002
+"""Seconds that an otherwise idle engine waits for commands while the matcher of a grammar is built."""
 
 
 class Engine:
@@ -67,8 +66,8 @@ class Engine:
         overlapped: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """overlapped: the device computes while the host launches the next step. Otherwise, as on a CPU, a launch has
-        finished when it returns, and its results are sent before the next one."""
+        """overlapped: the device computes while the host launches the next step. False on a CPU, where a launch has
+        finished when it returns: its results are sent before the next one."""
         self.workers = {worker.name: worker for worker in workers}
         self._pool = pool
         self._observations = observations
@@ -87,14 +86,18 @@ class Engine:
         self._capture_seconds = 0.0
         """Duration of the last capture."""
         self._warming: Iterator[None] = iter(())
-        """What is left of the workers' warm-ups."""
+        """The remaining runs of the workers' warm-ups."""
         self._warmed: Callable[[], None] | None = None
-        """Called once, when nothing is left of the warm-ups."""
+        """Called once the warm-ups are done."""
 
     def capture_first(self, *, restarted: bool = False, warmed: Callable[[], None] = lambda: None) -> None:
         """Captures what must be captured before the first request, measures costs, and on a GPU warms up what may run
-        eagerly. restarted: the warm-up waits until the engine is idle; its kernels are in Triton's cache, and those
-        that are needed sooner load then. warmed: called once, when the warm-up is done."""
+        eagerly.
+
+        restarted: the warm-up waits until the engine is idle, since its kernels are in Triton's cache, from which one
+            that is needed sooner is loaded at its first launch.
+        warmed: called once the warm-up is done.
+        """
         phases = StartPhases(self._observations)
         on_gpu = self._pool.device.type == "cuda"
         self._warmed = warmed
@@ -142,7 +145,7 @@ class Engine:
         return False
 
     def _launch(self, now: float) -> bool:
-        """Lets one worker launch; False if none does."""
+        """Asks the workers in the arbiter's order until one launches; False if none does."""
         for turn in self._arbiter.turns(now):
             before = turn.worker.backlog(now)
             if turn.worker.tick(now, turn.allowance, must=turn.must):
@@ -162,13 +165,13 @@ class Engine:
         self._occupied(partial(self._timed, runner.capture_missed))
 
     def _prepare(self) -> bool:
-        """One capture of an idle engine, or when there is none to make, one run of a warm-up; False when both are
+        """What an idle engine does: one capture or, when there is none left, one run of a warm-up. False when both are
         done."""
         captures = (partial(worker.capture_next, idle=True) for worker in self.workers.values())
         return any(self._timed(capture) for capture in captures) or self._warm_up_next()
 
     def _warm_up_next(self) -> bool:
-        """One run of a warm-up; False when none is left."""
+        """One run of a warm-up; False, after calling `warmed`, when none is left."""
         for _ in self._warming:
             return True
         if self._warmed is not None:
@@ -177,7 +180,7 @@ class Engine:
         return False
 
     def _occupied(self, work: Callable[[], bool]) -> bool:
-        """Runs work that may take longer than the hang timeout and announces its begin and end, since this thread sends
+        """Runs work that may take longer than the hang timeout, and announces its start and end: this thread also sends
         the heartbeats, and a capture takes seconds on a busy CPU."""
         self._channel.send(Outputs(state=self.state(occupied=True)))
         try:
@@ -186,6 +189,7 @@ class Engine:
             self._channel.send(Outputs(state=self.state()))
 
     def _timed(self, capture: Callable[[], bool]) -> bool:
+        """Runs `capture` and keeps its duration, if it captured anything."""
         started = self._clock()
         captured = capture()
         if captured:
@@ -193,8 +197,8 @@ class Engine:
         return captured
 
     def _wait_for_oldest(self) -> bool:
-        """Waits for the oldest launch, whose results usually come first: only the codec of speech runs on another
-        stream."""
+        """Waits for the oldest launch, whose results usually arrive first: all work but the speech codec runs on one
+        stream. False when nothing is in flight."""
         launches = [(at, worker) for worker in self.workers.values() if (at := worker.oldest_launch()) is not None]
         if not launches:
             return False
@@ -226,8 +230,8 @@ class Engine:
                 self._stopped = True
 
     def _send(self, now: float, detail: str = "", *, hurried: bool = False) -> None:
-        """Sends everything new in one message, and the state with it once per heartbeat. hurried: the GPU may have
-        nothing to do, so observations wait until there are answers to send them with."""
+        """Sends everything new in one message, with the state once per heartbeat. hurried: the GPU may be idle, so
+        metric events wait until there are answers to send them with."""
         heartbeat = now - self._state_sent >= HEARTBEAT
         if heartbeat:
             for worker in self.workers.values():

@@ -1,4 +1,4 @@
-"""What a launch may raise, and which requests it ends; the failures that models of both kinds report.
+"""What a launch may raise, which requests that ends, and the failures that both kinds of models report.
 
 A launch that fails ends the requests of its batch and no other. A fault of the device (torch.AcceleratorError) ends the
 engine. It is a RuntimeError, so code that catches LAUNCH_ERRORS has to re-raise it first.
@@ -37,7 +37,7 @@ def prefill_errors() -> Iterator[None]:
 
 
 def launch_failure(request_id: str, error: BaseException) -> Failed:
-    """The failure that a client is told when its launch failed; the text of the error goes only to the log."""
+    """What a client is told when its launch failed; the text of the error goes only to the log."""
     cause = error.__cause__ if isinstance(error, PrefillError) else error
     if isinstance(cause, torch.OutOfMemoryError):
         message = "the device ran out of memory for this request"
@@ -46,6 +46,6 @@ def launch_failure(request_id: str, error: BaseException) -> Failed:
 
 
 def queue_timeout(request_id: str) -> Failed:
-    """The failure of a request that had no step within the queue timeout."""
+    """What a client is told when its request had no step within the queue timeout."""
     message = "the request timed out in the queue"
     return Failed(request_id, 503, "queue_timeout", message, retry_after=_QUEUE_RETRY_AFTER)

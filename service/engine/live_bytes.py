@@ -1,4 +1,4 @@
-"""Peak memory of a computation, found without computing it: on the meta device."""
+"""The peak memory of a computation, from a run on the meta device, where nothing is computed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _forms: dict[Hashable, _Form] = {}
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages of meta tensors that are created inside the context until nothing refers to them. live: bytes
-    now. peak: largest number of bytes so far. Earlier allocations do not count. Operations take their CPU path, which
-    for some needs more memory than the GPU's kernels.
+    """Counts the bytes of meta tensors that are created inside this context, until nothing refers to their storage.
+
+    live: bytes now. peak: the largest number so far. Earlier allocations do not count. Operations take their CPU path,
+    which in some cases needs more memory than the GPU's kernels.
     """
 
     def __init__(self) -> None:
@@ -53,9 +54,9 @@ class LiveBytes(TorchDispatchMode):
         return made
 
     def _results(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func`. Operations on the meta device run in Python and take nearly a millisecond each. A model
-        repeats the same few in many layers and steps, so the form of a result that is one new tensor, and no view of an
-        argument, is remembered."""
+        """The result of `func`. An operation on the meta device runs in Python and takes nearly a millisecond. A model
+        repeats the same few operations in many layers and steps, so the form of a result is remembered if it is a
+        single new tensor that is not a view of an argument."""
         key = (func, _metadata(args), _metadata(tuple(kwargs.items())))
         form = _forms.get(key)
         if form is not None:
@@ -80,7 +81,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _metadata(value: Any) -> Hashable:
-    """Everything that the form of a result can depend on; the type as well, since 1, 1.0 and True are equal."""
+    """Everything that the form of a result can depend on. It includes types, since 1, 1.0 and True are equal."""
     if isinstance(value, Tensor):
         return (value.device, value.dtype, value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
 """Divides the device's memory before the first request: weights, workspace, graphs, slot state, then pages.
 
-On CUDA, pages get what is left of the operator's share. On a CPU they are sized by positions. If a model gets too
-little, the start fails with its name. The dry run (dry_run.py) plans by the same code, with models that have shapes
-only.
+On a GPU, pages get what is left of the operator's share. On a CPU their number follows from a number of positions. If a
+model gets too few, the start fails with an error that names it. The dry run (dry_run.py) uses the same code, with
+models that have shapes but no memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class MemoryPlanError(ConfigurationError):
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of a device, and those of them in use once the models are loaded: weights, context, other processes."""
+    """Bytes of a device, and how many of them are in use once the models are loaded: weights, CUDA context, other
+    processes."""
 
     total: int
     used: int
@@ -39,10 +40,11 @@ class Room:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Bytes of a GPU that caches cannot use. budget: the operator's share of the device. Workspace and graphs are
-    shared by all workers, which run one at a time."""
+    """Bytes of a GPU that caches cannot use. Workspace and graphs are shared by all workers, which run one at a
+    time."""
 
     budget: int
+    """The operator's share of the device."""
     used: int
     workspace: int
     graphs: int
@@ -50,12 +52,12 @@ class Reserved:
 
     @property
     def left(self) -> int:
-        """Bytes that are left for pages."""
+        """Bytes for pages."""
         return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
 
 
 def with_limits(config: EngineConfig, total: int | None) -> EngineConfig:
-    """The configuration with the limits that it leaves to the size of the device; total: its bytes, None for a CPU."""
+    """The configuration with the limits that depend on the size of the device. total: its bytes; None for a CPU."""
     return msgspec.structs.replace(config, gpu_bytes=total)
 
 
@@ -79,10 +81,13 @@ def plan_pages(
     room_of: Callable[[], Room | None],
     pool: GraphPool | None = None,
 ) -> dict[str, int]:
-    """Pages per worker name. room_of: called once the workers have been measured; None: pages are sized by positions.
+    """Number of pages by worker name.
+
+    room_of: called once the workers have been measured. If it returns None, as on a CPU, the number of pages follows
+        from a number of positions.
     pool: gets the limit that was reserved for graphs.
 
-    MemoryPlanError when a model gets too little.
+    Raises MemoryPlanError when a model gets too few.
     """
     reserved = reserve(config, workers, room_of)
     if reserved is not None:
@@ -96,28 +101,28 @@ def plan_pages(
 
 
 def share_pages(config: EngineConfig, workers: Sequence[ModelWorker], reserved: Reserved | None) -> dict[str, int]:
-    """Pages per worker name from what is left; MemoryPlanError when a model gets too little."""
+    """Number of pages by worker name, from what is left; MemoryPlanError when a model gets too few."""
     tokens = config.kv_cache_tokens or (CPU_CACHE_TOKENS if reserved is None else None)
     if tokens is not None:
         pages = {worker.name: min(worker.max_pages, 1 + pages_for(tokens, config.page_size)) for worker in workers}
     else:
         assert reserved is not None
         pages = split_pages(workers, reserved.left)
-    _check_least(config, workers, pages)
+    _check_min_pages(config, workers, pages)
     if reserved is not None and tokens is not None:
         _check_room(workers, pages, reserved.left, tokens)
     return pages
 
 
-def _check_least(config: EngineConfig, workers: Sequence[ModelWorker], pages: Mapping[str, int]) -> None:
+def _check_min_pages(config: EngineConfig, workers: Sequence[ModelWorker], pages: Mapping[str, int]) -> None:
     for worker in workers:
         if pages[worker.name] >= worker.min_pages:
             continue
         if config.kv_cache_tokens is not None:
-            least = (worker.min_pages - 1) * config.page_size
+            needed = (worker.min_pages - 1) * config.page_size
             raise MemoryPlanError(
                 f"kv_cache_tokens: {config.kv_cache_tokens} positions are too few for model {worker.name!r}, which "
-                f"needs at least {least}"
+                f"needs at least {needed}"
             )
         raise MemoryPlanError(
             f"model {worker.name!r} gets {pages[worker.name]} pages of {worker.page_bytes} bytes and needs at "
@@ -142,19 +147,19 @@ def reserve(
     """Measures how much of the operator's share the workers need for weights, workspace, graphs and state.
 
     Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
-    is kept free, since captures go on while the server is idle. A limit that nobody set grows to the largest graph.
-    None on a CPU, which has no share to divide.
+    is kept free, since captures go on while the server is idle. If the operator set no limit, it grows to the largest
+    graph. None on a CPU, where there is no share to divide.
     """
     required = {worker.name: worker.measure() for worker in workers}
     room = room_of()
     if room is None:
         return None
     graphs = max((need.graphs for need in required.values()), default=0)
-    if config.graphs and graphs > config.most_graph_bytes:
+    if config.graphs and graphs > config.max_graph_bytes:
         name = max(required, key=lambda name: required[name].graphs)
         raise MemoryPlanError(
             f"graph_memory: the largest captured graph of model {name!r} needs {graphs} bytes, at most "
-            f"{config.most_graph_bytes} allowed"
+            f"{config.max_graph_bytes} allowed"
         )
     return Reserved(
         budget=int(room.total * config.memory_share),

@@ -13,7 +13,7 @@ Digest = bytes
 
 
 def pages_for(positions: int, page_size: int) -> int:
-    """Number of pages that hold so many positions."""
+    """Number of pages that hold this many positions."""
     return -(-positions // page_size)
 
 
@@ -67,7 +67,7 @@ class PagePool:
             self._digests[page] = None
 
     def release(self, pages: Sequence[int]) -> None:
-        """Releases one hold on each page. Pass the pages of a sequence in order, so that its last ones are evicted
+        """Removes one holder from each page. Pass the pages of a sequence in order, so that its last ones are evicted
         first."""
         for page in reversed(pages):
             assert self._holders[page] > 0
@@ -80,7 +80,8 @@ class PagePool:
                 self._cached[page] = None
 
     def index(self, page: int, digest: Digest) -> None:
-        """Makes a full, written page findable. If another page already holds that prefix, this one stays private."""
+        """Puts a full page, whose keys have been written, into the prefix index. If another page already holds that
+        prefix, this one stays private."""
         assert self._holders[page] > 0 and self._digests[page] is None
         if digest not in self._index:
             self._index[digest] = page

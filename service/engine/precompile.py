@@ -1,8 +1,8 @@
-"""Kernel precompilation at the first start: a model's steps run once with kernels that are compiled, not launched.
+"""Kernel precompilation at the first start: a model's steps run once with kernels that are compiled but not launched.
 
-An ordinary run meets its kernels one by one and waits a second or two for each that Triton's cache lacks. Here a launch
-only requests the compilation, which a thread pool does in parallel on all processors (nearly all of it runs outside of
-Python). A stamp file in the cache says that a start with the same sources and settings can skip this.
+An ordinary run needs its kernels one by one, and waits a second or two for each that is not in Triton's cache. Here a
+launch only requests the compilation, which a thread pool does in parallel on all processors (nearly all of it runs
+outside Python). A stamp file in the cache says that a start with the same sources and settings can skip this.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from service.link.config import EngineConfig, ModelConfig
 log = logging.getLogger(__name__)
 
 _PAGES = 2
-"""Pages: the scratch page and one more."""
-_MOST_THREADS = 32
-"""Threads at most: the compiler takes a few hundred MB in each."""
+"""The scratch page and one more."""
+_MAX_THREADS = 32
+"""The compiler takes a few hundred MB in each thread."""
 _SAME_KERNELS: dict[str, Any] = {
     "threads": None,
     "gpu": "",
@@ -44,8 +44,8 @@ _SAME_KERNELS: dict[str, Any] = {
     "log_level": "info",
     "log_format": "text",
 }
-"""Settings that no kernel depends on, so that a restart, and each of several engines, finds what another start
-compiled."""
+"""Settings that no kernel depends on. They are left out of the stamp, so that a restart, and each of several engines,
+finds what another start has compiled."""
 _ALLOCATIONS = (
     torch.empty,
     torch.empty_like,
@@ -76,7 +76,7 @@ def stamp_file(model: ModelConfig, dtype: torch.dtype, config: EngineConfig, dev
 
 
 class ZeroAllocations(TorchFunctionMode):
-    """New tensors hold zeros. No kernel writes its results during precompilation, and some results are indices: 0 is
+    """Fills new tensors with zeros. During precompilation no kernel writes its results, some of which are indices: 0 is
     the scratch slot, the scratch page and a valid token."""
 
     def __torch_function__(
@@ -88,9 +88,9 @@ class ZeroAllocations(TorchFunctionMode):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, a launch of a Triton kernel only compiles it. On exit all of them are compiled, in this process and in
-    the cache on disk. Configurations that do not compile for this GPU, or need more shared memory than it has, are
-    refused from then on, and their operations run as the PyTorch reference. Other compiler errors are raised."""
+    """Inside this context, launching a Triton kernel only compiles it. On exit all of these kernels are in this process
+    and in the cache on disk. Configurations that do not compile for this GPU, or need more shared memory than it has,
+    are refused from then on, and their operations run as the PyTorch reference. Other compiler errors are raised."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -107,7 +107,7 @@ def compiling() -> Iterator[None]:
         return made
 
     JITFunction.run = compile_only
-    threads = min(_MOST_THREADS, cpus.available())
+    threads = min(_MAX_THREADS, cpus.available())
     try:
         with (
             ThreadPoolExecutor(threads) as pool,
@@ -126,7 +126,7 @@ def _refuse_unfit(asked: Iterable[tuple[Any, Any]]) -> None:
     from models.layers.kernels.gpu import current_gpu
     from models.layers.kernels.launch import refuse, unfit
 
-    most = current_gpu().shared_memory
+    available = current_gpu().shared_memory
     for made, configuration in asked:
         try:
             # In AsyncCompileMode a launch returns a future of the kernel.
@@ -137,13 +137,13 @@ def _refuse_unfit(asked: Iterable[tuple[Any, Any]]) -> None:
                 raise
             refuse(configuration, error)
             continue
-        if needed > most:
-            refuse(configuration, OutOfResources(needed, most, "shared memory"))
+        if needed > available:
+            refuse(configuration, OutOfResources(needed, available, "shared memory"))
 
 
 def precompile(worker: ModelWorker, stamp: Path) -> None:
-    """Runs every step of a start, then writes the stamp file. The worker is useless afterwards: kernels have computed
-    nothing, so its state and measurements are meaningless."""
+    """Runs every step of a start, then writes the stamp file. Throw the worker away afterwards: its kernels have
+    computed nothing, so its state and measurements are meaningless."""
     began = time.monotonic()
     with compiling():
         worker.allocate(_PAGES)

@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class Readback:
-    """Copies tensors to pinned memory after the work launched so far; `ready` once the copy's event has fired. On a CPU
-    the copies are made at once but count as ready only after `wait`. So results are read as late as on a GPU, and tests
-    without a GPU see the same order of launches and reads.
+    """Copies tensors to pinned memory behind the work launched so far; `ready` once the copy's event has fired. On a
+    CPU the copies are made at once but count as ready only after `wait`, so that tests without a GPU see the same order
+    of launches and reads.
     """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], device: torch.device, begun: torch.cuda.Event | None = None
     ) -> None:
-        """begun: `mark` of where the launch began, for `seconds`."""
+        """begun: the event that `mark` recorded before the launch, for `seconds`."""
         self._host: dict[str, Tensor] = {}
         self._event: torch.cuda.Event | None = None
         self._waited = False
@@ -41,8 +41,8 @@ class Readback:
         self._waited = True
 
     def seconds(self) -> float | None:
-        """Seconds on the device from the mark of the launch's begin to its end, when ready; None if it was not
-        marked."""
+        """Seconds on the device from the event `begun` to the end of the launch. Call it once ready; None without that
+        event."""
         if self._begun is None or self._event is None:
             return None
         return self._begun.elapsed_time(self._event) / 1e3
@@ -54,7 +54,7 @@ class Readback:
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """Marks where the work that is launched next begins on a GPU, after everything launched before."""
+    """An event that fires where the work that is launched next starts on a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(enable_timing=True)

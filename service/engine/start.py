@@ -38,12 +38,12 @@ WORKERS = {"chat": "service.engine.chat.worker:ChatWorker", "speech": "service.e
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 SWITCH_INTERVAL = 1e-4
-"""Seconds after which a thread that computes in Python must release the interpreter lock to one that waits for it.
-Steps last milliseconds, and wait for masks and for the effects of messages."""
+"""Seconds after which a thread that runs Python code must release the interpreter lock if another one waits for it. The
+default of 5 ms is as long as a step or two, and steps wait for other threads: those of masks and of messages."""
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
-    """Loads, captures and runs until Stop: the engine process's whole life."""
+    """The engine from start to end: loads the models, captures, and runs until a Stop command comes."""
     device = resolve_device(config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     torch.set_num_threads(num_threads(config))
@@ -62,8 +62,8 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 
 def prepare(config: EngineConfig) -> None:
-    """Imports what `serve` will need of its models, in a process that waits to become the engine. Beside an engine that
-    serves or sleeps it starts no GPU."""
+    """Imports what `serve` will need for its models, in a process that waits to become the engine. It does not touch
+    the GPU while another engine serves or sleeps."""
     paths = set[str]()
     for model in config.models:
         family = family_of(Path(model.directory))
@@ -77,7 +77,7 @@ def prepare(config: EngineConfig) -> None:
 
 
 def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:
-    """Loads the models and sizes memory. The caller holds the engine's stream and inference mode."""
+    """Loads the models and divides the memory among them. Call it on the engine's stream, in inference mode."""
     if device.type == "cuda":
         from models.layers.kernels.gemm_store import use_stored
 
@@ -113,13 +113,13 @@ def load_worker(
     create = partial(resolve(WORKERS[family.kind]), model.name, processor.result(), network)
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
     if device.type == "cuda" and not (stamp := stamp_file(model, dtype, config, device_name(device))).exists():
-        apart = replace(
+        throwaway = replace(
             context,
             config=msgspec.structs.replace(config, restarted=False),
             pool=GraphPool(device, config.graph_bytes),
             observations=Observations(),
         )
-        precompile(create(apart), stamp)
+        precompile(create(throwaway), stamp)
         gc.collect()
         torch.cuda.empty_cache()
     worker: ModelWorker = create(context)
@@ -127,7 +127,7 @@ def load_worker(
 
 
 def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Further arguments of load_model. ConfigurationError if quantization does not support the model or its dtype."""
+    """Keyword arguments of load_model. ConfigurationError if the model or its dtype cannot be quantised."""
     if model.quantization == "none":
         return {}
     if family.kind != "chat":
@@ -140,8 +140,8 @@ def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: 
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """auto: the GPU if there is one that the kernels support. ConfigurationError if CUDA is requested and there is
-    none."""
+    """The device to compute on; "auto" is the GPU if there is one that the kernels support. ConfigurationError if CUDA
+    is requested and there is no such GPU."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigurationError("device: torch finds no CUDA device; `reprise doctor` says what is missing")

@@ -1,4 +1,4 @@
-"""How a request was computed, counted while it is."""
+"""How a request was computed: counted while it runs, reported with its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepTally:
     scheduled: float | None = None
     """Launch of its first step."""
     encoder: tuple[float, float] | None = None
-    """Begin of the first encoder pass with one of its items, and end of the last."""
+    """Start of the first encoder pass with one of its items, and end of the last one."""
 
     def add(self, replayed: bool, rows: int) -> None:
         """Records a step with `rows` rows that included the request."""
@@ -27,12 +27,12 @@ class StepTally:
         self.replayed += replayed
         self.rows += rows
 
-    def add_encoder_pass(self, begin: float, end: float) -> None:
-        self.encoder = (begin if self.encoder is None else self.encoder[0], end)
+    def add_encoder_pass(self, start: float, end: float) -> None:
+        self.encoder = (start if self.encoder is None else self.encoder[0], end)
 
     def counts(self) -> StepCounts:
         return StepCounts(self.steps, self.replayed, self.rows, self.encoded_media)
 
     def times(self, computed: float) -> PhaseTimes | None:
-        """None before the first step."""
+        """computed: when the first token or audio was read. None before the first step."""
         return None if self.scheduled is None else PhaseTimes(self.scheduled, computed, self.encoder)

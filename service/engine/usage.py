@@ -1,4 +1,4 @@
-"""What the engine process itself uses, read from Linux' /proc (proc(5), /proc/pid/stat)."""
+"""What the engine process itself uses, from Linux's /proc/self/stat (proc(5))."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from service.link.messages import ProcessUsage
 
 STAT = Path("/proc/self/stat")
 _UTIME, _STIME, _THREADS, _START, _RSS = 11, 12, 17, 19, 21
-"""Positions of proc(5)'s fields 14, 15, 20, 22 and 24 behind the name, which may hold spaces and brackets."""
+"""Indexes of the fields 14, 15, 20, 22 and 24 of proc(5), counted after the name, which may hold spaces and
+brackets."""
 
 
 def process_usage(stat: Path = STAT) -> ProcessUsage | None:
@@ -25,7 +26,7 @@ def process_usage(stat: Path = STAT) -> ProcessUsage | None:
 
 
 def process_age(stat: Path = STAT) -> float | None:
-    """Seconds since this process was started, what ran before Python's first line included; None without /proc."""
+    """Seconds since this process was started, including what ran before Python's first line; None without /proc."""
     if (fields := _fields(stat)) is None:
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
@@ -40,7 +41,7 @@ def _fields(stat: Path) -> list[str] | None:
 
 
 class StartPhases:
-    """Seconds of each phase of a start, as the gauge start_phase_seconds. A phase that comes again adds up."""
+    """Seconds of each phase of a start, as the gauge start_phase_seconds. The times of a repeated phase add up."""
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations

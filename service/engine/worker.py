@@ -40,15 +40,14 @@ Control = SpeechAppend | Abort | Pause
 
 @dataclass(frozen=True)
 class MemoryRequirements:
-    """Bytes that a worker needs beside its weights and pages, measured by running its largest admitted shapes.
-
-    workspace: peak of one eager run; graphs: memory pool of its largest captured graph. Workers share both, since one
-    runs at a time. state: its own slot state and encoder cache.
-    """
+    """Bytes that a worker needs beside its weights and pages, measured by running its largest admitted shapes."""
 
     workspace: int = 0
+    """Peak of one eager run. Workers share it, since one runs at a time."""
     graphs: int = 0
+    """Memory pool of its largest captured graph, which workers share as well."""
     state: int = 0
+    """Its own slot state and encoder cache."""
 
     def beside(self, other: MemoryRequirements) -> MemoryRequirements:
         """The requirements of two parts of a worker together."""
@@ -116,12 +115,12 @@ class ModelWorker(Protocol):
         served between two runs; leaves their state and pages unchanged."""
         ...
 
-    # Commands. None raises for a bad request: that ends as Failed in the Outputs of `collect`.
+    # Commands. They never raise for a bad request: `collect` returns a Failed for it.
 
     def submit(self, request: Request) -> None: ...
 
     def control(self, command: Control) -> None:
-        """Ids of other workers or of finished requests are ignored."""
+        """Commands for requests of other workers, or for finished ones, are ignored."""
         ...
 
     def fail_timed_out(self, now: float) -> None:
@@ -144,7 +143,7 @@ class ModelWorker(Protocol):
         ...
 
     def least(self) -> float:
-        """Predicted seconds of the smallest unit of work, which `must` launches."""
+        """Predicted seconds of the smallest unit of work, which `tick` launches with `must`."""
         ...
 
     def due(self) -> bool:
@@ -163,8 +162,8 @@ class ModelWorker(Protocol):
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches one step, of as much work as is predicted to take at most `allowance` seconds.
 
-        False when nothing that fits could be launched. must: when nothing fits, launches the smallest unit of work.
-        A launch that fails (also for lack of memory) fails the requests of its batch and no other.
+        False when nothing that fits could be launched. must: if nothing fits, launch the smallest unit of work anyway.
+        A launch that fails, for lack of memory or otherwise, fails the requests of its batch and no others.
         """
         ...
 
@@ -181,7 +180,7 @@ class ModelWorker(Protocol):
         ...
 
     def collect(self) -> Outputs:
-        """What arrived since the last call, failures of submit included (without state and observations)."""
+        """What has arrived since the last call, including failures of `submit`; without state and observations."""
         ...
 
     def state(self) -> ModelState: ...

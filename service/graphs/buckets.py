@@ -13,9 +13,10 @@ from models.protocol import EXACT, Bucket
 BucketKey = tuple[tuple[str, int], ...]
 
 _SPAN = 16
-_LEAST_FILL = 0.95
-"""Dense attention computes padding, too. Without any it takes 0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (of 80) of the
-time of attention that skips it (benchmarks/results/kernels/attention_one_segment.json), so little may be padding."""
+_MIN_FILL = 0.95
+"""Share of a tight bucket that must not be padding. Its dense attention computes padding, too; without any it takes
+0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (heads of 80) of the time of attention that skips padding
+(benchmarks/results/kernels/attention_one_segment.json)."""
 
 
 def key_of(bucket: Bucket) -> BucketKey:
@@ -53,7 +54,7 @@ def fits(offered: Bucket, needed: Bucket) -> bool:
 def fills(bucket: Bucket, needed: Bucket) -> bool:
     """Whether little of the bucket's primary size would be padding."""
     name = primary_size(bucket)
-    return needed[name] >= _LEAST_FILL * bucket[name]
+    return needed[name] >= _MIN_FILL * bucket[name]
 
 
 def cheapest(bucket_list: Iterable[Bucket], needed: Bucket) -> Bucket | None:

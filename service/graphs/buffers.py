@@ -151,7 +151,7 @@ class StaticBuffers:
         return self.device.numel()
 
     def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
-        """Like Upload.fill. Waits only when both host blocks are still being copied."""
+        """Upload.fill through the host block that was not used last; waits only if that one is still being copied."""
         self._turn = 1 - self._turn
         if self._copied is None or not layout.fields:
             return self._upload(layout).fill(plan)

@@ -1,4 +1,4 @@
-"""Which further bucket is worth capturing: counts the sizes of calls and proposes the bucket that would save most
+"""Which further bucket is worth capturing: counts the sizes of calls and proposes the bucket that would save the most
 padding."""
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from models.protocol import Bucket
 from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_size
 
-_LEAST_CALLS = 16.0
+_MIN_CALLS = 16.0
 """Calls before anything is proposed."""
-_LEAST_GAIN = 0.05
+_MIN_GAIN = 0.05
 """Share of the currently computed rows that a new captured graph must save."""
 _HALVE_AT = 4096.0
 """Calls after which all counts are halved, so that old demand fades."""
-_MOST_ROUNDED = 4096
-"""Number of sizes that are remembered at most; pictures come in any number of sizes."""
+_MAX_ROUNDED = 4096
+"""Number of sizes whose rounding is remembered; pictures come in any number of sizes."""
 
 
 class Demand:
@@ -32,7 +32,7 @@ class Demand:
         them."""
         exact = key_of(required)
         if exact not in self._rounded:
-            if len(self._rounded) >= _MOST_ROUNDED:
+            if len(self._rounded) >= _MAX_ROUNDED:
                 self._rounded.clear()
             rounded = self._round(required)
             self._rounded[exact] = None if rounded is None else key_of(rounded)
@@ -46,17 +46,17 @@ class Demand:
             self._total = sum(self._calls.values())
 
     def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
-        """The bucket that would save most padded rows; None when none would save a twentieth of all rows.
+        """The bucket that would save the most padded rows; None when none would save a twentieth of all rows.
 
         A call that runs eagerly now counts double.
         """
-        if self._total < _LEAST_CALLS:
+        if self._total < _MIN_CALLS:
             return None
         captured = list(captured)
         barred = {key_of(bucket) for bucket in (*captured, *unavailable)}
         calls = [(dict(key), count) for key, count in self._calls.items()]
         now = [_size(cheapest(captured, required)) or 2 * _size(required) for required, _ in calls]
-        best, best_gain = None, _LEAST_GAIN * sum(size * count for size, (_, count) in zip(now, calls, strict=True))
+        best, best_gain = None, _MIN_GAIN * sum(size * count for size, (_, count) in zip(now, calls, strict=True))
         for candidate, _ in calls:
             if key_of(candidate) in barred:
                 continue

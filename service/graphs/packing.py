@@ -24,7 +24,7 @@ Size = tuple[int, ...]
 LAUNCH_COST = 256
 """Fixed cost of a replay, in patches. The GEMMs of an encoder layer take 34 / 68 / 239 us for 256 / 1024 / 4096 patches
 on an H100: a fixed part of 10 to 20 us and 0.05 us a patch."""
-_MOST_EVEN_GROUPS = 4
+_MAX_EVEN_GROUPS = 4
 """Largest number of groups of an even split; first fit into a small bucket finds finer ones."""
 
 
@@ -106,7 +106,7 @@ def pack(sizes: Sequence[Bucket], bucket_list: Sequence[Bucket]) -> list[Group]:
     # One item, the usual case, can be grouped in one way only.
     targets = range(len(buckets.limits) if len(order) > 1 else 0)
     groupings = [_first_fit(order, known, own, buckets, target) for target in targets]
-    most = min(len(order), _MOST_EVEN_GROUPS)
+    most = min(len(order), _MAX_EVEN_GROUPS)
     groupings += [_split_evenly(order, known, buckets, count) for count in range(1, most + 1)]
     best = min(groupings, key=lambda groups: sum(buckets.cost(group.size) for group in groups), default=[])
     groups = [Group(tuple(sorted(group.items)), buckets.bucket(group.size)) for group in best]

@@ -24,17 +24,18 @@ from service.graphs.observations import Route
 log = logging.getLogger(__name__)
 
 _WARM_UPS = 2
-"""Eager runs before a capture. In the first one libraries initialise and select kernels, which is illegal in a
+"""Eager runs before a capture. During the first one libraries initialise and select kernels, which is illegal in a
 capture."""
-_GRAPH_BYTES = 16 << 20
+_TIMED_REPLAYS = 2
+_MAX_BYTES_OUTSIDE = 16 << 20
 """Bytes that a graph is assumed to use at most outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2
-use 0 to 8 MiB each once the pool holds their largest. Free memory that shrinks by more was taken by another process."""
+use 0 to 8 MiB each once the pool holds their largest. If free memory shrinks by more, another process took it."""
 CAPTURE_ERRORS = (RuntimeError, NotImplementedError)
 """Raised by a failed capture: illegal calls while capturing, and torch.OutOfMemoryError."""
 
 
 class CaptureError(Exception):
-    """A captured graph could not be made. `refused`: for lack of bytes, not because it failed."""
+    """A graph could not be captured. `refused`: it did not fit into memory; otherwise the capture itself failed."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -49,7 +50,7 @@ class RouteSeconds:
     replay: float
 
     def faster(self, current: Route = "replay", *, gain: float = 0.0) -> Route:
-        """The faster route; `current` unless the other takes less than 1 - gain of its time."""
+        """The faster route: the other one if it takes less than 1 - gain of the time of `current`, else `current`."""
         other: Route = "replay" if current == "eager" else "eager"
         seconds: dict[Route, float] = {"eager": self.eager, "replay": self.replay}
         return other if seconds[other] < (1 - gain) * seconds[current] else current
@@ -57,21 +58,23 @@ class RouteSeconds:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """replay: runs what was captured again, on a GPU torch.cuda.CUDAGraph.replay itself. outputs: static tensors by
-    name, valid until the next replay of the same capturable; on a CPU none before the first. seconds: measured on a GPU
-    at the capture, with static buffers that hold fillers."""
+    """A forward that can be replayed."""
 
     replay: Callable[[], None]
+    """Runs it again; on a GPU this is torch.cuda.CUDAGraph.replay itself."""
     outputs: Mapping[str, Tensor]
+    """Static tensors by name, valid until the next replay of the same capturable; on a CPU empty before the first."""
     seconds: RouteSeconds | None = None
+    """Measured at the capture, on static buffers that hold fillers; None without a GPU."""
 
 
-class _SharedMemory:
-    """The memory pool of one stream's captured graphs. num_bytes: memory that the next capture can reuse."""
+class _MemoryPool:
+    """The memory pool that the captured graphs of one stream share."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
         self.num_bytes = 0
+        """Memory that the next capture can reuse."""
 
 
 class GraphPool:
@@ -82,7 +85,7 @@ class GraphPool:
         self.limit_bytes = limit_bytes
         self.graph_bytes = 0
         self.static_bytes = 0
-        self._shared: dict[torch.cuda.Stream, _SharedMemory] = {}
+        self._pools: dict[torch.cuda.Stream, _MemoryPool] = {}
         self._abandoned: list[torch.cuda.CUDAGraph] = []
 
     @property
@@ -108,8 +111,8 @@ class GraphPool:
         self.static_bytes += num_bytes
 
     def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        """Captures forward over static buffers, which hold finite values, on the current stream, the one that replays
-        it. Nothing may be in flight.
+        """Captures forward over static buffers, which must hold finite values, on the current stream; replay the graph
+        on the same one. Nothing may be in flight.
 
         Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
         """
@@ -129,17 +132,17 @@ class GraphPool:
         """Drops the stream's memory pool after a failed capture; the next capture makes a new one.
 
         An error leaves torch's allocators allocating into the graph's pool. The device allocator can be told to stop.
-        The allocator of pinned memory cannot: it asks the graph object whether it is capturing. So the object is kept,
-        and its answer, that its capture is over, stays valid.
+        The allocator of pinned memory cannot: it asks the graph object whether it is still capturing. So the object is
+        kept alive to answer that it is not.
         """
-        handle = self._shared.pop(stream).handle
+        handle = self._pools.pop(stream).handle
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)
         self._abandoned.append(graph)
 
     def _capture_call(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
         """A CPU records nothing, so nothing runs here. The first replay makes the outputs, whose bytes count from then
-        on; one that fails fails its caller, as the same forward would on the eager route."""
+        on. An error in forward reaches the caller of the replay, as it would on the eager route."""
         outputs: dict[str, Tensor] = {}
 
         def replay() -> None:
@@ -155,7 +158,41 @@ class GraphPool:
     def _capture_graph(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
         started = time.perf_counter()
         stream = torch.cuda.current_stream(self.device)
-        shared = self._shared.setdefault(stream, _SharedMemory())
+        pool = self._pools.setdefault(stream, _MemoryPool())
+        eager, outputs = self._run_before_capture(capturable, bucket, buffers, pool)
+        self._reserve(_num_bytes(outputs))
+        torch.cuda.empty_cache()
+        reserved, free = torch.cuda.memory_reserved(self.device), torch.cuda.mem_get_info(self.device)[0]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with (
+                _no_garbage_collection(),
+                torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"),
+            ):
+                for name, value in capturable.forward(buffers, bucket).items():
+                    outputs[name].copy_(value)
+        except CAPTURE_ERRORS:
+            self.static_bytes -= _num_bytes(outputs)
+            self._abandon(stream, graph)
+            raise
+        torch.cuda.synchronize(self.device)
+        pooled = torch.cuda.memory_reserved(self.device) - reserved
+        outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
+        taken = pooled + min(max(0, outside), _MAX_BYTES_OUTSIDE)
+        self.graph_bytes += taken
+        pool.num_bytes += taken
+        mib, seconds = taken / 2**20, time.perf_counter() - started
+        log.info("captured %s at %s: %.1f MiB more, %.2f s", capturable.name, dict(bucket), mib, seconds)
+        replay = min(seconds_of(graph.replay, self.device) for _ in range(_TIMED_REPLAYS))
+        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+
+    def _run_before_capture(
+        self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], pool: _MemoryPool
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Runs forward eagerly: its seconds, and static outputs of the same shapes.
+
+        Raises CaptureError when a graph of it would need more memory than the limit leaves.
+        """
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(self.device)
@@ -168,47 +205,19 @@ class GraphPool:
 
         eager = min(seconds_of(run, self.device) for _ in range(_WARM_UPS))
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        if self.num_bytes + max(0, peak - shared.num_bytes) > self.limit_bytes:
+        if self.num_bytes + max(0, peak - pool.num_bytes) > self.limit_bytes:
             raise CaptureError(
                 f"{capturable.name} at {dict(bucket)} works in {peak} bytes; {self.num_bytes} of "
                 f"{self.limit_bytes} are used",
                 refused=True,
             )
-        self._reserve(_num_bytes(outputs))
-        torch.cuda.empty_cache()
-        reserved, free = torch.cuda.memory_reserved(self.device), torch.cuda.mem_get_info(self.device)[0]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with (
-                _uncollected(),
-                torch.cuda.graph(graph, pool=shared.handle, stream=stream, capture_error_mode="thread_local"),
-            ):
-                for name, value in capturable.forward(buffers, bucket).items():
-                    outputs[name].copy_(value)
-        except CAPTURE_ERRORS:
-            self.static_bytes -= _num_bytes(outputs)
-            self._abandon(stream, graph)
-            raise
-        torch.cuda.synchronize(self.device)
-        pooled = torch.cuda.memory_reserved(self.device) - reserved
-        outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
-        taken = pooled + min(max(0, outside), _GRAPH_BYTES)
-        self.graph_bytes += taken
-        shared.num_bytes += taken
-        log.info(
-            "captured %s at %s: %.1f MiB more, %.2f s",
-            capturable.name,
-            dict(bucket),
-            taken / 2**20,
-            time.perf_counter() - started,
-        )
-        replay = min(seconds_of(graph.replay, self.device) for _ in range(_WARM_UPS))
-        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+        return eager, outputs
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Turns Python's garbage collector off: freeing other graphs or pinned memory is illegal in a capture."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Turns Python's garbage collector off: it might free other graphs or pinned memory, which is illegal in a
+    capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
 """One capturable computation and its two routes.
 
-`run` replays the cheapest captured graph that holds the plan, or runs forward eagerly on buffers of the exact size and
-counts the reason. `capture_next` captures the buckets needed before readiness and then, while idle, the rest of the
-list and what demand proposes. `capture_missed` captures, in a busy engine, the bucket that eager calls would have used,
-or replays with less padding.
+`run` replays the cheapest captured graph that holds the plan; if there is none, it runs forward eagerly on buffers of
+the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, while the
+engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it captures the
+bucket whose absence made calls run eagerly or with more padding.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from service.graphs.trials import RouteTrial
 
 log = logging.getLogger(__name__)
 
-_MOST_CHOICES = 4096
-"""Number of sizes whose graph is remembered at most; pictures come in any number of sizes."""
-_TIMED = 3
+_MAX_CHOICES = 4096
+"""Number of sizes whose graph is remembered; pictures come in any number of sizes."""
+_TIMED_REPLAYS = 3
 _PADDED_MISS = 1 / 16
-"""How much a replay counts as a miss if a smaller bucket of the list would hold the plan but is not captured yet."""
+"""Share of a miss that a replay counts as, if a smaller bucket of the list would hold the plan but is not captured
+yet."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +49,38 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class _Choice:
-    """For a size: the captured graph to replay, and the smallest bucket of the list that holds it, if its capture has
-    not been tried yet."""
+    """What to do with plans of one size."""
 
     graph: CapturedGraph | None
+    """The graph to replay; None where no captured one holds the size."""
     missed: BucketKey | None
+    """The cheapest bucket of the list that holds the size, if it would be better and has not been captured yet."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """outputs: by name; those of a replay have the bucket's rows and are valid until the runner's next run. bucket: the
-    captured one that holds the plan, if any, whichever route was taken."""
+    """One call of forward."""
 
     outputs: Mapping[str, Tensor]
+    """By name. Those of a replay have the bucket's rows and are valid until the runner's next run."""
     route: Route
     bucket: Bucket | None = None
+    """The captured bucket that holds the plan, if any, whichever route was taken."""
 
 
 class GraphRunner:
-    """kind names the computation in metrics (encoder, decode, ...). before_ready: the buckets to capture before
-    readiness, by default all; the largest comes first, so that one block of static buffers serves all. tight: buckets
-    of the list whose graphs compute padding at full cost; they hold only what fills them, and are captured after all
-    others, so that they take no memory from these. stream: where `run` is called, if not on the engine's stream.
-    measured: where the capture finds an eager call not much slower than a replay, calls take the route that is faster
-    in service, as measured by the durations given to `observe`. fill_others: puts fillers where forward reads inputs
-    that are in no buffer; a capture and a warm-up run forward, and would run it over the inputs of the last call.
+    """The captured graphs of one capturable computation.
+
+    kind: name of the computation in metrics (encoder, decode, ...).
+    before_ready: the buckets to capture before readiness, by default all. The largest is captured first, so that one
+        block of static buffers serves all.
+    tight: buckets of the list whose graphs compute padding at full cost. A plan has to nearly fill them, and they are
+        captured last, so that they take no memory from the others.
+    stream: the CUDA stream on which `run` is called, if it is not the engine's.
+    measured: buckets whose eager call is not much slower than a replay at the capture are tried on both routes in
+        service; from then on calls take the route that is faster by the durations given to `observe`.
+    fill_others: writes fillers to inputs that forward reads outside its buffers. Captures and warm-ups run forward, and
+        would otherwise run it over the inputs of the last call.
 
     `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
     of idle time, and that a busy engine needs now or would gain from. Demand proposes sizes between those of the list,
@@ -111,13 +119,13 @@ class GraphRunner:
         self._refused: dict[BucketKey, Bucket] = {}
         self._choices: dict[BucketKey, _Choice] = {}
         self._eager: np.ndarray | None = None
-        """Sizes and seconds of eager calls, float64 [2, captured]; None where a capture has come since."""
+        """Sizes and seconds of eager calls, float64 [2, captured]; None until they are needed after a capture."""
         self._static: StaticBuffers | None = None
         self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._tight])
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
-        """Calls since the last capture that the most missed bucket would have served; a replay counts as
-        _PADDED_MISS."""
+        """Calls since the last capture that the most missed bucket would have served; one that was replayed with more
+        padding counts as _PADDED_MISS."""
 
     @property
     def captured(self) -> list[Bucket]:
@@ -134,8 +142,8 @@ class GraphRunner:
             if (graph := choice.graph) is not None:
                 self._demand.note(plan.required)
                 self._count_miss(choice, _PADDED_MISS)
-                measured = self._measured(graph, plan)
-                return self._replay(graph, plan) if measured is None else measured
+                tried = self._run_eagerly_on_trial(graph, plan)
+                return self._replay(graph, plan) if tried is None else tried
             eager = self.miss(plan.required)
         self._observations.count_eager_step(eager, **self._labels)
         return Run(self._forward(plan), "eager")
@@ -144,9 +152,10 @@ class GraphRunner:
         buffers = exact_buffers(self.capturable.buffer_specs(plan.required), plan, self._pool.device)
         return self.capturable.forward(buffers, plan.required)
 
-    def _measured(self, graph: CapturedGraph, plan: Plan) -> Run | None:
-        """An eager call, if the trial of its bucket takes that route; None: replay it. A call that runs out of memory
-        is replayed, and so is every later one, since a replay works in memory that the graph holds already."""
+    def _run_eagerly_on_trial(self, graph: CapturedGraph, plan: Plan) -> Run | None:
+        """An eager call, if the trial of its bucket chooses that route; None if the plan is to be replayed. A call that
+        runs out of memory is replayed, and so is every later one, since a replay works in memory that its graph already
+        holds."""
         if self._trials is None or self._trial(graph).route() == "replay":
             return None
         try:
@@ -171,7 +180,7 @@ class GraphRunner:
             self._trial(self._graphs[key_of(bucket)]).observe(route, seconds)
 
     def miss(self, required: Bucket) -> EagerReason:
-        """Records a call that no captured graph holds, whoever runs it, and returns why."""
+        """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
         self._demand.note(required)
         reason = self._reason(required)
         if reason == "no_bucket":
@@ -190,10 +199,10 @@ class GraphRunner:
     def _choice(self, required: Bucket) -> _Choice:
         key = key_of(required)
         if key not in self._choices:
-            if len(self._choices) >= _MOST_CHOICES:
+            if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
-            captured = cheapest(self._roomy(self.captured, required), required) if self.enabled else None
-            untried = self._roomy(self._untried(), required)
+            captured = cheapest(self._eligible(self.captured, required), required) if self.enabled else None
+            untried = self._eligible(self._untried(), required)
             wanted = cheapest([*untried, *([] if captured is None else [captured])], required)
             self._choices[key] = _Choice(
                 None if captured is None else self._graphs[key_of(captured)],
@@ -201,14 +210,14 @@ class GraphRunner:
             )
         return self._choices[key]
 
-    def _roomy(self, buckets: Iterable[Bucket], required: Bucket) -> list[Bucket]:
-        """The buckets without the tight ones that `required` would not fill."""
+    def _eligible(self, buckets: Iterable[Bucket], required: Bucket) -> list[Bucket]:
+        """The buckets, without the tight ones that `required` would not nearly fill."""
         return [bucket for bucket in buckets if key_of(bucket) not in self._tight or fills(bucket, required)]
 
     def _reason(self, required: Bucket) -> EagerReason:
         if not self.enabled:
             return "disabled"
-        failed = self._roomy(self._failed.values(), required)
+        failed = self._eligible(self._failed.values(), required)
         return "capture_failed" if any(fits(bucket, required) for bucket in failed) else "no_bucket"
 
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
@@ -246,18 +255,18 @@ class GraphRunner:
         if graph is None:
             return None
         graph.static.fill(graph.layout, plan)
-        return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(_TIMED))
+        return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(_TIMED_REPLAYS))
 
     def capture_next(self, *, idle: bool) -> bool:
         """Captures the next wanted bucket; False when none is wanted. Nothing may be in flight.
 
-        A bucket that failed or did not fit under the byte limit is remembered and not tried again.
+        A bucket whose capture failed or did not fit under the byte limit is not tried again.
         """
         if not self.enabled:
             return False
         untried = self._untried()[::-1]
         untried.sort(key=lambda bucket: key_of(bucket) in self._tight)
-        wanted = next((c for c in untried if idle or key_of(c) in self._before_ready), None)
+        wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
         if wanted is None:
@@ -278,8 +287,8 @@ class GraphRunner:
         return [bucket for bucket in self.bucket_list if key_of(bucket) not in tried]
 
     def warm_up(self, buckets: Iterable[Bucket]) -> Iterator[None]:
-        """Runs forward once at each of these buckets without a captured graph, so that its kernels are compiled before
-        later calls and captures; yields after each. Not counted in metrics."""
+        """Runs forward once at each of these buckets that has no captured graph, so that its kernels are compiled
+        before later calls and captures; yields after each. Not counted in metrics."""
         for bucket in buckets:
             if key_of(bucket) not in self._graphs:
                 self._fill_others()

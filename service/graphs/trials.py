@@ -1,4 +1,4 @@
-"""Which route a captured bucket takes if the capture could not decide it: measured on the calls that are served.
+"""Which route a captured bucket takes if its capture could not decide it: measured on calls in service.
 
 A capture is timed on fillers. If eager execution is not much slower there, the first calls of the bucket alternate
 between the routes, and the one with the shorter median is taken from then on. Now and then a call takes the other

@@ -1,4 +1,4 @@
-"""An API process' link to an engine that another process starts and watches."""
+"""An API process's link to an engine that another process starts and watches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from service.link.supervisor import EngineExit
 
 
 class FollowedEngine:
-    """An engine that another process supervises, as that one reports it: where it runs, or that it does not."""
+    """What is known of an engine that another process supervises: where it runs, or that it does not run."""
 
     def __init__(self) -> None:
         self.address: str | None = None
         """Address of its current process; None if there is none."""
         self.problem = ""
-        """Why the engine cannot be talked to; empty if it can."""
+        """Why this process cannot communicate with the engine; empty if it can."""
         self._changed = asyncio.Event()
 
     def tell(self, address: str | None) -> None:
+        """Records what the supervising process reports."""
         self.address = address
         self._changed.set()
 
@@ -40,7 +41,7 @@ class FollowedEngine:
         self.tell(None)
 
     async def failed(self) -> None:
-        """Waits until the engine's messages cannot be read: this process is then of no more use."""
+        """Waits until this process cannot communicate with the engine, and so is of no more use."""
         await self._until(lambda: bool(self.problem))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -50,8 +51,8 @@ class FollowedEngine:
 
 
 class AttachedLink:
-    """One start of an engine that another process supervises, as an EngineLink. Create it when `engine` has an address.
-    peer: this process' name, which no other process ever had."""
+    """Implements EngineLink for one start of an engine that another process supervises. Make it once `engine` has an
+    address. peer: name of this process, which no other process has ever had."""
 
     def __init__(self, engine: FollowedEngine, peer: str) -> None:
         self.on_launch: Callable[[], None] = lambda: None

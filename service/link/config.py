@@ -21,7 +21,7 @@ MixedRoute = Literal["auto", "eager"]
 
 
 class ConfigurationError(ValueError):
-    """An engine cannot start as it is configured; the message names the setting or the model."""
+    """An engine cannot start with its configuration; the message names the setting or the model."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -50,11 +50,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
     gpu: str = ""
     """The only GPU that the process sees, as CUDA_VISIBLE_DEVICES names it; empty: all that its parent sees."""
     index: int | None = None
-    """Which of several engines this is, from 0; None for the only one."""
+    """Which of several engines this is, from 0; None if it is the only one."""
     sharers: int = 1
     """Number of engines that share the host's processors, this one included."""
     threads: int | None = None
-    """Number of threads that compute on the host; None: as service.link.host_threads chooses."""
+    """Number of threads that compute on the host; None: service.link.host_threads chooses."""
     memory_share: float = 0.9
     page_size: int = 16
     kv_cache_tokens: int | None = None
@@ -72,17 +72,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
     guided_graphs_first: bool = False
     """Whether the graphs of guided rows are captured before readiness, too, not while the engine idles."""
     restarted: bool = False
-    """Whether an earlier engine of this server was ready. Then chat begins with as few captures as possible and speech
-    with few; the others and the warm-up, which a first start makes before readiness, wait until the engine idles."""
+    """Whether an earlier engine of this server was ready. Then chat becomes ready with as few captures as possible and
+    speech with few. The others, and the warm-up, wait until the engine idles; a first start makes them before
+    readiness."""
     stood_by: bool = False
-    """Whether its process had waited beside an earlier engine (standby.py), so that the age of the process is not part
-    of the start."""
+    """Whether its process waited beside an earlier engine (standby.py). Then the age of the process is not part of the
+    duration of the start."""
     mixed_route: MixedRoute = "auto"
     """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
     faster. eager: all of them run eagerly."""
     graph_memory: int | None = None
+    """Bytes; None: by the size of the GPU (`graph_bytes`)."""
     encoder_cache: int | None = None
-    """Bytes, as graph_memory. None: by the size of the GPU."""
+    """Bytes; None: by the size of the GPU (`encoder_cache_bytes`)."""
     gpu_bytes: int | None = None
     """Bytes of the GPU; the engine sets it (service.engine.memory.with_limits). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
@@ -113,32 +115,32 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     @property
     def graph_bytes(self) -> int:
-        """Limit of captured graphs, which on a small GPU must not take what weights and KV caches need."""
+        """Limit of captured graphs: on a small GPU an eighth of its memory, to leave room for weights and KV caches."""
         return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
 
     @property
-    def most_graph_bytes(self) -> int:
-        """What that limit may grow to for the sake of a model's largest graph."""
+    def max_graph_bytes(self) -> int:
+        """What `graph_bytes` may be raised to if a model's largest graph needs more."""
         return GRAPH_BYTES if self.graph_memory is None else self.graph_memory
 
     @property
     def encoder_cache_bytes(self) -> int:
-        """Limit of cached embeddings, likewise."""
+        """Limit of cached encoder outputs: on a small GPU a 32nd of its memory."""
         return _limit(self.encoder_cache, ENCODER_CACHE_BYTES, self.gpu_bytes, 32)
 
 
-def _limit(told: int | None, usual: int, total: int | None, parts: int) -> int:
-    """What the operator said, or the usual limit, which is at most one of so many parts of the GPU's memory."""
-    if told is not None:
-        return told
-    return usual if total is None else min(usual, total // parts)
+def _limit(configured: int | None, default: int, gpu_bytes: int | None, parts: int) -> int:
+    """The configured limit; otherwise the default, but at most 1 / `parts` of the GPU's memory."""
+    if configured is not None:
+        return configured
+    return default if gpu_bytes is None else min(default, gpu_bytes // parts)
 
 
 class Channel(Protocol):
     """The engine's end of the link. Used by one thread."""
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """All commands that have arrived; waits up to `timeout` seconds for the first (None: for ever, 0: not at
+        """All commands that have arrived; waits up to `timeout` seconds for the first (None: without limit, 0: not at
         all)."""
         ...
 

@@ -1,4 +1,4 @@
-"""A process' end of the ZeroMQ connection to an engine process."""
+"""A process's end of the ZeroMQ connection to an engine process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _RECONNECT_MS = 10
 """Milliseconds between two attempts to connect to an engine process that has not bound its socket yet."""
 
 _DESCRIPTORS = 16
-"""More than a socket and its context open, about ten."""
+"""Descriptors that must be free; a socket and its context open about ten."""
 
 OnOutputs = Callable[[Outputs], None]
 
 
 def discard(command: Command) -> None:
-    """Sends to an engine without a socket, which has not begun or has ended: does nothing."""
+    """The `send` of an engine that has no socket, since it has not been started or has ended: does nothing."""
 
 
 def _nothing() -> None:
-    """Nobody reads."""
+    """The callback of a socket that nobody reads."""
 
 
 def _require_descriptors() -> None:
-    """OSError if there are too few: ZeroMQ would end the whole process."""
+    """Raises OSError if there are too few free descriptors, for which ZeroMQ would end the whole process."""
     with ExitStack() as opened:
         for _ in range(_DESCRIPTORS):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
@@ -49,7 +49,7 @@ class EngineSocket:
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
             self.zmq.setsockopt(option, value)
         self._look: Callable[[], None] = _nothing
-        """Reads in the next turn of the loop that reads, where there is one."""
+        """Has messages read in the next turn of the reader's event loop, if there is a reader."""
 
     @classmethod
     def bound(cls, address: str) -> EngineSocket:
@@ -77,15 +77,17 @@ class EngineSocket:
             self._look()
 
     async def read(self, on_outputs: OnOutputs) -> None:
-        """Reads messages until cancelled; what reading one raises ends it. Each is read in the turn of the loop in
-        which it comes: zmq.asyncio would need several futures and callbacks per message, a task that waits one more
-        turn."""
+        """Reads messages until cancelled; raises what reading a message raises.
+
+        A message is read in the turn of the event loop in which it arrives. zmq.asyncio would need several futures and
+        callbacks per message, and a waiting task one more turn.
+        """
         decoder = wire.outputs_decoder()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
         def take() -> None:
-            if ended.done():  # since this was called for
+            if ended.done():  # after this call was scheduled
                 return
             try:
                 for _ in range(_MESSAGES_A_TURN):

@@ -1,4 +1,4 @@
-"""Starts the GPU's driver and creates the device's context, which takes nearly a second, while torch is imported."""
+"""Starts the GPU's driver and creates the CUDA context while torch is imported; together that takes nearly a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ DRIVER = "libcuda.so.1"
 
 
 def begin_context(device: str) -> threading.Thread | None:
-    """device: as configured. Returns at once with the thread that creates the primary context of the first visible GPU,
-    which torch will use; None for the CPU. What fails here fails for torch as well, which reports why."""
+    """Creates the primary context of the first visible GPU, which torch will use, in a thread. Returns the thread at
+    once; None for the CPU. Errors are ignored here, since torch will meet and report them. device: as configured."""
     if device == "cpu":
         return None
     # torch sets this before it starts the driver, which reads it once.

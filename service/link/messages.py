@@ -1,4 +1,4 @@
-"""The messages between API process and engine process. Typed structs, no pickle.
+"""The messages between an API process and the engine process. Typed structs, no pickle.
 
 Arrays inside a message (prompts, pixels, audio) travel as separate raw frames; see service/link/wire.py.
 """
@@ -39,6 +39,8 @@ class SamplingParams(Struct, frozen=True):
 
 
 class ChatRequest(Struct, frozen=True):
+    """One answer to a prompt; a request with n choices is n of these. Answered by ChatDeltas or Failed."""
+
     request_id: str
     model: str
     prompt: Prompt
@@ -49,11 +51,11 @@ class ChatRequest(Struct, frozen=True):
     """The grammar that the answer must match, in llguidance's JSON form, checked by the API process (see
     service/api/chat/grammar.py); empty: none."""
     slow_grammar: bool = False
-    """Whether checking the grammar took longer than SLOW_SECONDS, so that building it will, too."""
+    """Whether checking the grammar took longer than SLOW_SECONDS, so that building its matcher will, too."""
 
 
 class SpeechSegment(Struct, frozen=True):
-    """A text to speak in one go; `max_patches` caps its length."""
+    """A text to speak in one go. Its audio has between `min_patches` and `max_patches` patches."""
 
     text_ids: tuple[int, ...]
     min_patches: int
@@ -61,43 +63,49 @@ class SpeechSegment(Struct, frozen=True):
 
 
 class SpeechRequest(Struct, frozen=True):
-    """Segments are spoken one after the other in one voice. While `open`, SpeechAppend may add segments."""
+    """Segments to be spoken one after the other in one voice. Answered by SpeechDeltas or Failed."""
 
     request_id: str
     model: str
     segments: tuple[SpeechSegment, ...]
     seed: int
     cfg_value: float
+    """Strength of classifier-free guidance."""
     solver_steps: int
+    """Steps of the flow-matching solver for each patch."""
     live: bool
     """Whether a listener plays the audio while it is generated: then the stream has a playback clock."""
     arrival: float
+    """time.monotonic() when the request was accepted."""
     temperature: float = 1.0
     open: bool = False
+    """Whether SpeechAppend may add segments."""
     transcript_ids: tuple[int, ...] = ()
     """Ids of the transcript of `prompt` + the first segment's text, tokenized together. Only with `prompt`."""
     reference: np.ndarray | None = None
     """Patches float32 [n, frames, channels] of the reference audio."""
     prompt: np.ndarray | None = None
-    """Patches of the audio to continue."""
+    """Patches of the audio to continue, in the same layout."""
     speed: float = 1.0
-    """Seconds of the audio that a live listener hears in a second."""
+    """Seconds of audio that a live listener plays in a second."""
     retries: int = 0
-    """How often a segment that runs to its cap may be generated again with another seed, if none of it has been
+    """How often a segment that reaches `max_patches` may be generated again with another seed, if none of it has been
     sent."""
     adapter: str = ""
     """Folder name of the low-rank adapter that is the voice; empty: none."""
 
 
 class SpeechAppend(Struct, frozen=True):
+    """More segments of an open SpeechRequest; `last` closes it."""
+
     request_id: str
     segments: tuple[SpeechSegment, ...]
     last: bool
 
 
 class EncodeReference(Struct, frozen=True):
-    """Encode reference audio to patches; answered by ReferenceEncoded. wave: float32 [samples] at the rate
-    of SpeechModel.reference_sample_rate."""
+    """Encode reference audio to patches; answered by ReferenceEncoded or Failed. wave: float32 [samples] at the rate
+    SpeechModel.reference_sample_rate."""
 
     request_id: str
     model: str
@@ -107,18 +115,20 @@ class EncodeReference(Struct, frozen=True):
 
 
 class Abort(Struct, frozen=True):
+    """Forget a request: nothing more is sent for it."""
+
     request_id: str
 
 
 class Pause(Struct, frozen=True):
-    """The transport cannot accept more of a live stream (paused), or can again."""
+    """The client's connection cannot take more audio of a live stream (paused), or can again."""
 
     request_id: str
     paused: bool
 
 
 class Drain(Struct, frozen=True):
-    """Accept no new requests; running ones finish."""
+    """Refuse new requests and finish the running ones."""
 
 
 class Stop(Struct, frozen=True):
@@ -141,79 +151,99 @@ Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort |
 
 
 class TokenInfo(Struct, frozen=True):
+    """Log probability of a token, and the most likely tokens in its place with theirs: (id, log probability)."""
+
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class StepCounts(Struct, frozen=True):
-    """How a request was computed: number of steps that included it, how many of them were replayed, rows of all of
-    them, and number of its media that had to be encoded."""
+    """How a request was computed."""
 
     steps: int
+    """Number of steps that included it."""
     replayed: int
+    """How many of them replayed a captured graph."""
     rows: int
+    """Rows of all of them, those of other requests included."""
     encoded_media: int
+    """Number of its pictures and videos that had to be encoded."""
 
 
 class PhaseTimes(Struct, frozen=True):
     """When the engine computed the first parts of a request, by time.monotonic(), which all processes of a machine
-    share.
-
-    scheduled: its first step was launched. computed: the first token, or the first audio, was read. encoder: begin of
-    the first pass over its media and end of the last one; None if every item was cached, or there were none.
-    """
+    share."""
 
     scheduled: float
+    """Launch of its first step."""
     computed: float
+    """When its first token, or its first audio, was read."""
     encoder: tuple[float, float] | None = None
+    """Start of the first encoder pass over its media, and end of the last one; None if every item was cached or there
+    were none."""
 
 
 class ChatDelta(Struct, frozen=True):
-    """New tokens of a request. finish_reason ("stop", "length") ends it; the stop token itself is not delivered. steps:
-    with the last delta; times: with the first."""
+    """New tokens of a request."""
 
     request_id: str
     token_ids: tuple[int, ...]
+    """Without the stop token."""
     infos: tuple[TokenInfo, ...] = ()
+    """One for each token, if log probabilities were requested."""
     finish_reason: str | None = None
+    """With the last delta: "stop" or "length"."""
     cached_tokens: int = 0
+    """Prompt positions found in the prefix cache."""
     steps: StepCounts | None = None
+    """With the last delta."""
     times: PhaseTimes | None = None
+    """With the first delta."""
 
 
 class SpeechDelta(Struct, frozen=True):
-    """New audio, float32 [samples]. segment_done: this is the segment's last audio. finished: nothing follows, and
-    `steps` has the counts of the whole request. times: with the first audio."""
+    """New audio of a request."""
 
     request_id: str
     audio: np.ndarray
+    """float32 [samples]."""
     segment: int
+    """Index of the segment that it belongs to."""
     segment_done: bool = False
+    """Whether this is the last audio of the segment."""
     finished: bool = False
+    """Whether nothing follows."""
     truncated: bool = False
+    """Whether the segment ended because it had `max_patches` patches."""
     steps: StepCounts | None = None
+    """With the last delta."""
     times: PhaseTimes | None = None
+    """With the first audio."""
 
 
 class ReferenceEncoded(Struct, frozen=True):
+    """The answer to EncodeReference: patches float32 [n, frames, channels]."""
+
     request_id: str
     patches: np.ndarray
 
 
 class Failed(Struct, frozen=True):
-    """A request ended without an answer. status is the HTTP status that fits; field names the request field."""
+    """A request ended without an answer."""
 
     request_id: str
     status: int
+    """HTTP status for the client."""
     code: str
     message: str
     field: str | None = None
+    """The field of the request that is to blame, if one is."""
     retry_after: float | None = None
+    """Seconds after which a retry may succeed."""
 
 
 class ModelState(Struct, frozen=True):
-    """Load of one model at the end of a tick. pages_used does not include pages_cached. slack: smallest number of
-    seconds of audio that a live listener has left; None without listeners."""
+    """Load of one model at the end of a tick."""
 
     model: str
     running: int
@@ -221,34 +251,39 @@ class ModelState(Struct, frozen=True):
     slots_used: int
     pages_total: int
     pages_used: int
+    """Without `pages_cached`."""
     pages_cached: int
     encoder_cache_bytes: int = 0
     slack: float | None = None
+    """The fewest seconds of audio that any live listener has left; None without listeners."""
 
 
 class ProcessUsage(Struct, frozen=True):
-    """Usage of the engine process: processor seconds of all threads since its start, bytes in memory, number of
-    threads."""
+    """What the engine process uses of the host."""
 
     cpu_seconds: float
+    """Processor time of all threads since its start."""
     resident_bytes: int
     threads: int
 
 
 class EngineState(Struct, frozen=True):
-    """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining".
-    device_memory: bytes by state, see memory.py; empty on a CPU. device: name of the device that the engine runs on.
-    occupied: a capture is running, during which there is no heartbeat; this is not a hang. process: None if the system
-    does not provide it."""
+    """The heartbeat, sent at least once a second."""
 
     phase: str
+    """One of "loading", "capturing", "ready" and "draining"."""
     detail: str
+    """The model that is being loaded or captured."""
     models: tuple[ModelState, ...]
     graph_bytes: int
     device_memory: dict[str, int] = {}
+    """Bytes by state (service.engine.memory.device_memory); empty on a CPU."""
     device: str = ""
+    """Name of the device."""
     occupied: bool = False
+    """Whether a capture has started, during which there is no heartbeat: that is no hang."""
     process: ProcessUsage | None = None
+    """None if the system does not provide it."""
 
 
 class Outputs(Struct, frozen=True):

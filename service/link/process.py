@@ -1,8 +1,8 @@
 """The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
 
-Started and watched by supervisor.py. It ends when the engine returns or fails, or when its stdin closes because the
-process that started it is gone. `standby ENTRY` imports what an engine imports and learns its address later, from a
-second line (standby.py).
+supervisor.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
+process that started it has ended. With `standby ENTRY` it imports what an engine imports, and reads its address later,
+from a second line (standby.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.logs import configure_logging
 log = logging.getLogger("reprise.engine")
 
 SHARED = "shared"
-"""Argument of an engine that several API processes talk to (shared.py)."""
+"""Argument of an engine that several API processes use (shared.py)."""
 CONFIGURATION_ERROR = 3
 """Exit status of an engine that cannot start with its configuration; the log says why."""
 
@@ -79,8 +79,8 @@ def _exit_with_parent(address: str) -> None:
 
 
 def _prepare(entry: str, config: EngineConfig) -> None:
-    """Imports the entry's module, and lets it prepare what it can before there is anything to serve. What it cannot,
-    the start says."""
+    """Imports the entry's module and calls its `prepare`, if it has one. Errors are ignored here, since the start will
+    report them."""
     module = importlib.import_module(entry.partition(":")[0])
     with suppress(CheckpointError, ImportError):
         getattr(module, "prepare", lambda _: None)(config)
@@ -112,8 +112,8 @@ def main(arguments: list[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once: the kernel frees its memory and its GPU sooner than the interpreter could, and requests
-    that wake a sleeping engine wait for that."""
+    """Ends the process at once. The operating system frees its memory and its GPU sooner than the interpreter would,
+    and a request that wakes a sleeping engine waits for that."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

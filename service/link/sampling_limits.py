@@ -10,9 +10,9 @@ MAX_STOP_IDS = 32
 MAX_BIASES = 320
 """Columns of the slots' tables (slot_state.py). OpenAI's clients may bias 300 tokens."""
 MAX_LOGPROBS = 20
-LEAST_REPETITION_PENALTY = 0.01
+MIN_REPETITION_PENALTY = 0.01
 """Logits are divided by it: by far smaller ones they would become infinite."""
-LEAST_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 """Below it, as without any, the best token is drawn: logits are divided by it, too."""
 
 
@@ -50,8 +50,8 @@ def sampling_problem(sampling: SamplingParams, vocab_size: int) -> tuple[str, st
         value = getattr(sampling, name)
         if not (math.isfinite(value) and low <= value <= high):
             return name, f"{name} is {value}, expected {low} to {high}"
-    if not LEAST_REPETITION_PENALTY <= sampling.repetition_penalty < math.inf:
-        problem = f"is {sampling.repetition_penalty}, expected at least {LEAST_REPETITION_PENALTY}"
+    if not MIN_REPETITION_PENALTY <= sampling.repetition_penalty < math.inf:
+        problem = f"is {sampling.repetition_penalty}, expected at least {MIN_REPETITION_PENALTY}"
         return "repetition_penalty", f"repetition_penalty {problem}"
     return None
 

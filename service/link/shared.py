@@ -36,7 +36,7 @@ Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
 
 class SharedChannel:
-    """A ROUTER socket bound to `address`. Returns from its constructor once the supervisor has attached itself."""
+    """A ROUTER socket bound to `address`. The constructor returns once the supervisor has attached itself."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -51,7 +51,7 @@ class SharedChannel:
         """Name of the peer by request id, until the request's last answer is sent."""
         self._attached: set[str] = set()
         self._gone: set[str] = set()
-        """Peers that have ended. Messages that they had sent may be read later than the report of their end."""
+        """Peers that have ended. What they sent before may be read after the report that they ended."""
         self._state: EngineState | None = None
         while SUPERVISOR not in self._attached:
             self._socket.poll()
@@ -66,7 +66,7 @@ class SharedChannel:
     def send(self, outputs: Outputs) -> None:
         if outputs.state is not None:
             self._state = outputs.state
-            self._take_in()  # an engine that loads does not receive, and new peers want its state
+            self._take_in()  # an engine that loads does not call receive, but new peers need its state
         for peer, share in self._by_peer(outputs).items():
             self._send(peer, share)
 
@@ -117,7 +117,7 @@ class SharedChannel:
         for kind in ("chat", "speech", "encoded", "failed"):
             for answer in getattr(outputs, kind):
                 owner = self._owners.get(answer.request_id)
-                if owner is None:  # aborted: its last answers were under way
+                if owner is None:  # aborted while its last answers were on their way
                     continue
                 answers.setdefault(owner, {}).setdefault(kind, []).append(answer)
                 if _is_last(answer):

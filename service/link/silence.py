@@ -1,12 +1,12 @@
-"""How long an engine has been silent, not counting time in which this process itself was paused (a frozen container, a
-suspended machine), since messages that the engine sent in that time are read afterwards."""
+"""How long an engine has been silent. Time in which this process itself was paused (a frozen container, a suspended
+machine) does not count, since messages that the engine sent meanwhile are read afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-MOST_AT_ONCE = 1.0
-"""Seconds that are counted at most between two checks. The loop checks twice a second; a longer gap means that this
+MAX_COUNTED = 1.0
+"""Seconds between two checks that count as silence. The loop checks twice a second; a longer gap means that this
 process was paused or busy."""
 
 
@@ -24,8 +24,8 @@ class Silence:
         self._seconds = 0.0
 
     def look(self) -> float:
-        """Seconds so far."""
+        """Checks, and returns the seconds so far."""
         now = self._clock()
-        self._seconds += min(now - self._looked, MOST_AT_ONCE)
+        self._seconds += min(now - self._looked, MAX_COUNTED)
         self._looked = now
         return self._seconds

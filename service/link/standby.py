@@ -1,8 +1,9 @@
-"""A process that waits to become the engine at its next start. It imports what an engine imports, above all torch.
+"""Standby processes: each waits to become the engine at its next start, and has already imported what an engine
+imports, above all torch.
 
-That of the first start imports while the server itself still does. Those of later ones are started while an engine
-serves, so that a restart, or the first request to a sleeping server, begins by loading weights; they do not touch the
-GPU. Each ends with the process that started it.
+The one for the first start imports while the server itself does. Those for later starts are started while an engine
+serves, so that a restart, or the first request to a sleeping server, can load weights at once. Until then they do not
+touch the GPU. Each ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ PREPARE_AFTER = 5.0
 """Seconds from an engine's readiness until the standby process is started, so that it does not delay the first
 requests."""
 ENTRY = "service.engine.start:serve"
-"""The engine."""
+"""The function that an engine process runs."""
 STANDBY = "standby"
-"""First argument of such a process, in the place of the engine's address."""
+"""First argument of a standby process, in place of the engine's address."""
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """The second line of a standby's standard input: what other engine processes get as arguments."""
+    """The second line on a standby process's standard input: what other engine processes get as arguments."""
 
     address: str
     shared: bool
 
 
 async def start_engine_process(config: EngineConfig, *arguments: str) -> Process:
-    """`service.link.process ARGUMENTS`, with the line that it reads first. OSError if it cannot be started."""
+    """Starts `service.link.process ARGUMENTS` and writes the configuration to its standard input. OSError if it cannot
+    be started."""
     process = await asyncio.create_subprocess_exec(
         *python_command("service.link.process", *arguments),
         env=engine_environment(config),
@@ -62,20 +64,21 @@ def write_line(process: Process, line: msgspec.Struct) -> None:
 
 
 def standby_for(mode: Literal["auto", "on", "off"]) -> Standby | None:
-    """The standby processes that the setting asks for: auto keeps one if the engine has a GPU."""
+    """The standby processes of an engine by the setting `standby`: auto keeps one if the engine has a GPU."""
     return None if mode == "off" else Standby(beside_cpu=mode == "on")
 
 
 @dataclass(frozen=True)
 class EngineStart:
-    """An engine that is to be started, and what stands by for its starts."""
+    """An engine that is to be started, and its standby processes (None: it has none)."""
 
     config: EngineConfig
     standby: Standby | None
 
 
 async def begin_engines(configs: Sequence[EngineConfig], mode: Literal["auto", "on", "off"]) -> list[EngineStart]:
-    """Begins the processes of the first starts, unless the mode is off. A server has the same event loop later."""
+    """Starts the standby processes for the engines' first starts, unless the mode is off. The server must run in the
+    same event loop."""
     starts = [EngineStart(config, standby_for(mode)) for config in configs]
     for start in starts:
         if start.standby is not None:
@@ -84,26 +87,27 @@ async def begin_engines(configs: Sequence[EngineConfig], mode: Literal["auto", "
 
 
 class Standby:
-    """Keeps at most one standby process of an engine. Belongs to one event loop and ends with it."""
+    """Keeps at most one standby process for an engine. It belongs to one event loop and ends with it."""
 
     def __init__(self, *, beside_cpu: bool = False) -> None:
-        """beside_cpu: also if the engine runs on a CPU, where a start takes less time."""
+        """beside_cpu: keep one for an engine on a CPU, too, although such an engine starts faster."""
         self._beside_cpu = beside_cpu
         self._keeper: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
     async def begin(self, config: EngineConfig, entry: str) -> None:
-        """Starts the process of the engine's first start. Without it the engine's own process is started later, or says
-        why it cannot be."""
+        """Starts the standby process for the engine's first start. If that fails, the engine's process is started
+        later, which reports why it cannot be."""
         with suppress(OSError):
             process = self._process = await start_engine_process(config, STANDBY, entry)
             self._keeper = asyncio.create_task(self._watch(process), name="engine-standby")
 
     def prepare(self, config: EngineConfig, entry: str, device: str) -> None:
-        """Starts the standby process for an engine that has become ready on this device. entry: as in ProcessLink."""
+        """Starts the standby process for the next start of an engine that has become ready on `device`. entry: as in
+        ProcessLink."""
         if self._keeper is None and (device != "cpu" or self._beside_cpu):
-            life = msgspec.structs.replace(config, restarted=True)
-            self._keeper = asyncio.create_task(self._keep(life, entry), name="engine-standby")
+            restart = msgspec.structs.replace(config, restarted=True)
+            self._keeper = asyncio.create_task(self._keep(restart, entry), name="engine-standby")
 
     async def _keep(self, config: EngineConfig, entry: str) -> None:
         await asyncio.sleep(PREPARE_AFTER)
@@ -115,7 +119,7 @@ class Standby:
         await self._watch(process)
 
     async def _watch(self, process: Process) -> None:
-        """Watches the process until it is taken. One that ends by itself is not replaced before the engine's next
+        """Watches the process until it is taken. If it ends by itself, it is not replaced before the engine's next
         start."""
         try:
             status = await process.wait()
@@ -129,7 +133,7 @@ class Standby:
                     await process.wait()
 
     async def take(self, address: EngineAddress) -> Process | None:
-        """The process, which becomes the engine at this address; None if there is none."""
+        """Turns the standby process into the engine at this address and returns it; None if there is none."""
         process, self._process = self._process, None
         keeper, self._keeper = self._keeper, None
         if keeper is not None:

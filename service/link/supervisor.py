@@ -1,5 +1,5 @@
-"""The API process' end of the link: starts an engine in a process or a thread and reports when it ends. Each object
-stands for one start of an engine; EngineClient creates a new one after a crash.
+"""The API process's end of the link: starts an engine in a process or a thread, and reports how it ended. Each link
+stands for one start of an engine; EngineClient makes a new one after a crash.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class EngineLink(Protocol):
     """An engine from one start to its end."""
 
     on_launch: Callable[[], None]
-    """Called once the engine's process or thread runs: from then on it loads."""
+    """Called once the engine's process or thread runs. It loads afterwards."""
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        """Start the engine and hand over what it sends, until it ends. When cancelled, the engine is killed."""
+        """Starts the engine and passes on what it sends, until it ends. When cancelled, kills it."""
         ...
 
     def send(self, command: Command) -> None:
@@ -64,9 +64,10 @@ def _nothing() -> None:
 class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory.
 
-    shared: other processes may attach themselves to the engine at `address`, once it is launched (attached.py). This
-    one supervises the engine, and gets only metric events and the state. standby: shared by all starts of the engine;
-    None without standby processes.
+    shared: once it is launched, other processes may attach themselves to the engine at `address` (attached.py). This
+    one
+        supervises the engine, and gets only metric events and the state.
+    standby: the standby processes, which all starts of the engine share; None: there are none.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ProcessLink:
         return heard
 
     async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
-        """Passes on what the process sends until it ends."""
+        """Passes on what the process sends, until it ends; returns how it ended."""
         reader = asyncio.create_task(socket.read(on_outputs))
         try:
             exited = asyncio.create_task(process.wait())

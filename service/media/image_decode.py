@@ -21,7 +21,7 @@ from service.media.pixel_image import PixelImage
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
-MOST_SCANS = 500
+MAX_SCANS = 500
 """Of a JPEG. Usual ones have one, or ten if they are progressive. A scan may be a few bytes and still goes through all
 pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
 The number is that of libjpeg-turbo's own option."""
@@ -83,8 +83,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(
             field, f"the image is too large: {width} x {height} pixels given, at most {limits.max_pixels} allowed"
         )
-    if data.startswith(JPEG) and (scans := data.count(SCAN)) > MOST_SCANS:
-        raise InputError(field, f"the image has too many scans: {scans} given, at most {MOST_SCANS} allowed")
+    if data.startswith(JPEG) and (scans := data.count(SCAN)) > MAX_SCANS:
+        raise InputError(field, f"the image has too many scans: {scans} given, at most {MAX_SCANS} allowed")
     return image
 
 

@@ -1,4 +1,4 @@
-"""URLs of a request -> decoded media: what routes use of this package."""
+"""Loads media: from the URLs of a request to decoded pictures, videos and audio. Routes use only this module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Charge = Callable[[int], None]
 
 FRAME_LIST = "video/jpeg"
 SMALL_PAYLOAD = 1 << 16
-"""Up to so many characters of base64 are decoded in the event loop: faster than handing them to a thread."""
+"""Up to this many characters of base64 are decoded in the event loop, which is faster than handing them to a thread."""
 
 
 def is_frame_list(url: str) -> bool:
@@ -40,8 +40,8 @@ def is_frame_list(url: str) -> bool:
 
 
 class MediaBudget:
-    """Counts the media of one request against RequestLimits. Thread-safe: items are loaded concurrently. client: whose
-    request it is."""
+    """Counts the media of one request against RequestLimits. Thread-safe, since items are loaded concurrently. client:
+    who sent the request."""
 
     def __init__(self, limits: RequestLimits, client: str = "") -> None:
         self.client = client
@@ -62,7 +62,7 @@ class MediaBudget:
             raise InputError(field, f"too many images and videos: at most {self._limits.max_items} allowed")
 
     def take_bytes(self, count: int, field: str) -> None:
-        """Encoded bytes, before they are read or decoded."""
+        """Counts encoded bytes, before they are read or decoded."""
         with self._lock:
             self._bytes += count
         if self._bytes > self._limits.max_bytes:
@@ -71,28 +71,30 @@ class MediaBudget:
             )
 
     def take_pixels(self, count: int, field: str) -> None:
-        """Pixels of 3 bytes, before they are decoded."""
+        """Counts pixels of 3 bytes, before they are decoded."""
         with self._lock:
             self._decoded_bytes += 3 * count
         if self.decoded_bytes_left < 0:
-            most = self._limits.max_decoded_bytes // 3
+            max_pixels = self._limits.max_decoded_bytes // 3
             raise InputError(
-                field, f"the request's media are too large: at most {most} pixels allowed, frames included"
+                field, f"the request's media are too large: at most {max_pixels} pixels allowed, frames included"
             )
 
 
 class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
-    Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
-    threads (pictures in the processes of `image_pool`, if given), video and audio in the processes of `pool`. Clients
-    take turns at them, so that one with many hostile files does not keep the others waiting.
+    Base64 and pictures are decoded in `image_threads` threads (pictures in the processes of `image_pool`, if given),
+    videos and audio in the processes of `pool`. Clients take turns, so that one with many hostile files does not keep
+    the others waiting. on_read: called with the kind of URL ("data" or "remote") and the seconds that reading it took.
 
-    `prepare` turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
-    videos wait for it at full size. For a picture it runs in the thread that decoded it and also gets the source_digest
-    of the encoded bytes. `charge` is called with the bytes of the pixels before they are decoded, in the thread that
-    will do it; it may block, or raise InputError. on_read: called with the kind of URL ("data" or "remote") and the
-    seconds it took to read it.
+    Arguments of the methods:
+    field: path of the URL in the request; every method raises InputError with it.
+    prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
+        videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
+        source_digest of the encoded bytes.
+    charge: called with the bytes of the pixels before they are decoded, in the thread that will decode them. It may
+        block, or raise InputError.
     """
 
     def __init__(

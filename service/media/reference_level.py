@@ -23,7 +23,7 @@ LOUDNESS_SECONDS = 3.0
 TARGET_LUFS = -20.0
 TARGET_RMS = -20.0
 """dBFS, of the frames that are heard."""
-MOST_GAIN = 30.0
+MAX_GAIN = 30.0
 """dB."""
 PEAK = 0.9
 
@@ -64,7 +64,7 @@ def _levelled(wave: np.ndarray, sample_rate: int, heard: np.ndarray) -> np.ndarr
     """heard: mean squares of the frames that are heard."""
     loudness = integrated_loudness(wave, sample_rate) if len(wave) >= LOUDNESS_SECONDS * sample_rate else None
     gain = TARGET_RMS - 10 * math.log10(heard.mean()) if loudness is None else TARGET_LUFS - loudness
-    factor = 10 ** (min(gain, MOST_GAIN) / 20)
+    factor = 10 ** (min(gain, MAX_GAIN) / 20)
     factor = min(factor, PEAK / max(float(np.abs(wave).max()), 1e-9))
     return (wave * np.float32(factor)).astype(np.float32, copy=False)
 

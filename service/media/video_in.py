@@ -19,7 +19,7 @@ from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpen
 
 Choose = Callable[[VideoMetadata], Sequence[int]]
 """Metadata -> ascending indices of the frames to decode (ChatProcessor.sample_video)."""
-MOST_FPS = 1000.0
+MAX_FPS = 1000.0
 """Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
 the rate."""
 
@@ -82,7 +82,7 @@ def decode_frame_list(
             field, f"the video is too long: {seconds:.6g} s given, at most {limits.max_duration:.0f} s allowed"
         )
     if times is not None and seconds > 0:
-        fps = min((count - 1) / seconds, MOST_FPS)
+        fps = min((count - 1) / seconds, MAX_FPS)
     encoded = payload.split(",")
 
     def frame_at(index: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const MARKS = { "*1": "em", _1: "em", "*2": "strong", _2: "strong", "~2": "del" };
-const MOST_OPEN = 24; // marks that are open at once: a bound on the work for each, and on how deep elements nest
+const MAX_OPEN = 24; // marks that are open at once: a bound on the work for each, and on how deep elements nest
 const PLAIN = /[^\\`*_~[\]!<h]+|h+(?!ttp)/y;
 const ESCAPED = /\\([!-/:-@[-`{-~])/y;
 const BARE = /https?:\/\/[^\s<>"'`*|\\^{}[\]]+/y;
@@ -107,7 +107,7 @@ class Inline {
   }
 
   #openLink(size) {
-    if (this.frames.length > MOST_OPEN) return this.#take(size);
+    if (this.frames.length > MAX_OPEN) return this.#take(size);
     this.frames.push({ mark: "[", size, nodes: [] });
     this.at += size;
   }
@@ -163,7 +163,7 @@ class Inline {
     }
     if (!inWord && /\S/.test(after)) {
       for (const part of sizes(mark, size)) {
-        if (this.frames.length > MOST_OPEN) break;
+        if (this.frames.length > MAX_OPEN) break;
         this.frames.push({ mark, size: part, nodes: [] });
         size -= part;
       }
@@ -248,5 +248,5 @@ function closing(text, from, size) {
 /** The emphases that a run of marks opens: *** is * around **. */
 function sizes(mark, size) {
   const odd = mark !== "~" && size % 2 ? [1] : [];
-  return [...odd, ...Array.from({ length: Math.min(MOST_OPEN, size >> 1) }, () => 2)];
+  return [...odd, ...Array.from({ length: Math.min(MAX_OPEN, size >> 1) }, () => 2)];
 }

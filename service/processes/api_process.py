@@ -1,4 +1,4 @@
-"""One of several API processes, `service.processes.api_process`, started by the supervisor with an ApiConfig."""
+"""One of several API processes. The supervisor starts the module `service.processes.api_process` with an ApiConfig."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ CANNOT_START = 2
 
 
 class SupervisorConnection:
-    """Follows the supervisor's notices, and asks it for the page of metrics and for transcripts of spoken answers."""
+    """The connection to the supervisor: follows its notices, and asks it for the page of metrics and for transcripts of
+    spoken answers."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class SupervisorConnection:
         self._followed = followed
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        """Requests that the supervisor has not answered yet."""
+        """Questions that the supervisor has not answered yet, by number."""
         for client in engines.clients:
             client.sleep.on_call = lambda: control.send(Wake())
 
@@ -86,7 +87,7 @@ class SupervisorConnection:
         while (notice := await self._control.receive()) is not None:
             match notice:
                 case EngineNews():
-                    self._hear_of(notice)
+                    self._on_engine_news(notice)
                 case Doze():
                     self._doze(notice.number)
                 case StayAwake():
@@ -98,12 +99,12 @@ class SupervisorConnection:
                 case Page() | Transcript() if (asked := self._asked.get(notice.number)) and not asked.done():
                     asked.set_result(notice.text)
 
-    def _hear_of(self, news: EngineNews) -> None:
+    def _on_engine_news(self, news: EngineNews) -> None:
         client = self._engines.clients[news.engine]
         if news.was_ready:
             client.tell_earlier_starts(news.restarts)
         if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
-            client.doze()  # the only notice for a process that was started in the meantime
+            client.doze()  # a process that was started in the meantime got no Doze
         elif news.address is None:
             client.fail_wake()
         self._followed[news.engine].tell(news.address)
@@ -117,14 +118,14 @@ class SupervisorConnection:
             client.doze()
         self._control.send(Dozing(number))
 
-    async def show_life(self) -> None:
-        """Reports until cancelled: a process whose event loop stands still is killed (pool.py)."""
+    async def report_alive(self) -> None:
+        """Reports until cancelled. The supervisor kills a process whose event loop has stopped (pool.py)."""
         while True:
             self._control.send(Alive())
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def scrape(self) -> bytes:
-        """The metrics of all processes in Prometheus' text format."""
+        """The metrics of all processes, in Prometheus's text format."""
         page: bytes = await self._ask(Scrape(next(self._numbers)))
         return page
 
@@ -191,20 +192,20 @@ async def serve(config: ApiConfig) -> int:
             connection.accepts()
 
     async def watch() -> None:
-        """Ends a process that the supervisor or the engine no longer reaches; the supervisor replaces it."""
+        """Ends this process if the supervisor or an engine can no longer be reached; the supervisor replaces it."""
         nonlocal failed
         following = asyncio.create_task(connection.follow())
         broken = [asyncio.create_task(engine.failed()) for engine in followed]
         try:
             await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
             problem = next((engine.problem for engine in followed if engine.problem), "")
-            log.error("%s", problem or f"the supervisor's notices end: {following.exception()}")
+            log.error("%s", problem or f"the supervisor's notices have ended: {following.exception()}")
             failed = server.should_exit = True
         finally:
             for task in (following, *broken):
                 task.cancel()
 
-    tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.show_life())]
+    tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.report_alive())]
     try:
         await server.serve([Listener(fileno=config.listener)])
     finally:

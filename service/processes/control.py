@@ -1,4 +1,5 @@
-"""The messages between the supervisor and an API process. Requests do not pass here; they go straight to the engine.
+"""The messages between the supervisor and an API process. Requests do not pass through here; they go straight to the
+engine.
 
 Frames on a socket pair: the length in four bytes, then a msgpack struct.
 """
@@ -25,19 +26,23 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineNews(Struct, frozen=True):
-    """The engine of that index runs at this address from now on; None: it has ended. restarts: number so far.
-    was_ready: it was ready, now or before an earlier end. sleep: it ended to sleep, or was started to wake."""
+    """An engine was started, or has ended."""
 
     engine: int
+    """Index of the engine."""
     address: str | None
+    """Where it runs from now on; None: it has ended."""
     restarts: int
+    """Number of its restarts so far."""
     was_ready: bool
+    """Whether it has been ready, since this start or an earlier one."""
     sleep: SleepState = "awake"
+    """Whether it ended to sleep (asleep), or was started by a request (waking)."""
 
 
 class Doze(Struct, frozen=True):
-    """The engines are about to sleep: hold requests from now on and answer Dozing, or Wake if one is in progress or an
-    engine is not known to be ready."""
+    """The engines are about to sleep: hold requests from now on and answer Dozing; or answer Wake, if a request is in
+    progress or an engine is not known to be ready."""
 
     number: int
 
@@ -53,14 +58,15 @@ class Collect(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """The metrics of all processes, for the Scrape of that number."""
+    """The metrics of all processes, for the Scrape of the same number."""
 
     number: int
     text: bytes
 
 
 class Transcript(Struct, frozen=True):
-    """Answers KeepTranscript once it is kept, and FindTranscript; None if there is none, or no longer."""
+    """The answer to KeepTranscript, once the transcript is kept, and to FindTranscript. text: None for KeepTranscript,
+    and if there is no such transcript (any more)."""
 
     number: int
     text: str | None
@@ -72,7 +78,7 @@ Notice = EngineNews | Doze | StayAwake | Collect | Page | Transcript
 
 
 class Accepting(Struct, frozen=True):
-    """Connections are accepted, and the engine was ready."""
+    """The process accepts connections; its engine was ready."""
 
 
 class Alive(Struct, frozen=True):
@@ -80,6 +86,8 @@ class Alive(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
+    """The metrics of this process, for the Collect of the same number."""
+
     number: int
     families: Families
 
@@ -91,8 +99,8 @@ class Scrape(Struct, frozen=True):
 
 
 class KeepTranscript(Struct, frozen=True):
-    """The transcript of a spoken answer, for all processes. It is answered, so that no client gets the id before all of
-    them can find it."""
+    """Keep the transcript of a spoken answer for all processes. It is answered, so that a client gets the id only once
+    every process can find it."""
 
     number: int
     id: str
@@ -100,6 +108,8 @@ class KeepTranscript(Struct, frozen=True):
 
 
 class FindTranscript(Struct, frozen=True):
+    """Answer with the Transcript of that id."""
+
     number: int
     id: str
 
@@ -111,7 +121,7 @@ class Dozing(Struct, frozen=True):
 
 
 class Wake(Struct, frozen=True):
-    """There is a request for the engines, which sleep or are about to."""
+    """There is a request for the engines, which sleep or are about to sleep."""
 
 
 Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript | Dozing | Wake
@@ -120,7 +130,8 @@ Message = TypeVar("Message")
 
 
 class ControlChannel(Generic[Message]):
-    """One end of the connection; received messages are of one type. Only one reader at a time."""
+    """One end of the connection. message_type: the union of the messages that it receives. Only one task may receive at
+    a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message_type: Any) -> None:
         self._reader = reader

@@ -31,8 +31,8 @@ def shared_link(config: EngineConfig, standby: Standby | None) -> ProcessLink:
 
 
 class AnnouncedLink:
-    """A shared engine that announces its begin and end. announce: called with its address, and with None when it has
-    ended."""
+    """The link to a shared engine, which announces the engine's start and end. announce: called with its address when
+    it is launched, and with None when it has ended."""
 
     def __init__(self, link: ProcessLink, announce: Callable[[str | None], None]) -> None:
         self.on_launch: Callable[[], None] = lambda: None
@@ -58,8 +58,12 @@ class AnnouncedLink:
 
 
 class EngineProcesses:
-    """Each is started, watched and restarted on its own. The only engine reports to `metrics`; each of several has its
-    own registry, whose figures get the engine's index as a label. announce: called when an engine has begun or ended.
+    """All engine processes; each is started, watched and restarted on its own.
+
+    metrics: registry of the only engine. Each of several engines has its own registry, whose figures get the index of
+        the engine as a label.
+    kinds: kind (chat, speech) of each hosted model, by name.
+    announce: called when an engine was started or has ended.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class EngineProcesses:
             client.start()
 
     def show_phases(self, on_state: Callable[[EngineState], None]) -> None:
-        """Called with the states of the only engine, instead of logging them."""
+        """Has the states of a single engine passed to `on_state` instead of logged."""
         if len(self._clients) == 1:
             self._clients[0].on_state = on_state
 
@@ -121,7 +125,7 @@ class EngineProcesses:
         return all(client.phase == "ready" for client in self._clients)
 
     def fall_asleep(self) -> None:
-        """Announces them to the processes that use them now and to those that start later."""
+        """Stops all engines until `wake`, and announces that."""
         for index, client in enumerate(self._clients):
             client.fall_asleep()
             self._tell(index, None)

@@ -1,4 +1,4 @@
-"""The supervisor's view of the API processes: starts them, replaces those that end, collects their metrics."""
+"""The supervisor's side of the API processes: starts them, replaces those that end, and collects their metrics."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 log = logging.getLogger("reprise")
 
 COLLECT_SECONDS = 2.0
-"""Seconds that a page of metrics waits for the figures of a busy process; after that it shows those of the last
-page."""
+"""Seconds that a page of metrics waits for the figures of a busy process. After that it shows the figures that the
+process sent last."""
 
 
 class StartError(Exception):
-    """An API process ended before any had accepted connections, so another would probably end, too."""
+    """An API process ended before any of them had accepted connections; another one would probably end, too."""
 
 
 class ApiProcess:
@@ -64,7 +64,7 @@ class ApiProcess:
         """Metrics of the process when they were last collected."""
         self.collected: asyncio.Future[None] | None = None
         self.silence = Silence(time.monotonic)
-        """Silence since its last report."""
+        """Time since its last report."""
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -72,11 +72,13 @@ class ApiProcess:
 
 
 class ApiProcesses:
-    """template: the configuration of all; index, peer and inherited descriptors differ. engines: tell the metrics of
-    the engines. on_end: called with the peer's name when a process has ended.
+    """Starts and watches the API processes, and replaces those that end.
 
-    hang_timeout: seconds without a report from a process that accepts connections, until it counts as hung and is
-    killed. start_timeout: the same before it does.
+    template: the configuration of all; index, peer and inherited descriptors differ.
+    engines: add their metrics to the page.
+    on_end: called with the peer's name when a process has ended.
+    hang_timeout: seconds without a report after which a process that accepts connections counts as hung and is killed.
+    start_timeout: the same before it accepts connections.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class ApiProcesses:
         self._answers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Runs them until they were told to end and have ended; StartError if the first ones cannot start."""
+        """Runs them until `end` was called and all have ended; StartError if the first ones cannot start."""
         tasks = [asyncio.create_task(self._keep(index)) for index in range(self._template.processes)]
         try:
             await asyncio.gather(*tasks)
@@ -140,7 +142,7 @@ class ApiProcesses:
             await self._changed.wait()
 
     def tell(self, news: EngineNews) -> None:
-        """Tells all of them, and those that start later, about an engine's begin or end."""
+        """Tells all of them, and those that start later, about the start or end of an engine."""
         self._news[news.engine] = news
         for process in self._running.values():
             process.control.send(news)
@@ -152,8 +154,8 @@ class ApiProcesses:
         return starting or changes != self._changes or any(table.requests() for table in self._tables)
 
     async def doze(self) -> bool:
-        """Asks all processes to hold their requests. True once all of them do; False if one has a request, or had to
-        hold one in the meantime, or another process was started."""
+        """Asks all processes to hold their requests. True once all of them do; False if one of them has a request or
+        has to hold one in the meantime, or if another process is started."""
         self.called.clear()
         self._doze = Doze(next(self._numbers))
         self._not_dozing = {process.peer for process in self._running.values()}
@@ -166,18 +168,18 @@ class ApiProcesses:
         return not self.called.is_set()
 
     def stay_awake(self) -> None:
-        """Tells all processes to send what they hold, since the engines do not stop."""
+        """Tells all processes to send the requests that they hold, since the engines do not stop."""
         for process in self._running.values():
             process.control.send(StayAwake())
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """Signals all of them; none is replaced any more."""
+        """Sends all of them a signal; from now on none is replaced."""
         self._ending.set()
         for process in self._running.values():
             process.signal(number)
 
     async def page(self) -> bytes:
-        """The metrics of all processes, this one's included, in Prometheus' text format."""
+        """The metrics of all processes, including this one, in Prometheus's text format."""
         async with self._collecting:
             number = next(self._numbers)
             asked = [process for process in self._running.values() if process.accepts]

@@ -1,12 +1,12 @@
-"""Engines that sleep while several processes use them: all are stopped when there are no requests, and all are started
-for the next one.
+"""Puts engines to sleep that several API processes use: all are stopped when there have been no requests for a while,
+and all are started again for the next request.
 
-    no request for long enough -> Doze to every API process, which holds what comes from then on -> all are Dozing
+    no request for long enough -> Doze to every API process, which holds new requests from then on -> all are Dozing
     -> the engines are stopped -> a process holds a request: Wake -> the engines are started
-    -> each process sees for itself when an engine is ready, and sends it what it held
+    -> each process notices when an engine is ready, and sends it the requests that it held
 
-A process that has a request answers Doze with Wake, and so does one that gets a request before all have answered: then
-the engines stay awake. No request is lost in an engine that stops, since nobody sends anything after Dozing.
+A process that has a request answers Doze with Wake, and so does one that gets a request before all have answered; then
+the engines stay awake. No request is lost in an engine that stops, since no process sends anything after Dozing.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Sleepers(Protocol):
 async def sleep_when_idle(
     engines: Sleepers, processes: Users, after: float, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Runs until cancelled. after: seconds without a request, in which all engines were ready, until they are
-    stopped."""
+    """Runs until cancelled. after: the engines are stopped once they have been ready for this many seconds without a
+    request."""
     busy_at = clock()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -59,7 +59,8 @@ async def sleep_when_idle(
 
 
 async def sleep_once(engines: Sleepers, processes: Users) -> None:
-    """Returns when a request needs the engines, or came before they could be stopped."""
+    """Stops the engines until a request needs them, and starts them again; does nothing if a request comes before they
+    can be stopped."""
     if not (await processes.doze() and engines.all_ready):
         processes.stay_awake()
         return

@@ -40,18 +40,25 @@ class ModelStart(msgspec.Struct, frozen=True):
 
 
 class ApiConfig(msgspec.Struct, frozen=True):
-    """index: from 0; a process that replaces another takes over its index. peer: name at the engine, unique to this
-    process.
-    listener, control, usage, loads: inherited file descriptors."""
+    """What an API process needs to know at its start. listener, control, usage and loads are inherited file
+    descriptors."""
 
     index: int
+    """From 0; a process that replaces another one takes over its index."""
     processes: int
+    """Number of API processes."""
     peer: str
+    """Name at the engines; no other process has ever had it."""
     listener: int
+    """The listening socket."""
     control: int
+    """The connection to the supervisor (control.py)."""
     usage: int
+    """The table of admitted work (WORK_KINDS)."""
     loads: int
+    """The table of requests in flight at each engine."""
     engines: int
+    """Number of engines."""
     log_format: Literal["text", "json"]
     settings: dict[str, Any]
     models: tuple[ModelStart, ...]
@@ -67,12 +74,12 @@ class ApiConfig(msgspec.Struct, frozen=True):
 
 
 def num_api_processes(settings: Settings) -> int:
-    """Number of API processes in settings for which it has been chosen (service.api_processes); 1 for "auto"."""
+    """Number of API processes. "auto" counts as 1: where it means more, service.api_processes has replaced it."""
     return 1 if settings.api_processes == "auto" else settings.api_processes
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
-    """Settings of each API process, as plain values except for paths. The API keys are those that the supervisor has
+    """Settings of each API process, as plain values except for paths. They hold the API keys that the supervisor has
     read; connections and threads are divided among the processes."""
     processes = num_api_processes(settings)
     share = max(1, default_threads() // processes)

@@ -30,13 +30,14 @@ from service.settings import Settings
 log = logging.getLogger("reprise")
 
 ENGINE_GRACE = 10.0
-"""Seconds in which the engine must end its step."""
+"""Seconds that an engine may take to stop."""
 DRAIN_MARGIN = 10.0
-"""Seconds after the longest drain of an API process, until it is killed."""
+"""Seconds after the longest possible drain after which an API process is killed."""
 
 
 class Supervisor:
-    """Runs on a bound socket, which it passes on to the API processes."""
+    """Owns the listening socket, which it passes on to the API processes, and starts and watches all other
+    processes."""
 
     def __init__(
         self, settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
@@ -73,7 +74,7 @@ class Supervisor:
         self._forced = False
 
     async def run(self) -> int:
-        """Runs until a signal; returns the exit status. 1 if the engine or the API processes cannot be started."""
+        """Serves until a signal; returns the exit status, 1 if an engine or the API processes cannot be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -125,8 +126,8 @@ class Supervisor:
             self._processes.end(signal.SIGKILL)
 
     async def _drain(self) -> None:
-        """Drains the API processes, which stop accepting connections on their own. They need no longer than a single
-        process would."""
+        """Drains the API processes, which stop accepting connections by themselves, and kills those that take longer
+        than a drain can."""
         settings = self._settings
         self._listener.close()
         self._processes.end()
@@ -138,5 +139,6 @@ class Supervisor:
 async def serve_several(
     settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
 ) -> int:
-    """Serve with several engines or API processes until a signal; the exit status. starts: see begin_engines."""
+    """Serves with several engines or API processes until a signal; returns the exit status. starts: of
+    begin_engines."""
     return await Supervisor(settings, catalog, listener, starts).run()

@@ -14,9 +14,9 @@ from models.layers.kernels import gemm, tiled_gemm
 from models.layers.kernels.gemm_types import Shape, Variant
 
 EPS = 1e-5
-MOST_ERROR = 8e-3
+MAX_ERROR = 8e-3
 """Allowed error relative to the result's norm: that of rounding to bfloat16, with a margin."""
-MOST_EIGHT_BIT_ERROR = 5e-2
+MAX_EIGHT_BIT_ERROR = 5e-2
 """The same for activations that are rounded to e4m3."""
 _BEYOND_L2 = 200e6
 """Bytes of weights that are used in turn, so that each is read from memory."""
@@ -90,7 +90,7 @@ class Operands:
             mean = out.squares.sum(1, keepdim=True) / self.shape.outputs
             out = out.rows.double() * torch.rsqrt(mean.double() + EPS)
         error = float((out.double() - expected).norm() / expected.norm())
-        if not error < (MOST_EIGHT_BIT_ERROR if eight_bit else MOST_ERROR):
+        if not error < (MAX_EIGHT_BIT_ERROR if eight_bit else MAX_ERROR):
             raise WrongResult(f"relative error {error:.1e}")
 
     @cached_property

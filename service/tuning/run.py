@@ -29,7 +29,7 @@ result."""
 
 def variants_of(task: Task, gpu: Gpu) -> list[Variant]:
     """Candidates without deferred norms, whose benefit only whole stacks can show."""
-    return [variant for variant in candidates(task.shape, task.most, gpu) if not variant.deferred]
+    return [variant for variant in candidates(task.shape, task.max_rows, gpu) if not variant.deferred]
 
 
 def tune(tasks: Sequence[Task], gpu: Gpu, time_of: TimeOf, report: Callable[[str], None]) -> Table:
@@ -44,7 +44,7 @@ def tune(tasks: Sequence[Task], gpu: Gpu, time_of: TimeOf, report: Callable[[str
         best = min(times, key=lambda variant: times[variant])
         worth = times[best] < GAIN * rules
         if worth:
-            choices.append(Choice(task.least, task.most, best))
+            choices.append(Choice(task.min_rows, task.max_rows, best))
         outcome = f"{best} {times[best]:.1f} us" if worth else "by rule"
         report(f"{number}/{len(tasks)} {task}: {outcome} (rule {rules:.1f} us, best of {len(times)} {times[best]:.1f})")
     return {shape: tuple(choices) for shape, choices in found.items()}
@@ -54,7 +54,7 @@ def compile_all(tasks: Sequence[Task], gpu: Gpu) -> None:
     """Every candidate, on all processors, so that measuring finds them in Triton's cache."""
     with compiling(), gemm_configs.using({}):
         for task in tasks:
-            operands = Operands(task.shape, task.most, torch.device("meta"))
+            operands = Operands(task.shape, task.max_rows, torch.device("meta"))
             for variant in variants_of(task, gpu):
                 operands.run(0, variant)
 
@@ -70,7 +70,7 @@ class GpuTimer:
     def __call__(self, task: Task, variant: Variant | None) -> float | None:
         if self._operands is None or task != self._task:
             self._operands = None  # first: both at once may not fit the device
-            self._task, self._operands = task, Operands(task.shape, task.most, torch.device("cuda"))
+            self._task, self._operands = task, Operands(task.shape, task.max_rows, torch.device("cuda"))
         operands, before = self._operands, FALLBACKS.listener
         self._refused.clear()
         FALLBACKS.listener = self._refused.append

@@ -15,22 +15,24 @@ from models.layers.mla import LatentAttention
 from models.layers.mlp import MLP, SwiGLU
 from models.registry import family_of, resolve
 
-_LEAST, _MOST = 2, {"decoder": 512, "local": 2048, "encoder": 4096}
-"""Rows: one has a kernel of its own; beyond the most no configuration is chosen. A warm-up runs each power of two up to
-it: prefills, and the rows of 64 streams of a speech model or of an encoder's pictures."""
-_LEAST_OF_ENCODERS = 129
+_MIN_ROWS = 2
+"""A single row has a kernel of its own."""
+_MAX_ROWS = {"decoder": 512, "local": 2048, "encoder": 4096}
+"""Beyond these no configuration is chosen. A warm-up runs each power of two up to them: prefills, and the rows of 64
+streams of a speech model or of an encoder's pictures."""
+_MIN_ENCODER_ROWS = 129
 
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """One shape for `least` to `most` rows; it is measured at the most."""
+    """One shape for `min_rows` to `max_rows` rows; it is measured at the maximum."""
 
     shape: Shape
-    least: int
-    most: int
+    min_rows: int
+    max_rows: int
 
     def __str__(self) -> str:
-        return f"{self.shape.kind} {self.shape.inputs} -> {self.shape.outputs}, {self.least} to {self.most} rows"
+        return f"{self.shape.kind} {self.shape.inputs} -> {self.shape.outputs}, {self.min_rows} to {self.max_rows} rows"
 
 
 def tasks_of(directory: Path) -> list[Task]:
@@ -45,11 +47,11 @@ def tasks_of(directory: Path) -> list[Task]:
     of_blocks = {module.mlp for module in modules if isinstance(module, Block)}
     for module in modules:
         if shapes := _shapes(module, in_block=module in of_blocks):
-            most = _MOST["local" if module in local else "decoder"]
-            tasks |= dict.fromkeys(Task(shape, *rows) for shape in shapes for rows in spans(_LEAST, most))
+            largest = _MAX_ROWS["local" if module in local else "decoder"]
+            tasks |= dict.fromkeys(Task(shape, *rows) for shape in shapes for rows in spans(_MIN_ROWS, largest))
         elif isinstance(module, MLP) and module.activation == "quick_gelu":
             shape = Shape("quick_gelu", module.fc1.in_features, module.fc1.out_features)
-            tasks |= dict.fromkeys(Task(shape, *rows) for rows in spans(_LEAST_OF_ENCODERS, _MOST["encoder"]))
+            tasks |= dict.fromkeys(Task(shape, *rows) for rows in spans(_MIN_ENCODER_ROWS, _MAX_ROWS["encoder"]))
     return list(tasks)
 
 
@@ -77,12 +79,12 @@ def _shape(kind: Kind, layer: nn.Linear) -> Shape:
     return Shape(kind, layer.in_features, layer.out_features)
 
 
-def spans(least: int, most: int) -> list[tuple[int, int]]:
+def spans(first: int, last: int) -> list[tuple[int, int]]:
     """Spans of rows that end at powers of two from 8 on, so that a warm-up by powers of two runs each."""
     found, end = [], 8
-    while least <= most:
-        if least <= end:
-            found.append((least, min(end, most)))
-            least = end + 1
+    while first <= last:
+        if first <= end:
+            found.append((first, min(end, last)))
+            first = end + 1
         end *= 2
     return found

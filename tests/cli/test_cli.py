@@ -44,7 +44,7 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--port", str(taken_port)), f"127.0.0.1:{taken_port} cannot be bound (Address already in use"),
         (("--host", "0.0.0.0"), "host: 0.0.0.0 is wider than loopback"),
         (("--api-key-file", "/nowhere/keys"), "api_key_file: /nowhere/keys cannot be read (No such file"),
-        (("--api-key-file", str(tmp_path / "keys")), "keys is no text in UTF-8"),
+        (("--api-key-file", str(tmp_path / "keys")), "keys is not UTF-8 text"),
         (("--api-key-file", str(tmp_path / "comments")), "comments holds no key"),
         (("--voices-dir", str(tmp_path / "keys")), f"voices_dir: {tmp_path / 'keys'} cannot be used (Not a directory)"),
         (("--voices-dir", str(tmp_path / "keys" / "x")), "x cannot be used (Not a directory)"),

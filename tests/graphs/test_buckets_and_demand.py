@@ -15,7 +15,7 @@ BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} fo
 
 
 @given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 5000))
-def test_the_cheapest_capacity_that_holds_every_size(patches: int, sequences: int, longest: int) -> None:
+def test_cheapest_is_the_smallest_bucket_that_holds_every_size(patches: int, sequences: int, longest: int) -> None:
     needed = {"patches": patches, "sequences": sequences, "max_seqlen": longest}
     chosen = cheapest(reversed(BUCKETS), needed)
     fitting = [
@@ -24,7 +24,7 @@ def test_the_cheapest_capacity_that_holds_every_size(patches: int, sequences: in
     assert chosen == (fitting[0] if fitting else None)
 
 
-def test_a_capacity_that_lacks_a_size_holds_nothing() -> None:
+def test_a_bucket_without_one_of_the_sizes_holds_nothing() -> None:
     assert not fits({"patches": 10}, {"patches": 1, "max_seqlen": 1})
     assert shortfall({"rows": 4}, {"rows": 5}) == "rows 5 is over 4"
 

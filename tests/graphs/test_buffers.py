@@ -56,7 +56,7 @@ def test_fills_in_flight_do_not_overwrite_each_other(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_exact_buffers_and_plain_uploads(device: str) -> None:
+def test_exact_buffers_and_uploads_keep_values_shapes_and_dtypes(device: str) -> None:
     where = torch.device(device)
     buffers = exact_buffers(SPECS, plan(device), where)
     assert buffers["hidden"].dtype == torch.bfloat16 and buffers["ids"].tolist() == [4, 5, -1, -1, -1]

@@ -84,7 +84,7 @@ def test_items_are_split_evenly_where_a_greedy_fill_wastes() -> None:
 
 
 @pytest.mark.parametrize("bucket_list", [[], BUCKETS])
-def test_nothing_to_pack(bucket_list: list[Bucket]) -> None:
+def test_packing_no_items_gives_no_groups(bucket_list: list[Bucket]) -> None:
     assert pack([], bucket_list) == []
 
 

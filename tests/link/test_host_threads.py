@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.link.config import EngineConfig, ModelConfig
-from service.link.host_threads import MOST_THREADS, SMALL_BYTES, num_threads, thread_variables
+from service.link.host_threads import MAX_THREADS, SMALL_BYTES, num_threads, thread_variables
 from tests.support.processes import served
 from tests.support.victims import SMALL
 
@@ -20,20 +20,22 @@ def _config(directory: Path | str = "/nowhere", threads: int | None = None) -> E
     return EngineConfig((ModelConfig("m", str(directory)),), threads=threads)
 
 
-def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_setting_beats_omp_num_threads_which_beats_processors_and_model_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("models.cpus.available", lambda: 4)
     assert num_threads(_config(), {}) == 4
     for words, count in (("2", 2), ("2,1", 2), ("many", 4), ("0", 4)):
         assert num_threads(_config(), {"OMP_NUM_THREADS": words}) == count
     assert num_threads(_config(threads=7), {"OMP_NUM_THREADS": "2"}) == 7
     monkeypatch.setattr("models.cpus.available", lambda: 64)
-    assert num_threads(_config(), {}) == MOST_THREADS
+    assert num_threads(_config(), {}) == MAX_THREADS
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"some")
     assert num_threads(_config(tmp_path), {}) == 1
     with weights.open("ab") as file:
         file.truncate(SMALL_BYTES)
-    assert num_threads(_config(tmp_path), {}) == MOST_THREADS
+    assert num_threads(_config(tmp_path), {}) == MAX_THREADS
 
 
 def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:

@@ -1,4 +1,5 @@
-"""Later lives of an engine begin in a process that was prepared while the one before served."""
+"""An engine starts in a standby process that was prepared before: while the server imports itself, or while it
+serves."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def prepared(folder: Path) -> set[int]:
     return {pid for pid in pids if inspect(pid) is not None}
 
 
-async def test_each_later_life_begins_in_the_process_that_was_prepared(begin: Begin, tmp_path: Path) -> None:
+async def test_each_restart_runs_in_the_standby_process(begin: Begin, tmp_path: Path) -> None:
     standby = Standby(beside_cpu=True)
     life = await begin(standby)
     assert life.told == ["False", "False", "model"]
@@ -106,7 +107,7 @@ async def test_each_later_life_begins_in_the_process_that_was_prepared(begin: Be
     await life.end()
 
 
-async def test_the_first_life_begins_in_a_process_that_was_begun_before(begin: Begin, tmp_path: Path) -> None:
+async def test_the_first_start_runs_in_the_standby_process(begin: Begin, tmp_path: Path) -> None:
     """Its age is part of the start, unlike that of a process that waited."""
     standby = Standby()
     await standby.begin(CONFIG, "entry_of_test:serve")
@@ -118,7 +119,7 @@ async def test_the_first_life_begins_in_a_process_that_was_begun_before(begin: B
     assert (await begin(standby)).pid != begun
 
 
-async def test_a_first_process_that_cannot_be_started_or_has_died_is_not_missed(
+async def test_the_first_start_does_without_a_standby_process_that_failed(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any) -> None:
@@ -139,7 +140,7 @@ async def test_a_first_process_that_cannot_be_started_or_has_died_is_not_missed(
     await life.end()
 
 
-async def test_every_engine_has_one_at_the_first_start_unless_there_shall_be_none(
+async def test_every_engine_has_a_standby_process_for_its_first_start_unless_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "entry_of_test.py").write_text(ENTRY)
@@ -157,7 +158,7 @@ async def test_every_engine_has_one_at_the_first_start_unless_there_shall_be_non
     assert set(children(os.getpid())) == before
 
 
-async def test_a_process_that_has_died_meanwhile_is_not_missed(begin: Begin, tmp_path: Path) -> None:
+async def test_an_engine_starts_although_its_standby_process_has_died(begin: Begin, tmp_path: Path) -> None:
     standby = Standby(beside_cpu=True)
     life = await begin(standby)
     await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
@@ -171,7 +172,9 @@ async def test_a_process_that_has_died_meanwhile_is_not_missed(begin: Begin, tmp
     await other.end()
 
 
-async def test_one_that_cannot_be_started_is_not_missed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_starts_although_its_standby_process_could_not(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     standby = Standby(beside_cpu=True)
 
     async def refused(*_: Any) -> None:
@@ -186,7 +189,7 @@ async def test_one_that_cannot_be_started_is_not_missed(begin: Begin, monkeypatc
     await (await begin(standby)).end()
 
 
-async def test_none_waits_beside_a_cpu_unless_it_is_asked_for(begin: Begin) -> None:
+async def test_an_engine_on_a_cpu_has_no_standby_process_unless_asked_for(begin: Begin) -> None:
     assert standby_for("off") is None
     standby = standby_for("auto")
     assert standby is not None
@@ -235,7 +238,7 @@ print(*(name for name in sys.modules if name.startswith(("models.", "service.eng
 """
 
 
-def test_it_imports_what_an_engine_needs_and_opens_no_gpu() -> None:
+def test_a_standby_process_imports_what_an_engine_needs_and_opens_no_gpu() -> None:
     """Of the embedded models, beside an engine. Where there is no GPU, none can be opened."""
     command = [sys.executable, "-c", PREPARED, str(EMBEDDED)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)

@@ -17,7 +17,7 @@ from PIL import Image
 from models.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
-from service.media.image_decode import MOST_SCANS, SCAN, decode_image
+from service.media.image_decode import MAX_SCANS, SCAN, decode_image
 from service.media.image_in import read_image
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
@@ -175,7 +175,7 @@ def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
     Image.new(mode, (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
     data, end = file.getvalue(), -2
     last = data[data.rindex(SCAN) : end]
-    for more in (0, MOST_SCANS - data.count(SCAN)):
+    for more in (0, MAX_SCANS - data.count(SCAN)):
         assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
     assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
 

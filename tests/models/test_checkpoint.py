@@ -96,7 +96,7 @@ def test_dtype_buffers_and_parameters_that_stay_float32(tmp_path: Path) -> None:
     assert torch.equal(net.table, torch.tensor([0.0, 1.0, 2.0]))
 
 
-def test_aliases_and_ignored_names(tmp_path: Path) -> None:
+def test_aliased_names_load_and_ignored_tensors_are_skipped(tmp_path: Path) -> None:
     values = tensors()
     renamed = {f"model.{name}" if name.startswith("net.") else name: value for name, value in values.items()}
     save_file({**renamed, "old.3.inv_freq": torch.ones(2)}, tmp_path / "model.safetensors")
@@ -149,7 +149,7 @@ def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_index_errors(tmp_path: Path) -> None:
+def test_an_index_that_does_not_match_its_files_is_refused(tmp_path: Path) -> None:
     values = tensors()
     write_shards(tmp_path, values, index=True)
     index = tmp_path / "model.safetensors.index.json"
@@ -162,7 +162,7 @@ def test_index_errors(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+def test_missing_and_broken_safetensors_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="no safetensors file"):
         load(tmp_path)

@@ -28,7 +28,9 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "kimi_vl", "minicpmv_2_5", "mi
         ({"eos_token_id": None}, None, set()),
     ],
 )
-def test_ids_that_end_an_answer(generation: dict[str, Any], default: Any, expected: set[int]) -> None:
+def test_an_answer_ends_at_the_eos_ids_of_the_file_and_at_named_special_tokens(
+    generation: dict[str, Any], default: Any, expected: set[int]
+) -> None:
     assert stop_token_ids(generation, {}, (), default) == expected
     assert stop_token_ids(generation, {"<end>": 9}, ("<end>", "<other>"), default) == expected | {9}
 

@@ -290,7 +290,7 @@ async def test_requests_to_all_processes_wait_and_are_answered(monkeypatch: pyte
         assert made.starts == [2, 2]
 
 
-async def test_who_has_a_request_keeps_the_engines_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_with_a_request_keeps_the_engines_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch) as made:
         one, other = made.members
         body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
@@ -310,7 +310,7 @@ async def test_who_has_a_request_keeps_the_engines_awake(monkeypatch: pytest.Mon
         assert made.starts == [1]
 
 
-async def test_a_request_before_all_have_agreed_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_before_all_have_agreed_cancels_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch) as made:
         one, other = made.members
         asked: list[int] = []
@@ -322,7 +322,7 @@ async def test_a_request_before_all_have_agreed_calls_it_off(monkeypatch: pytest
         assert await other.ask("and I") == "and I" and made.starts == [1]
 
 
-async def test_a_process_that_ends_is_not_waited_for_and_one_that_comes_calls_it_off(
+async def test_a_process_that_ends_does_not_delay_the_sleep_and_a_new_one_cancels_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with rig(monkeypatch) as made:
@@ -534,14 +534,14 @@ async def look(looks: list[bool], engines: Sleepers | None = None) -> int:
     return engines.slept
 
 
-async def test_they_sleep_after_so_many_seconds_without_a_request() -> None:
+async def test_engines_sleep_after_the_set_seconds_without_a_request() -> None:
     assert await look([False] * 2) == 0
     assert await look([False] * 3) == 1
     assert await look([False, False, True, False, False]) == 0
     assert await look([False] * 9, Sleepers(all_ready=False)) == 0
 
 
-async def test_a_request_between_two_looks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_between_two_checks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch) as made:
         made.processes.worked()
         assert not made.processes.worked()
@@ -553,7 +553,7 @@ async def test_a_request_between_two_looks_counts(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
-async def test_who_only_looks_at_the_server_lets_it_sleep(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_probes_and_metrics_do_not_keep_the_engines_awake(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     async with rig(monkeypatch) as made:
         made.processes.worked()
         for member in made.members:

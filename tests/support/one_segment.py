@@ -12,7 +12,7 @@ _attend = one_segment.attend_lengthened
 
 def allow_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the shapes allow it. PyTorch's attention on a CPU stands for cuDNN's."""
-    monkeypatch.setattr(one_segment, "LEAST_ROWS", 1)
+    monkeypatch.setattr(one_segment, "MIN_ROWS", 1)
     monkeypatch.setattr(one_segment, "pays", lambda *_: True)
     monkeypatch.setattr(one_segment, "_values_lengthened", {})
 

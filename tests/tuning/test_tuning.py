@@ -57,7 +57,7 @@ def test_tasks_are_the_gemms_of_a_checkpoint(name: str, shapes: set[tuple[str, i
     assert shapes <= {(task.shape.kind, task.shape.inputs, task.shape.outputs) for task in tasks}
     most = {(task.shape.inputs, task.shape.outputs): 0 for task in tasks}
     for task in tasks:
-        most[task.shape.inputs, task.shape.outputs] = max(most[task.shape.inputs, task.shape.outputs], task.most)
+        most[task.shape.inputs, task.shape.outputs] = max(most[task.shape.inputs, task.shape.outputs], task.max_rows)
     if name == "voxcpm2":  # its local stacks have many rows a stream
         assert (most[2048, 2560], most[1024, 2560]) == (512, 2048)
 
@@ -70,10 +70,10 @@ def test_what_is_faster_than_the_rules_is_kept() -> None:
     def time_of(task: Task, variant: Variant | None) -> float | None:
         if variant is None:
             return 10.0
-        if task.most == 32:
+        if task.max_rows == 32:
             return 10.0 * GAIN + 0.01  # no gain
         if variant != favourites[task]:
-            return None if task.most == 16 else 11.0  # wrong results, or slower
+            return None if task.max_rows == 16 else 11.0  # wrong results, or slower
         return 7.0
 
     assert tune(tasks, ADA, time_of, lines.append) == {

@@ -1,4 +1,4 @@
-"""Generated tokens -> text deltas: UTF-8 across tokens, stop strings, reasoning, calls, logprobs."""
+"""From generated tokens to text deltas: UTF-8 across tokens, stop strings, reasoning, tool calls, log probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.link.messages import ChatDelta, TokenInfo
 FinishReason = Literal["stop", "length", "tool_calls"]
 Detokenize = Callable[[Sequence[int]], bytes]
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
 
 
@@ -34,10 +34,10 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class StopCutter:
-    """Passes text on up to the first stop string; holds back text that may be the beginning of one.
+    """Passes text on up to the first stop string, and holds back text that may be the start of one.
 
-    The stop string that is complete first wins, and the longest of those that end at the same character, so that the
-    result does not depend on how the text is split into chunks.
+    The stop string that is complete first counts; of several that end at the same character, the longest. So the result
+    does not depend on how the text is split into chunks.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -129,12 +129,14 @@ class ReasoningSplitter:
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """finish_reason None: more follows."""
+    """New text of one choice."""
 
     content: str
     reasoning: str
     logprobs: tuple[TokenLogprob, ...]
+    """Of the tokens whose first character has been sent by now; each token once."""
     finish_reason: FinishReason | None
+    """None: more follows."""
     calls: tuple[ToolCallDelta, ...] = ()
 
 
@@ -150,9 +152,11 @@ class _Parts:
 class TextAssembler:
     """Assembles the text of one choice.
 
-    tokens: tokens consumed, including the one that completed a stop string. reasoning_tokens: those up to the end of
-    the reasoning, markers included. Stop strings are searched after the first `min_tokens` tokens, in reasoning and
-    content alike, but not in calls: a call that has begun is completed.
+    tokens: number of tokens so far, including the one that completed a stop string.
+    reasoning_tokens: those up to the end of the reasoning, markers included.
+
+    Stop strings are looked for after the first `min_tokens` tokens, in reasoning and content, but not in tool calls: a
+    call that has begun is completed.
     """
 
     def __init__(
@@ -165,12 +169,12 @@ class TextAssembler:
         reasoning_opened: bool = False,
         calls: ToolCallParser | None = None,
     ) -> None:
-        """calls: given if the answer may call tools."""
+        """calls: given if the answer may call tools. reasoning_opened: the prompt ends with the opening marker."""
         self.tokens = 0
         self.reasoning_tokens = 0
         self._detokenize = detokenize
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # Calls alone have no text that a stop string could end.
+        # An answer of tool calls alone has no text that a stop string could end.
         self._cutter = StopCutter(() if calls is not None and calls.forced else stops)
         self._splitter = ReasoningSplitter(reasoning_markers, opened=reasoning_opened)
         self._calls = calls
@@ -252,8 +256,8 @@ class TextAssembler:
         top = []
         for token, logprob in info.top:
             alternative = self._detokenize([token])
-            top.append(TopLogprob(_text(alternative), max(logprob, LEAST_LOGPROB), list(alternative)))
-        return TokenLogprob(_text(raw), max(info.logprob, LEAST_LOGPROB), list(raw), top)
+            top.append(TopLogprob(_text(alternative), max(logprob, MIN_LOGPROB), list(alternative)))
+        return TokenLogprob(_text(raw), max(info.logprob, MIN_LOGPROB), list(raw), top)
 
 
 def _text(raw: bytes) -> str:

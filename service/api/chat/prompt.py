@@ -1,47 +1,46 @@
-"""Messages of a chat request -> Prompt: text is tokenized while media load, then placeholders are expanded."""
+"""Messages of a chat request -> Prompt: text is tokenized while media load, then placeholders are expanded.
+
+prompt_media.py loads the media.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
-
-from PIL import Image
 
 from models.chat_template import ROLES
 from models.errors import InputError, PromptTooLong
-from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool, VideoFrames, VideoMetadata
+from models.media import ChatMessage, MediaItem, Prompt, TokenizedChat, Tool
 from models.media import ContentPart as PromptPart
 from models.processor import ChatProcessor
 from models.tools import prompt_texts
 from service.api.chat.past_answers import NamedTranscripts, named_transcripts, transcript_of
+from service.api.chat.prompt_media import MediaReference, PromptMedia
 from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
 from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_videos, stated
+from service.api.chat.video_sampling import first_stated, of_all_videos, stated
 from service.api.context import ServerContext
-from service.api.http.admission import Ticket
-from service.api.http.decoding import Decoding
-from service.api.http.errors import ApiError, bad_request, naming
+from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
-from service.api.tracing import phase
 from service.catalog import HostedModel
-from service.media.loader import MediaBudget
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 PART_KINDS = ("text", "image_url", "video_url")
-"""Types of content parts, and the field that each is in."""
-MOST_CHARACTERS_PER_TOKEN = 16
-"""Characters per token at most, on average over a text: ordinary text has three to five."""
+"""Types of content parts. The content of a part is in a field with the name of its type."""
+MAX_CHARACTERS_PER_TOKEN = 16
+"""No text has more characters per token than this on average; ordinary text has three to five."""
 SMALL_PROMPT = 4096
-"""Up to this many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
-thread and back would take (`python -m benchmarks.host_path`)."""
+"""Up to this many characters are tokenized in the event loop. That takes a millisecond or two, no more than handing the
+work to a thread and back (`python -m benchmarks.host_path`)."""
 SMALL_CHAT = 256
-"""Messages of a conversation whose length is looked at in the event loop."""
+"""Conversations of more messages are not looked at for their length in the event loop: they count as large."""
 SMALL_EXPANSION = 16_384
 """Up to this many prompt positions, placeholders are expanded in the event loop, which takes less than a
 millisecond."""
@@ -49,60 +48,36 @@ OPENING_TOKENS = 16
 """Tokens at the end of a prompt that are searched for an opening reasoning marker."""
 
 
-@dataclass(frozen=True)
-class MediaReference:
-    """field: path of the media URL in the request. sampling: how a video is sampled."""
-
-    kind: MediaKind
-    media: MediaUrl
-    field: str
-    sampling: VideoSampling
-
-
 async def build_prompt(
     context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], record: RequestRecord
 ) -> Prompt:
-    """The prompt of a request. ApiError or InputError names the field that does not fit. The bytes of decoded media are
-    charged to the record's ticket."""
+    """The prompt of a request. The bytes of decoded media are charged to the record's ticket.
+
+    Raises ApiError or InputError that names the field that does not fit.
+    """
+    processor = model.chat_processor
     options = _template_options(body.chat_template_kwargs or {})
-    messages, references = _collect(body, context, model.chat_processor, await named_transcripts(body, context))
+    messages, references = _collect(body, context, processor, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
-    _check_length(length, model.chat_processor)
-    kinds = [reference.kind for reference in references]
-    budget, ticket = context.media.budget(record.client), record.ticket
+    _check_length(length, processor)
+    media = PromptMedia(context, processor, references, record)
+    apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
-        lambda: _tokenize(context, model.chat_processor, messages, kinds, options, tools, length <= SMALL_PROMPT),
-        [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],
+        lambda: _tokenize(context, apply, small=length <= SMALL_PROMPT), media.loads()
     )
     began = time.monotonic()
-    try:
-        if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
-            prompt = model.chat_processor.expand_placeholders(chat, items)
-        else:
-            prompt = await context.in_thread(lambda: model.chat_processor.expand_placeholders(chat, items))
-    except PromptTooLong as error:
-        raise bad_request(f"{error.field}: {error}.", error.field, "context_length_exceeded") from error
+    prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
     _observe(context, model.name, prompt)
     return prompt
 
 
 async def _tokenize(
-    context: ServerContext,
-    processor: ChatProcessor,
-    messages: Sequence[ChatMessage],
-    kinds: Sequence[MediaKind],
-    options: dict[str, bool],
-    tools: Sequence[Tool],
-    small: bool,
+    context: ServerContext, apply: Callable[[], TokenizedChat], *, small: bool
 ) -> tuple[TokenizedChat, float]:
-    """The tokenized conversation with placeholders for media, and the seconds that it took. A small one needs no
-    thread."""
+    """The tokenized conversation with placeholders for media, and the seconds that it took. apply: renders and
+    tokenizes it. small: that takes so little time that it needs no thread."""
     began = time.monotonic()
-
-    def apply() -> TokenizedChat:
-        return processor.apply_chat_template(messages, kinds, options=options, tools=tools)
-
     try:
         chat = apply() if small else await context.in_thread(apply)
     except InputError as error:
@@ -110,6 +85,19 @@ async def _tokenize(
             raise
         raise InputError(f"chat_template_kwargs.{error.field}", str(error)) from error
     return chat, time.monotonic() - began
+
+
+async def _expand(
+    context: ServerContext, processor: ChatProcessor, chat: TokenizedChat, items: Sequence[MediaItem]
+) -> Prompt:
+    """The prompt with a position for each embedding of the items; ApiError if the context cannot hold it."""
+    expand = partial(processor.expand_placeholders, chat, items)
+    try:
+        if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
+            return expand()
+        return await context.in_thread(expand)
+    except PromptTooLong as error:
+        raise bad_request(f"{error.field}: {error}.", error.field, "context_length_exceeded") from error
 
 
 def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
@@ -148,7 +136,7 @@ def _collect(
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
     if parts > settings.max_parts:
         raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
-    # Before the arguments are read: their values take much more memory than their texts.
+    # Before the arguments are parsed, since their values take much more memory than their text.
     calls = (call for message in messages for call in message.tool_calls or ())
     _check_length(sum(len(call.function.arguments) for call in calls), processor)
     references: list[MediaReference] = []
@@ -156,16 +144,16 @@ def _collect(
         _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
     ]
     collected = [collected[index] for index in result_order(messages)]
-    for kind, most in (("image", settings.max_images), ("video", settings.max_videos)):
+    for kind, limit in (("image", settings.max_images), ("video", settings.max_videos)):
         count = sum(reference.kind == kind for reference in references)
-        if count > most:
-            raise bad_request(_too_many(f"{kind}s", count, most), "messages")
+        if count > limit:
+            raise bad_request(_too_many(f"{kind}s", count, limit), "messages")
     common = of_all_videos(body)
     return collected, [replace(one, sampling=first_stated((one.sampling, common))) for one in references]
 
 
-def _too_many(what: str, count: int, most: int) -> str:
-    return f"messages: too many {what}: {count} given, at most {most} allowed."
+def _too_many(what: str, count: int, limit: int) -> str:
+    return f"messages: too many {what}: {count} given, at most {limit} allowed."
 
 
 def is_small(body: ChatRequestBody) -> bool:
@@ -184,11 +172,11 @@ def is_small(body: ChatRequestBody) -> bool:
 
 
 def _check_length(length: int, processor: ChatProcessor) -> None:
-    """Refuses text that cannot fit before it is tokenized."""
-    most = MOST_CHARACTERS_PER_TOKEN * processor.context_length
-    if length > most:
+    """Refuses text that cannot fit, before it is tokenized."""
+    limit = MAX_CHARACTERS_PER_TOKEN * processor.context_length
+    if length > limit:
         raise bad_request(
-            f"messages: too much text: {length} characters given, at most {most} allowed for a context of "
+            f"messages: too much text: {length} characters given, at most {limit} allowed for a context of "
             f"{processor.context_length} tokens.",
             "messages",
             "context_length_exceeded",
@@ -224,7 +212,7 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
     given = [name for name in PART_KINDS if getattr(part, name)]
     kind = part.type or next(iter(given), None)
     if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
-        # Nobody would see that it is left out.
+        # To leave it out would go unnoticed.
         raise bad_request(f"{field}.{other}: not in a part with {kind}; send a part of its own.", f"{field}.{other}")
     if kind == "text":
         if part.text is None:
@@ -259,99 +247,11 @@ def _refuse_pixel_bounds(fields: ContentPart | MediaUrl, at: str) -> None:
             )
 
 
-async def _load(
-    context: ServerContext,
-    processor: ChatProcessor,
-    reference: MediaReference,
-    references: Sequence[MediaReference],
-    budget: MediaBudget,
-    ticket: Ticket,
-) -> MediaItem:
-    with Decoding(ticket) as decoding:
-        try:
-            with phase("media", kind=reference.kind):
-                if reference.kind == "image":
-                    item = await _load_image(context, processor, reference, budget, decoding)
-                else:
-                    item = await _load_video(context, processor, reference, references, budget, decoding)
-        except (ApiError, InputError):
-            if not decoding.refused:
-                context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
-            raise
-        decoding.keep(sum(frame.nbytes for frame in item.frames))
-    return item
-
-
-async def _load_image(
-    context: ServerContext,
-    processor: ChatProcessor,
-    reference: MediaReference,
-    budget: MediaBudget,
-    decoding: Decoding,
-) -> MediaItem:
-    began = time.monotonic()
-
-    def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
-        decoded = time.monotonic()
-        detail = reference.media.detail or "auto"
-        return naming(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
-
-    item, decoded = await context.media.image(
-        reference.media.url, prepare, field=reference.field, budget=budget, charge=decoding.take
-    )
-    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
-    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
-    return item
-
-
-async def _load_video(
-    context: ServerContext,
-    processor: ChatProcessor,
-    reference: MediaReference,
-    references: Sequence[MediaReference],
-    budget: MediaBudget,
-    decoding: Decoding,
-) -> MediaItem:
-    settings = context.settings
-    media = reference.media
-    videos = sum(other.kind == "video" for other in references)
-    # Each video gets an equal share of the request's pixels; all pictures together get one share, too.
-    pixels = settings.max_request_pixels // (videos + (videos < len(references)))
-    sampling, share = reference.sampling, max(1, settings.max_frames // videos)
-    sampling.check(media.url, settings, share)
-    max_frames = sampling.max_frames or share
-
-    def choose(metadata: VideoMetadata) -> Sequence[int]:
-        most = min(max_frames, max(1, pixels // max(1, metadata.height * metadata.width)))
-        return naming(reference.field, lambda: sampling.choose(processor, metadata, most))
-
-    began = time.monotonic()
-
-    async def prepare(video: VideoFrames) -> MediaItem:
-        decoded = time.monotonic()
-        video = replace(video, requested_fps=sampling.rate(video.metadata))
-        item = await context.in_thread(lambda: naming(reference.field, lambda: processor.video(video)))
-        context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
-        context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
-        return item
-
-    return await context.media.video(
-        media.url,
-        choose,
-        prepare,
-        frame_list_fps=sampling.list_fps,
-        frame_list_times=sampling.times,
-        field=reference.field,
-        budget=budget,
-        charge=decoding.take,
-    )
-
-
 async def _concurrently(
     step: Callable[[], Coroutine[Any, Any, U]], work: Sequence[Coroutine[Any, Any, T]]
 ) -> tuple[U, list[T]]:
-    """Results of `step` and `work`. `step` starts after all of `work` have started, so that its computing overlaps with
-    their I/O. When both fail, the error of `work` is raised."""
+    """Results of `step` and `work`. `step` starts after all of `work` have started, so that its computation overlaps
+    with their I/O. When both fail, the error of `work` is raised."""
     if not work:
         return await step(), []
 

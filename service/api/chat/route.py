@@ -66,31 +66,40 @@ router = APIRouter(route_class=RequestRoute)
 
 @dataclass
 class TokenCounts:
-    """Tokens of one choice so far."""
+    """What one choice has so far."""
 
     tokens: int = 0
+    """Generated tokens, those of the reasoning included."""
     reasoning_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt positions found in the prefix cache."""
     calls: int = 0
+    """Tool calls."""
     steps: StepCounts | None = None
-    """Set once the engine has ended it."""
+    """Set once the engine has ended the choice."""
 
 
 @dataclass(eq=False)
 class ChatJob:
-    """A request that is ready for the engine, and the tokens of its choices so far."""
+    """A request that is ready for the engine, and the counts of its choices so far."""
 
     id: str
     created: int
+    """Unix time in seconds."""
     model: HostedModel
     prompt: Prompt
     sampling: tuple[SamplingParams, ...]
+    """One for each choice."""
     stops: tuple[str, ...]
+    """Stop strings."""
     tools: ToolUse | None
     grammar: str
+    """ChatRequest.grammar."""
     record: RequestRecord
     counts: list[TokenCounts] = field(default_factory=list)
+    """One for each choice."""
     spoken: SpokenAnswer | None = None
+    """Set if the answer is to be spoken."""
     timed_out: bool = False
     """Whether the request has reached request_timeout: its choices then end with the text that they have."""
 
@@ -144,7 +153,10 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
-    """ApiError or InputError names the field that does not fit."""
+    """Validates a request, loads its media and builds its prompt.
+
+    Raises ApiError or InputError that names the field that does not fit.
+    """
     model = context.model(body.model, "chat", record)
     refuse_unsupported(body)
     stops = stop_strings(body)
@@ -180,7 +192,8 @@ async def _grammar(
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
     """The text of one choice as it is generated; the last delta has a finish_reason. Closing it aborts the request.
 
-    At request_timeout the choice ends with finish_reason "length". TimeoutError when no choice has a token by then.
+    At request_timeout the choice ends with finish_reason "length", or with TimeoutError if no choice of the request has
+    a token by then.
     """
     processor, sampling, counts = job.model.chat_processor, job.sampling[index], job.counts[index]
     assembler = TextAssembler(
@@ -244,7 +257,7 @@ async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
-    """Starts again on another engine if the first one ends before the client has received anything."""
+    """One choice. Starts again on another engine if the first one ends: the client has received nothing yet."""
     try:
         return await _collected(context, job, index)
     except EngineLost:
@@ -255,6 +268,7 @@ async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
 
 
 async def _collected(context: ServerContext, job: ChatJob, index: int) -> Choice:
+    """The whole choice, once its last delta has come."""
     content: list[str] = []
     reasoning: list[str] = []
     logprobs: list[TokenLogprob] = []
@@ -322,6 +336,7 @@ async def _events(context: ServerContext, job: ChatJob, options: StreamOptions) 
 async def _text_events(
     context: ServerContext, job: ChatJob, chunk: Callable[[ChunkChoice], bytes]
 ) -> AsyncGenerator[bytes]:
+    """Events of all choices, in the order of their deltas. chunk: writes an event."""
     begun = [False] * len(job.sampling)
     first = DeltaMessage(role="assistant", content=None if job.tools and job.tools.forced else "")
     choices = [generate(context, job, index) for index in range(len(job.sampling))]

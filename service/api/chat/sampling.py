@@ -9,7 +9,7 @@ from models.processor import ChatProcessor
 from service.api.chat.schema import REFUSED, ChatRequestBody
 from service.api.http.errors import bad_request
 from service.link.messages import SamplingParams
-from service.link.sampling_limits import LEAST_TEMPERATURE
+from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings import Settings
 
 MAX_STOP_LENGTH = 1000
@@ -72,7 +72,7 @@ def sampling_params(
     temperature = pick("temperature", 1.0)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
         top_p=pick("top_p", 1.0),
         top_k=max(0, int(pick("top_k", 0))),
         min_p=pick("min_p", 0.0),

@@ -11,7 +11,7 @@ from service.api.chat.detokenizer import FinishReason, TokenLogprob
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
 from service.api.chat.tool_schema import NamedToolChoice, ToolCallDelta, ToolCallEntry, ToolDefinition
 from service.api.steps import StepReport
-from service.link.sampling_limits import LEAST_REPETITION_PENALTY, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
+from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 
 # Requests
 
@@ -148,7 +148,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     min_p: Probability | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None

@@ -1,4 +1,4 @@
-"""Admission control: limits on work in progress, applied before bodies are read and media decoded. A request over a
+"""Admission control: limits on work in progress, applied before bodies are read and media are decoded. A request over a
 limit gets 503 with Retry-After."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OtherProcesses(Protocol):
     def num_bytes(self) -> Counter[str]: ...
 
     def tell(self, kind: str, requests: int, size: int) -> None:
-        """Sets this process' usage of a kind."""
+        """Tells the other processes this process's usage of a kind."""
         ...
 
 
@@ -36,8 +36,10 @@ class Admission:
     """Counts requests in flight and the bytes of their bodies and decoded media, for each kind of work (chat, speech).
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
-    can be starved. A kind without a share may use everything. others: work that counts in addition to this process'
-    own. Thread-safe: media are charged by the threads that decode them.
+        can be starved. A kind without a share may use everything.
+    others: work that counts in addition to this process's own.
+
+    Thread-safe: media are charged by the threads that decode them.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Admission:
         self.changed = threading.Condition()
         """Notified when something is given back; its lock guards all of this."""
         self.decoding = 0
-        """Pictures and videos of this process that are being decoded: their bytes will be fewer soon."""
+        """Pictures and videos that this process is decoding; soon they will take fewer bytes."""
 
     @property
     def in_flight(self) -> int:
@@ -104,13 +106,13 @@ class Admission:
             self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
             self.changed.notify_all()
 
-    def _room(self, used: Mapping[str, int], kind: str, most: int) -> int:
-        """Limit of a kind: its share, and not more than the other kinds leave."""
-        others = sum(min(used[other], self._share(other, most)) for other in used if other != kind)
-        return min(self._share(kind, most), most - others)
+    def _room(self, used: Mapping[str, int], kind: str, limit: int) -> int:
+        """What a kind may use of a limit: its share, but no more than the other kinds leave."""
+        others = sum(min(used[other], self._share(other, limit)) for other in used if other != kind)
+        return min(self._share(kind, limit), limit - others)
 
-    def _share(self, kind: str, most: int) -> int:
-        return max(1, int(self._shares.get(kind, 1.0) * most))
+    def _share(self, kind: str, limit: int) -> int:
+        return max(1, int(self._shares.get(kind, 1.0) * limit))
 
     def _hold(self, kind: str, requests: int, size: int) -> None:
         if not (requests or size):
@@ -147,7 +149,7 @@ class Ticket:
         return self.admission.fits(self._endpoint, size, self.size)
 
     def adjust(self, size: int) -> None:
-        """Adds bytes that are held already, whatever the limits, or gives some back (size < 0)."""
+        """Adds bytes that are already in memory, whatever the limits, or gives some back (size < 0)."""
         with self.admission.changed:
             self.admission.give_back(self._endpoint, 0, -size)
             self.size += size

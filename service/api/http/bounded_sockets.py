@@ -20,9 +20,9 @@ from service.api.http.record import record_of
 
 log = logging.getLogger(__name__)
 
-FREE_FRAGMENTS, LEAST_FRAGMENT = 1024, 64
+FREE_FRAGMENTS, MIN_FRAGMENT = 1024, 64
 """A message in more fragments than that must have so many bytes a fragment on average."""
-MOST_CONTROLS = 4096
+MAX_CONTROLS = 4096
 """Pings and pongs of a client between two messages: one a second for as long as an idle connection is kept."""
 SLICE = 1 << 14
 """Bytes that are taken in before limits are looked at: one read has up to 256 KiB."""
@@ -114,7 +114,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             return
         count = len(self.frames)
         self._size = len(event.data) + (self._size if count > 1 else sum(map(len, self.frames)))
-        if count >= FREE_FRAGMENTS and self._size < LEAST_FRAGMENT * count:
+        if count >= FREE_FRAGMENTS and self._size < MIN_FRAGMENT * count:
             self._refuse("too many small fragments")
         else:
             super().handle_cont(event)
@@ -132,7 +132,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             return False
         self._controls += 1
-        if self._controls > MOST_CONTROLS:
+        if self._controls > MAX_CONTROLS:
             self._refuse("too many pings or pongs")
             return False
         return True

@@ -22,11 +22,11 @@ from service.api.http.streaming import ClientTimeout
 
 log = logging.getLogger(__name__)
 
-MOST_DESCRIPTORS = 1 << 16
+MAX_DESCRIPTORS = 1 << 16
 DESCRIPTORS_PER_CONNECTION = 1.25
 """Uploads, decoding, the engine and its restarts take some, too. `reprise doctor` reckons with as many."""
-MOST_HEAD_BYTES = 1 << 16
-FREE_CHUNKS, LEAST_CHUNK = 1024, 64
+MAX_HEAD_BYTES = 1 << 16
+FREE_CHUNKS, MIN_CHUNK = 1024, 64
 """A body in more chunks than that must have so many bytes a chunk on average: each costs the event loop as much as a
 thousand bytes, and what comes in one read, up to 256 KiB, is taken in before anybody else's turn."""
 FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
@@ -48,7 +48,7 @@ UNREADABLE = {
 def raise_descriptor_limit() -> None:
     """Raises the soft limit on open files towards the hard one: it is often 1024, fewer than max_connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -93,7 +93,7 @@ class FastBodyConnection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             # h11 limits a head that is not complete: one that came in a single read would pass.
-            if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MOST_HEAD_BYTES:
+            if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MAX_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
             self._chunks = self._chunk_bytes = 0
             self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
@@ -110,10 +110,10 @@ class FastBodyConnection(h11.Connection):
     def _count(self, part: h11.Data) -> None:
         self._chunks += part.chunk_start
         self._chunk_bytes += len(part.data)
-        if self._chunks > FREE_CHUNKS and self._chunk_bytes < LEAST_CHUNK * self._chunks:
+        if self._chunks > FREE_CHUNKS and self._chunk_bytes < MIN_CHUNK * self._chunks:
             raise SmallChunks(
                 f"The body comes in too small chunks: {self._chunks} chunks of {self._chunk_bytes} bytes given, at "
-                f"least {LEAST_CHUNK} bytes each on average needed.",
+                f"least {MIN_CHUNK} bytes each on average needed.",
             )
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
@@ -167,7 +167,7 @@ class BoundedConnection(H11Protocol):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.conn = FastBodyConnection(h11.SERVER, MOST_HEAD_BYTES, draining=draining)
+        self.conn = FastBodyConnection(h11.SERVER, MAX_HEAD_BYTES, draining=draining)
         self.app = self._run
         self._max_connections = max_connections
         self._header_timeout = header_timeout

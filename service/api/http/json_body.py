@@ -16,7 +16,7 @@ from service.api.http.validation import explain, kinds, one_of
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
 
-MOST_SIGNS = 1 << 19
+MAX_SIGNS = 1 << 19
 """Commas and opening brackets of a JSON text at most, also within its strings, which may be JSON. The values between
 them take many times the memory of their text, and nothing else runs while they are made. A text that fills
 the context of a model has fewer."""
@@ -52,8 +52,8 @@ def parse(raw: bytes | str, kind: Any) -> Any:
 def check_values(raw: bytes | str) -> None:
     """ApiError 400 for a JSON text of more values than any request needs, before any of them is made."""
     signs = sum(map(raw.count, ",[{") if isinstance(raw, str) else map(raw.count, (b",", b"[", b"{")))
-    if signs > MOST_SIGNS:
-        message = f"The JSON has too many values: {signs} commas and brackets given, at most {MOST_SIGNS} allowed."
+    if signs > MAX_SIGNS:
+        message = f"The JSON has too many values: {signs} commas and brackets given, at most {MAX_SIGNS} allowed."
         raise bad_request(message, code="too_many_values")
 
 

@@ -1,4 +1,4 @@
-"""Data about a request in progress for its access log line and metrics. Never prompts."""
+"""What is recorded about a request for its access log line and metrics. Never prompts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "err
 
 @dataclass
 class RequestRecord:
-    """model: name of the model, once it is known. outcome: set by code that ends a stream other than its status
-    says."""
+    """One request in progress."""
 
     request_id: str
     endpoint: str
     ticket: Ticket
     client: str = ""
-    """Identifies the client where clients take turns: the address, or the digest of the API key if keys are
+    """Who sent it, for code in which clients take turns: the address, or the digest of the API key if keys are
     required."""
     arrival: float = field(default_factory=time.monotonic)
     model: str = "unknown"
+    """Name of the model, once it is known."""
     outcome: Outcome | None = None
+    """Set if the request ends otherwise than its HTTP status says, as a stream may."""
     trace: RequestTrace | None = None
     """None if the request is not traced."""
     notes: dict[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Ways to register routes: for GET with HEAD, and routes whose function takes only the request."""
+"""Two ways to register routes: GET together with HEAD, and routes whose function takes only the request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
 
 def get(router: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
-    """A route for GET and for HEAD, which load balancer probes and `wget --spider` use; uvicorn leaves out the body.
-    options: of FastAPI's decorator."""
+    """Registers a route for GET and for HEAD, which probes of load balancers and `wget --spider` use; uvicorn leaves
+    out the body. options: those of FastAPI's decorator."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.head(path, include_in_schema=False)(endpoint)
@@ -25,8 +25,8 @@ def get(router: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], En
 
 
 class RequestRoute(APIRoute):
-    """Calls the route's function directly. FastAPI's handling of dependencies, validation and clean-up, none of which
-    these routes use, takes as long as tokenizing a sentence."""
+    """A route whose function is called directly with the request. FastAPI's handling of dependencies, validation and
+    clean-up, which these routes do not use, would take as long as tokenizing a sentence."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in (self.methods or ()):

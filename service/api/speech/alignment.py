@@ -13,7 +13,7 @@ OnPiece = Callable[[str, str], None]
 """Receives the pieces of a source as they are rewritten, in order."""
 
 TOKEN = re.compile(r"\S+|\s+")
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """Up to this many tokens on a side, every common word is found; in longer texts only those at both ends."""
 
 
@@ -70,7 +70,7 @@ def _common(before: Sequence[str], after: Sequence[str]) -> int:
 
 
 def _compared(before: Sequence[str], after: Sequence[str]) -> list[Pair]:
-    if max(len(before), len(after)) > MOST_COMPARED:
+    if max(len(before), len(after)) > MAX_COMPARED:
         return [("".join(before), "".join(after))]
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [("".join(before[a:b]), "".join(after[c:d])) for _, a, b, c, d in matcher.get_opcodes()]

@@ -24,11 +24,11 @@ ATTRIBUTE = re.compile(rf"({NAME})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.ASCII)
 OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)?\Z")
 """How a chunk of text may end inside a tag."""
 OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
-MOST_HEARD = 400
+MAX_HEARD = 400
 """Number of previous characters that decide the language in which something is spelled."""
-MOST_BEGIN = 1000
+MAX_BEGIN = 1000
 """Number of characters before <speak> at most."""
-MOST_OPEN = 4096
+MAX_OPEN = 4096
 """Number of characters of a tag or comment at most."""
 ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
 SPELLED = re.compile(r"<say-as\b[^<>]*>[^<>]*")
@@ -85,7 +85,7 @@ def is_ssml(text: str) -> bool:
 
 def may_be_ssml(text: str) -> bool:
     """Whether a text with this beginning can still become SSML."""
-    if len(text) > MOST_BEGIN:
+    if len(text) > MAX_BEGIN:
         return False
     start = text.lstrip()
     declaration = DECLARATION.match(start)
@@ -144,7 +144,7 @@ class SsmlReader:
         text = self._text
         if text[place] != "<":
             return text[place] == "&" and OPEN_ENTITY.match(text, place) is not None
-        if len(text) - place > MOST_OPEN:
+        if len(text) - place > MAX_OPEN:
             return False
         if text.startswith("<!--", place):
             return COMMENT.match(text, place) is None
@@ -180,7 +180,7 @@ class SsmlReader:
                 raise _error("there is text outside of <speak>" if element.name == "" else "<break> holds no text")
         else:
             self._passages.say(text)
-            self._heard = (self._heard + text)[-MOST_HEARD:]
+            self._heard = (self._heard + text)[-MAX_HEARD:]
 
     def _begin(self, name: str, source: str) -> None:
         parent = self._open[-1].name

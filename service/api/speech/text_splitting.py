@@ -30,7 +30,7 @@ ABBREVIATIONS = frozenset(
 BEFORE_NUMBERS = frozenset("no nr nos fig figs vol p pp art sec ch chap eq ref tab abb núm".split())  # noqa: SIM905
 LONGEST_WORD = 16
 
-LEAST_CLAUSE = 16
+MIN_CLAUSE = 16
 """Length (spoken_length) below which a clause is joined with the next one."""
 
 CONTROL = re.compile(r"\([^()]{1,400}\)")
@@ -73,7 +73,7 @@ class TextSplitter:
 
     A segment is at most `max_length` long (spoken_length): it ends at its last sentence border, else at its last clause
     border, else between words; a single longer word is cut between characters. With granularity "clause", a clause
-    shorter than LEAST_CLAUSE is joined with the next one. Segments have a letter or digit, no whitespace at their ends
+    shorter than MIN_CLAUSE is joined with the next one. Segments have a letter or digit, no whitespace at their ends
     and single spaces inside; otherwise the text is unchanged. A description at the start of the text (CONTROL) is not
     split, nor split off, unless it exceeds max_length. first: the granularity of a text's first segment, if it differs,
     so that the first audio is ready sooner.
@@ -169,7 +169,7 @@ class TextSplitter:
             self._best[border] = after
             if self._ends_at is None or border < self._ends_at:
                 continue
-            if border is Border.SENTENCE or self._length >= LEAST_CLAUSE:
+            if border is Border.SENTENCE or self._length >= MIN_CLAUSE:
                 self._end(after, segments)
         if final:
             self._end(len(self._buffer), segments)

@@ -9,24 +9,26 @@ from dataclasses import dataclass, field
 from service.engine.chat.costs import PrefillCost
 
 _FEW = 32
-"""So few tokens are not worth a step of their own: they wait for a gap with more room."""
+"""Fewer tokens than this are not worth a step of their own: they wait for a gap with more room."""
 _GAIN = 0.05
-"""A prompt that does not end in this step is cut to a captured size if that computes more tokens per second by this
-share."""
+"""Relative gain in tokens per second for which a prompt that does not end in this step is cut to a captured size."""
 
 
 @dataclass
 class ChunkBudget:
-    """The budget of one step. The scheduler asks how much each chunk may hold, and spends it. tokens: limit. seconds:
-    the chunks must not be predicted to take longer. room: seconds as well, but if they allow fewer than _FEW tokens
-    (and not all of `tokens`), `least` tokens are allowed. sizes: tokens of the captured prefills, ascending; empty if
-    chunks need not fit them.
+    """The budget of one step. The scheduler asks how many tokens each chunk may hold, and spends them.
+
+    tokens: limit on the tokens of all chunks.
+    seconds: limit on the predicted time of all chunks.
+    room: another limit in seconds, what the gap between two tokens has left. Where it allows fewer than _FEW tokens,
+        and not all of `tokens`, `min_tokens` are allowed instead.
+    sizes: tokens of the captured prefills, ascending; empty if chunks need not fit them.
     """
 
     tokens: int
     seconds: float = math.inf
     room: float = math.inf
-    least: int = 0
+    min_tokens: int = 0
     cost: PrefillCost = field(default_factory=PrefillCost)
     sizes: tuple[int, ...] = ()
 
@@ -43,7 +45,7 @@ class ChunkBudget:
     @property
     def crowded(self) -> bool:
         """Whether the gap has no room for a chunk."""
-        return not self.least and self._within(self.room, 0) < self._few
+        return not self.min_tokens and self._within(self.room, 0) < self._few
 
     @property
     def _few(self) -> int:
@@ -59,7 +61,7 @@ class ChunkBudget:
         """Tokens that the next chunk may hold after `context` cached keys."""
         paced = self._within(self.room, context)
         if self.used + paced < self._few:
-            paced = self.least - self.used
+            paced = self.min_tokens - self.used
         return max(0, min(self.tokens - self.used, self._within(self.seconds, context), paced))
 
     def spend(self, tokens: int, context: int) -> None:
@@ -75,7 +77,7 @@ class ChunkBudget:
         if below < 0 or self.sizes[below] == self.used or self.padded(self.used) == self.used:
             return 0
         size = self.sizes[below]
-        if size >= self.least and self.predicted > min(self.seconds, self.room):
+        if size >= self.min_tokens and self.predicted > min(self.seconds, self.room):
             return self.used - size
         whole, cut = (self.cost.seconds(self.padded(tokens), 0) for tokens in (self.used, size))
         if finished:

@@ -1,4 +1,5 @@
-"""The encoder stage: items of all waiting requests are packed together, encoded ahead of their prefill and cached."""
+"""The encoder stage: packs the items of all waiting requests together, encodes them ahead of their prefill and caches
+the outputs."""
 
 from __future__ import annotations
 
@@ -28,18 +29,22 @@ from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
 
-_MOST_PARTS = 32
-"""Number of parts that are packed together at most; the oldest come first."""
+_MAX_PARTS = 32
+"""Number of parts that are packed together; the oldest come first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A piece of an item that is encoded in one pass; its embeddings start at row `offset` of the item's embeddings."""
+    """A piece of an item, or a whole one, that is encoded in one pass."""
 
     digest: bytes
+    """Digest of the whole item."""
     item: MediaItem
+    """The piece itself."""
     offset: int
+    """Row of the whole item's embeddings at which those of the piece start."""
     required: Bucket
+    """The smallest bucket that holds it."""
 
 
 @dataclass(eq=False)
@@ -52,18 +57,20 @@ class PendingItem:
     tallies: list[StepTally] = field(default_factory=list)
     """Tallies of the sequences that wait for the item."""
     alone: bool = False
-    """A pass shared with other items failed: the item is tried alone before its requests fail."""
+    """A pass that it shared with other items failed, so it is tried alone before its requests fail."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One pass that was launched. bucket: the captured one that holds it, if any, whichever route was taken. begun:
-    mark of its begin on a GPU. tallies: those of the sequences that wait for its items."""
+    """An encoder pass that was launched."""
 
     route: Route
     bucket: Bucket | None
+    """The captured bucket that holds it, if any, whichever route was taken."""
     begun: torch.cuda.Event | None
+    """Recorded before the pass; None on a CPU."""
     tallies: tuple[StepTally, ...]
+    """Tallies of the sequences that wait for its items."""
 
 
 @dataclass(eq=False)
@@ -75,7 +82,7 @@ class EncodeError(Exception):
 
 
 class VisionStage:
-    """Holds the encoder's captured graphs and the cache of its outputs."""
+    """The encoder of one model: its captured graphs, the items that wait for it, and the cache of its outputs."""
 
     def __init__(self, name: str, encoder: VisionEncoder, embeds_width: int, context: WorkerContext) -> None:
         config = context.config
@@ -104,7 +111,7 @@ class VisionStage:
             tight=one_segment,
             measured=True,
         )
-        self._wanted: OrderedDict[bytes, PendingItem] = OrderedDict()
+        self._pending: OrderedDict[bytes, PendingItem] = OrderedDict()
 
     def measure(self) -> MemoryRequirements:
         """Peak of one eager pass of the largest bucket, and the whole limit of the cache."""
@@ -117,19 +124,19 @@ class VisionStage:
         return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> Iterator[None]:
-        """Runs the smallest bucket, `measure` has run the largest, and resizes as for pictures that were left as they
-        are."""
+        """Runs the smallest bucket (`measure` has run the largest), and the resizing of pictures that arrive in their
+        original size."""
         yield from self.runner.warm_up(self._bucket_list[:1])
         resized(torch.zeros((1, 2, 2, 3), dtype=torch.uint8, device=self._context.device), 3, 3)
         yield
 
     def has_work(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._pending)
 
     @property
     def oldest_patches(self) -> int:
-        """Patches of a pass of the part that has waited longest. Only while there is work."""
-        return self.patches(next(iter(self._wanted.values())).parts[:1])
+        """Patches of a pass over the part that has waited longest. Call it only while there is work."""
+        return self.patches(next(iter(self._pending.values())).parts[:1])
 
     def has_embeddings(self, sequence: ChatSequence) -> bool:
         """Whether every item after the sequence's prefix hit is encoded and pinned for it."""
@@ -141,9 +148,9 @@ class VisionStage:
         )
 
     def request_all(self, waiting: Sequence[ChatSequence]) -> None:
-        """Requests the items of waiting sequences until the cache has no room. A sequence that finds no room holds
-        nothing while it waits, and those after it give up what they hold, so that no two of them can wait for each
-        other."""
+        """Pins and queues the items of waiting sequences, in order, until the cache has no room. A sequence that finds
+        no room pins nothing while it waits, and those behind it release what they have pinned, so that no two of them
+        can wait for each other."""
         for place, sequence in enumerate(waiting):
             if not sequence.prompt.items or self._request(sequence):
                 continue
@@ -167,24 +174,24 @@ class VisionStage:
             last = max(sequence.last_position(index), sequence.pinned.get(item.digest, 0))
             sequence.pinned[item.digest] = last
         for digest, item in missing.items():
-            known = self.cache.embeds(digest) is not None or digest in self._wanted
+            known = self.cache.embeds(digest) is not None or digest in self._pending
             self._context.observations.count(f"encoder_cache_{'hits' if known else 'misses'}_total", model=self._name)
             if not known:
                 sequence.tally.encoded_media += 1
-                self._want(item)
-            if (wanted := self._wanted.get(digest)) is not None:
-                wanted.tallies.append(sequence.tally)
+                self._enqueue(item)
+            if (pending := self._pending.get(digest)) is not None:
+                pending.tallies.append(sequence.tally)
         return True
 
-    def _want(self, item: MediaItem) -> None:
+    def _enqueue(self, item: MediaItem) -> None:
         if not item.num_embeds:
             self._context.observations.count_eager_step("empty", model=self._name, kind="encoder")
             self.cache.fill(item.digest, self._empty(0))
             return
-        self._wanted[item.digest] = PendingItem(item, self._cut(item.digest, item, self._bucket_list[-1]))
+        self._pending[item.digest] = PendingItem(item, self._cut(item.digest, item, self._bucket_list[-1]))
 
     def _cut(self, digest: bytes, item: MediaItem, limit: Bucket, offset: int = 0) -> list[Part]:
-        """Parts of an item, or of a part of it that begins at row `offset`, each as large as `limit` allows."""
+        """Cuts an item, or a piece of one that starts at row `offset`, into parts as large as `limit` allows."""
         parts, end = [], offset
         for part in self._encoder.split(item, limit):
             parts.append(Part(digest, part, end, self._encoder.required([part])))
@@ -201,7 +208,7 @@ class VisionStage:
             if num_prefilled is None or last < num_prefilled:
                 del sequence.pinned[digest]
                 if self.cache.unpin(digest):
-                    self._wanted.pop(digest, None)
+                    self._pending.pop(digest, None)
 
     def embeds(self, sequence: ChatSequence, item: int) -> Tensor:
         """Embeddings of a pinned, encoded item: [num_embeds, embeds_width]."""
@@ -211,15 +218,17 @@ class VisionStage:
 
     def next_group(self, affords: Callable[[int], bool] = lambda patches: True) -> list[Part]:
         """The parts to encode next: the group that holds the oldest one. The others are packed again next time,
-        together with new ones, so that groups with free room have time to fill. affords: whether a pass of that many
-        patches may run. An item of many frames is cut to fit; a part that does not fit is returned alone.
+        together with new ones, so that groups with room left have time to fill.
+
+        affords: whether a pass of that many patches may run. An item of many frames is cut until it fits; a part that
+            cannot be cut is returned alone.
         """
-        oldest = next(iter(self._wanted.values()))
-        # A single picture has no choice of groups, nor need it be cut where its pass is afforded.
-        single = len(self._wanted) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
+        oldest = next(iter(self._pending.values()))
+        # For a single picture that fits there is nothing to group or to cut.
+        single = len(self._pending) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
         if oldest.alone or single:
             return oldest.parts[:1]
-        # Those for one segment, or for equal ones, are not for any group, and would cut an item into single frames.
+        # Buckets for one segment, or for equal ones, hold no mixed group, and would cut an item into single frames.
         captured = [bucket for bucket in self.runner.captured if key_of(bucket) not in self._one_segment]
         bucket_list = [bucket for bucket in captured or self._bucket_list if affords(bucket["patches"])]
         if not bucket_list:
@@ -227,7 +236,7 @@ class VisionStage:
         if not affords(self.patches(oldest.parts[:1])):
             largest = max(bucket_list, key=cost_of)
             oldest.parts[:1] = self._cut(oldest.parts[0].digest, oldest.parts[0].item, largest, oldest.parts[0].offset)
-        parts = [part for wanted in self._wanted.values() if not wanted.alone for part in wanted.parts][:_MOST_PARTS]
+        parts = [part for pending in self._pending.values() if not pending.alone for part in pending.parts][:_MAX_PARTS]
         group = pack([part.required for part in parts], bucket_list)[0]
         return [parts[index] for index in group.items]
 
@@ -238,33 +247,33 @@ class VisionStage:
         return required["patches"] if graph is None else graph.bucket["patches"]
 
     def launch(self, parts: Sequence[Part]) -> Encoded | None:
-        """Encodes parts. None when the pass failed and its items will be tried one by one; EncodeError when an item
-        failed by itself."""
+        """Launches a pass over these parts. None when it failed and its items will be tried one by one; EncodeError
+        when an item failed alone."""
         try:
             plan = self._encoder.plan([part.item for part in parts])
             begun = mark(self._context.device)
             run = self.runner.run(plan)
             embeds, row = run.outputs["embeds"], 0
             for part in parts:
-                wanted = self._wanted[part.digest]
-                if wanted.embeds is None:
-                    wanted.embeds = self._empty(wanted.item.num_embeds)
+                pending = self._pending[part.digest]
+                if pending.embeds is None:
+                    pending.embeds = self._empty(pending.item.num_embeds)
                 count = part.item.num_embeds
-                wanted.embeds[part.offset : part.offset + count] = embeds[row : row + count]
+                pending.embeds[part.offset : part.offset + count] = embeds[row : row + count]
                 row += count
         except torch.AcceleratorError:
             raise
         except LAUNCH_ERRORS as error:
             self._failed(parts, error)
             return None
-        tallies = {tally for part in parts for tally in self._wanted[part.digest].tallies}
+        tallies = {tally for part in parts for tally in self._pending[part.digest].tallies}
         for part in parts:
             self._finish(part)
         return Encoded(run.route, run.bucket, begun, tuple(tallies))
 
     def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
-        """Records how long a pass took: in the metrics, in the times of its sequences, and for the next route of its
-        bucket. ended: when its results were read."""
+        """Records how long a pass took: in the metrics, in the tallies of its sequences, and for the choice of route of
+        its bucket. ended: when its results were read."""
         for tally in encoded.tallies:
             tally.add_encoder_pass(ended - seconds, ended)
         observations, route = self._context.observations, encoded.route
@@ -273,12 +282,12 @@ class VisionStage:
             self.runner.observe(encoded.bucket, encoded.route, seconds)
 
     def _finish(self, part: Part) -> None:
-        wanted = self._wanted[part.digest]
-        wanted.parts.remove(part)
-        if not wanted.parts:
-            assert wanted.embeds is not None
-            self.cache.fill(part.digest, wanted.embeds)
-            del self._wanted[part.digest]
+        pending = self._pending[part.digest]
+        pending.parts.remove(part)
+        if not pending.parts:
+            assert pending.embeds is not None
+            self.cache.fill(part.digest, pending.embeds)
+            del self._pending[part.digest]
 
     def _failed(self, parts: Sequence[Part], error: Exception) -> None:
         digests = frozenset(part.digest for part in parts)
@@ -286,12 +295,12 @@ class VisionStage:
             raise EncodeError(error, digests) from error
         log.warning("an encoder pass of %d items failed, each is tried alone: %s", len(digests), error)
         for digest in digests:
-            self._wanted[digest].alone = True
+            self._pending[digest].alone = True
 
 
 def _with_patches(bucket_list: Sequence[Bucket], patches: int) -> Bucket:
-    """A bucket of the operator's patch budget. The other sizes are those of the next larger bucket, or of the largest,
-    scaled."""
+    """A bucket with the operator's number of patches. Its other sizes are those of the next larger bucket, or those of
+    the largest one, scaled up."""
     above = next((bucket for bucket in bucket_list if bucket["patches"] >= patches), None)
     if above is not None:
         return dict(above) | {"patches": patches}

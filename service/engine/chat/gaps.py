@@ -6,9 +6,9 @@ import math
 
 _AIM = 0.9
 """Share of the target that predictions may fill; the rest allows for their errors."""
-_LEAST_RATE = 0.15
-"""Decode rows keep at least this share of their rate, however long the target is."""
-_LEAST_SHARE = 1 / 3
+_MIN_DECODE_RATE = 0.15
+"""Decode rows keep at least this share of their token rate, however long the target is."""
+_MIN_OTHER_SHARE = 1 / 3
 """Other work gets at least this share of the time, however little the target leaves."""
 
 _MAX_PUT_OFF = 3
@@ -18,9 +18,10 @@ _MAX_PUT_OFF = 3
 class Gaps:
     """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
 
-    A gap has room up to the target for the inter-token latency, or until the rows would fall below _LEAST_RATE, but
-    always for _LEAST_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
-    the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
+    A gap has room up to the target for the inter-token latency, or up to where the rows would fall below
+    _MIN_DECODE_RATE, but always for _MIN_OTHER_SHARE, so that prompts make progress even when the rows leave no time.
+    Work that cannot be cut to the room may run once nothing is owed. The excess over the room is then owed, and the
+    following gaps pay it back.
 
     Launches of other models on the GPU fall into a gap, too, and leave less room in it. What is put off for them is due
     in the next gap. If they cannot wait and take that one as well, and the next, it runs nevertheless.
@@ -50,7 +51,7 @@ class Gaps:
         return not self._spent and not self._owed and not self._counted
 
     def room(self, decode_seconds: float) -> float:
-        """Seconds that are left in this gap next to a decode step of so many seconds (0: not measured yet)."""
+        """Seconds that are left in this gap beside a decode step of `decode_seconds` (0: not measured yet)."""
         return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - self._counted)
 
     def spend(self, seconds: float) -> None:
@@ -64,8 +65,8 @@ class Gaps:
             self._taken += seconds
 
     def close(self, decode_seconds: float, *, put_off: bool = False) -> None:
-        """Ends the gap, since the next tokens of the rows were launched. decode_seconds 0: without rows, nothing is
-        owed. put_off: work that might have run in this gap is waiting."""
+        """Ends the gap, since the next tokens of the rows were launched. decode_seconds: 0 without rows, in which case
+        nothing is owed. put_off: work that might have run in this gap is waiting."""
         self._put_off = self._put_off + 1 if put_off and self._taken > 0 and decode_seconds > 0 else 0
         self._taken = 0.0
         if self._spent or self._owed:
@@ -78,9 +79,10 @@ class Gaps:
         return self._taken if self._put_off < _MAX_PUT_OFF else 0.0
 
     def _whole(self, decode_seconds: float) -> float:
-        """Seconds that a gap has for other work before any is spent."""
+        """Seconds that a gap has for other work, before any are spent."""
         if self._target is None:
             return math.inf
         limit = _AIM * self._target
-        least = decode_seconds * _LEAST_SHARE / (1 - _LEAST_SHARE)
-        return max(least, min(limit, decode_seconds / _LEAST_RATE if decode_seconds else limit) - decode_seconds)
+        at_least = decode_seconds * _MIN_OTHER_SHARE / (1 - _MIN_OTHER_SHARE)
+        room = min(limit, decode_seconds / _MIN_DECODE_RATE if decode_seconds else limit) - decode_seconds
+        return max(at_least, room)

@@ -1,4 +1,5 @@
-"""The captured graphs of a chat model: a runner for each step, its buckets, and which of them come before readiness."""
+"""The captured graphs of a chat model: a runner for each step, its buckets, and which of these are captured before
+readiness."""
 
 from __future__ import annotations
 
@@ -32,23 +33,30 @@ from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 
 _CPU_PAGES = (8, 64)
-"""Block table widths of a CPU's buckets: its attention reads whole tables, so short sequences use narrow ones."""
+"""Widths of block tables in the buckets on a CPU, whose attention reads whole tables: short sequences use narrow
+ones."""
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """max_pages: of one sequence."""
+    """Sizes that the steps of a model share."""
 
     page_size: int
     max_pages: int
+    """Maximum number of pages of one sequence."""
     hidden_size: int
     vocab_limit: int
+    """Ids that can be sampled: those that both the tokenizer and the embedding have."""
 
 
 class ChatGraphs:
-    """decode, sample and guided_sample by whether rows have penalties or filters. layers and guided_sample are the
-    halves of a decode step with guided rows; held [slots, hidden_size] passes the hidden states of the first to
-    the second. prefill takes chunks without cached context, cached_prefill any chunks."""
+    """The graph runners of one model.
+
+    decode, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with (True).
+    layers, guided_sample: the two halves of a decode step with guided rows; `held` [slots, hidden_size] passes the
+        hidden states from the first to the second.
+    prefill, cached_prefill: chunks without cached context, and any chunks.
+    """
 
     def __init__(
         self,
@@ -136,11 +144,13 @@ class ChatGraphs:
         full: bool = False,
         guided: bool = False,
     ) -> GraphRunner:
-        """Before readiness: plain sampling at every size; with penalties and filters, powers of two and the largest.
-        The graphs for guided rows are captured while the engine idles, unless the configuration says otherwise, so that
-        they do not delay the start."""
+        """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
+        and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
+        unless the configuration says otherwise, so that they do not delay the start."""
         largest = max(bucket["rows"] for bucket in bucket_list)
-        before_ready = [c for c in bucket_list if not full or c["rows"].bit_count() == 1 or c["rows"] == largest]
+        before_ready = [
+            bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
+        ]
         if guided and not self._context.config.guided_graphs_first:
             before_ready = []
         return GraphRunner(

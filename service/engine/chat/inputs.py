@@ -1,4 +1,4 @@
-"""Inputs of a chat model's step: host arrays from scheduled chunks and sequences, to be uploaded."""
+"""Host arrays of a chat model's step, made from scheduled chunks and sequences, to be uploaded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from models.protocol import Bucket
 from service.engine.chat.scheduler import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import Float, Int
+from service.link.messages import SamplingParams
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
 
 def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
-    """The bucket that a captured prefill must have (PrefillStep and CachedPrefillStep of service.engine.chat.steps)."""
+    """The smallest bucket that holds the chunks, for PrefillStep and CachedPrefillStep (service.engine.chat.steps)."""
     required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
     if not feature_levels:
         return required
@@ -28,7 +29,7 @@ def count_pairs(chunks: tuple[Chunk, ...]) -> int:
 def chunk_arrays(
     chunks: tuple[Chunk, ...], num_decode_rows: int, page_size: int, max_pages: int
 ) -> dict[str, np.ndarray]:
-    """The prefill rows of a packed batch; n are the chunks' tokens together.
+    """The prefill rows of a packed batch; n is the number of tokens of all chunks.
 
     tokens int64 [n], positions int64 [axes, n], slot_mapping int64 [n]; cu_seqlens_q and cu_seqlens_k int32 [chunks +
     1]; chunk_slots int64 [chunks] and their block_tables int32 [chunks, max_pages]. sampled_rows int64: the packed rows
@@ -95,24 +96,12 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
     bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
     for row, sequence in enumerate(sequences):
-        s = sequence.sampling
-        ints[row, Int.LENGTH] = sequence.num_tokens - 1
-        ints[row, Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
-        ints[row, Int.GENERATED] = len(sequence.generated)
-        ints[row, Int.ACTIVE] = 1
-        ints[row, Int.SEED] = (s.seed + 2**63) % 2**64 - 2**63
-        ints[row, Int.MIN_TOKENS] = s.min_tokens
-        ints[row, Int.TOP_K] = s.top_k
-        floats[row, Float.TEMPERATURE] = 0.0 if s.top_k == 1 else s.temperature
-        floats[row, Float.TOP_P] = s.top_p
-        floats[row, Float.MIN_P] = s.min_p
-        floats[row, Float.REPETITION] = s.repetition_penalty
-        floats[row, Float.PRESENCE] = s.presence_penalty
-        floats[row, Float.FREQUENCY] = s.frequency_penalty
-        stops = [token for token in s.stop_token_ids if token < vocab_size]
+        sampling = sequence.sampling
+        ints[row], floats[row] = _int_columns(sequence), _float_columns(sampling)
+        stops = [token for token in sampling.stop_token_ids if token < vocab_size]
         stop_ids[row, : len(stops)] = stops
-        bias_ids[row, : len(s.logit_bias)] = list(s.logit_bias)
-        bias_values[row, : len(s.logit_bias)] = list(s.logit_bias.values())
+        bias_ids[row, : len(sampling.logit_bias)] = list(sampling.logit_bias)
+        bias_values[row, : len(sampling.logit_bias)] = list(sampling.logit_bias.values())
     arrays: dict[str, np.ndarray] = {
         "new_slots": np.array([sequence.slot for sequence in sequences], dtype=np.int64),
         "new_ints": ints,
@@ -122,15 +111,43 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
         "new_bias_values": bias_values,
     }
     full = [sequence for sequence in sequences if sequence.needs_penalties_or_filters]
-    if full:
-        prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in full]
-        outputs = [np.array(s.generated, dtype=np.int64) for s in full]
-        slots = np.array([s.slot for s in full], dtype=np.int64)
-        arrays |= {
-            "full_slots": slots,
-            "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
-            "prompt_ids": np.concatenate(prompts),
-            "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
-            "output_ids": np.concatenate(outputs),
-        }
-    return arrays
+    return arrays | (_penalty_arrays(full, vocab_size) if full else {})
+
+
+def _int_columns(sequence: ChatSequence) -> np.ndarray:
+    """A row of SlotState.ints."""
+    sampling, row = sequence.sampling, np.zeros(len(Int), dtype=np.int64)
+    row[Int.LENGTH] = sequence.num_tokens - 1
+    row[Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
+    row[Int.GENERATED] = len(sequence.generated)
+    row[Int.ACTIVE] = 1
+    row[Int.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
+    row[Int.MIN_TOKENS] = sampling.min_tokens
+    row[Int.TOP_K] = sampling.top_k
+    return row
+
+
+def _float_columns(sampling: SamplingParams) -> np.ndarray:
+    """A row of SlotState.floats."""
+    row = np.zeros(len(Float), dtype=np.float32)
+    row[Float.TEMPERATURE] = 0.0 if sampling.top_k == 1 else sampling.temperature
+    row[Float.TOP_P] = sampling.top_p
+    row[Float.MIN_P] = sampling.min_p
+    row[Float.REPETITION] = sampling.repetition_penalty
+    row[Float.PRESENCE] = sampling.presence_penalty
+    row[Float.FREQUENCY] = sampling.frequency_penalty
+    return row
+
+
+def _penalty_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str, np.ndarray]:
+    """Slots and ids, int64, of the distinct tokens of the prompts and of all tokens of the outputs so far."""
+    prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in sequences]
+    outputs = [np.array(sequence.generated, dtype=np.int64) for sequence in sequences]
+    slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
+    return {
+        "full_slots": slots,
+        "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
+        "prompt_ids": np.concatenate(prompts),
+        "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
+        "output_ids": np.concatenate(outputs),
+    }

@@ -27,59 +27,67 @@ StepKind = Literal["decode", "mixed", "prefill"]
 
 @dataclass(frozen=True, eq=False)
 class HeldSampling:
-    """Sampling that waits for masks: slots int64 [rows]. Until it is launched, no other step of the model is, since
-    that would overwrite its hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their
-    own outputs, and it touches no slot state."""
+    """Sampling that waits for masks. Until it is launched, no other step of the model may be, since that would
+    overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their own outputs,
+    and it touches no slot state."""
 
     slots: np.ndarray
+    """Request slots of the rows, int64 [rows]."""
     needs: SamplerNeeds
 
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """results int32 [rows, 2], rows in the order of the step's decode rows and then its last chunks; with
-    `logprobs`, `top_values` [rows, n] and `top_ids` where a row asked for them. held: set where a row is guided; then
-    the results come from ChatRunner.sample."""
+    """A step that was launched."""
 
     results: dict[str, Tensor]
+    """`results` int32 [rows, 2] (token, 1 where it stopped): the decode rows, then the last chunks. Where a row asked
+    for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
     route: Route
     kind: StepKind
     held: HeldSampling | None = None
+    """Set if a row is guided. Then `results` is empty, and ChatRunner.sample returns them."""
 
 
 @dataclass(eq=False)
 class InFlightStep:
-    """A launch whose results have not been read. Rows of the results: decode rows, then last chunks.
-
-    size: tokens, or patches of an encoder pass; work: of the prefill chunks in it. held: its sampling, with the
-    masks that it waits for; until it is launched, readback is None. alone: False if its seconds are not its own: for a
-    held step with an encoder pass between its layers and its sampling, and behind a launch of another model.
-    """
+    """A step or an encoder pass whose results have not been read."""
 
     kind: str
     size: int
+    """Tokens of a step, patches of an encoder pass."""
     route: str
     launched_at: float
+    """On the worker's clock."""
     host_seconds: float
+    """Time that Python spent on it so far."""
     predicted: float
+    """Seconds that it was predicted to take."""
     readback: Readback | None
+    """None while the sampling of a step is held."""
     sequences: tuple[ChatSequence, ...] = ()
+    """Sequences of the rows of the results: decode rows, then last chunks."""
     chunks: tuple[Chunk, ...] = ()
     work: ChunkWork | None = None
+    """Work of the prefill chunks, if there are any."""
     encoded: Encoded | None = None
+    """Set for an encoder pass."""
     held: HeldSampling | None = None
     masks: MaskJob | None = None
+    """The masks that a held step waits for."""
     alone: bool = True
+    """False if its duration says nothing about its cost: for a held step with an encoder pass between its layers and
+    its sampling, and behind a launch of another model."""
 
     def add_chunks(self, budget: ChunkBudget) -> None:
         """Adds the prefill chunks of a step, behind which its decode rows were predicted."""
-        self.work = ChunkWork(budget.padded(budget.used), budget.pairs, beside=self.predicted)
+        self.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode_seconds=self.predicted)
         self.size += budget.used
         self.predicted += budget.predicted
 
     @property
     def rows(self) -> int:
-        """Sequences that it computes for: decode rows and chunks."""
+        """Number of sequences that it computes for: decode rows and chunks."""
         return len(self.sequences) + sum(not chunk.is_last for chunk in self.chunks)
 
     @property
@@ -116,7 +124,7 @@ class InFlight:
         return last if last is not None and last.readback is None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
-        """Where the tokens of these sequences that are still on their way will arrive."""
+        """Where tokens of these sequences that were launched but not read yet will arrive."""
         launches = [(step.readback, step.sequences) for step in self._steps if step.readback and step.sequences]
         if len(launches) == 1 and launches[0][1] is sequences:  # As in most steps.
             return [((launches[0][0], row),) for row in range(len(sequences))]
@@ -140,7 +148,8 @@ class InFlight:
             self._steps.insert(len(self._steps) - 1, step)
 
     def take(self, now: float) -> tuple[InFlightStep, float]:
-        """The oldest one, which has arrived, and its seconds: since its launch, or since the one before was read."""
+        """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since
+        the previous one was read, if that was later."""
         step, before = self._steps.popleft(), self._last_read_at
         self._last_read_at = now
         return step, now - max(step.launched_at, before)
@@ -153,8 +162,8 @@ class InFlight:
         return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
 
     def wait(self) -> None:
-        """Waits until the tokens before a held step are there, then for its masks or a while; without a held step,
-        until the oldest results are there."""
+        """Waits for the oldest results. With a held step: for the tokens that its masks depend on or, once these are
+        there, for the masks, but only for a while."""
         (self.held or self._steps[0]).wait()
 
 
@@ -174,8 +183,8 @@ def phase_times(chunks: Sequence[Chunk], now: float) -> dict[str, PhaseTimes]:
 
 
 def with_times(deltas: list[ChatDelta], first: dict[str, PhaseTimes]) -> list[ChatDelta]:
-    """The deltas; those of the requests in `first` get their times. Apart from the loop over a step's rows, which
-    every token pays for."""
+    """The deltas, with their times for the requests in `first`. This is not part of the loop over a step's rows, whose
+    cost every token pays."""
     return [
         msgspec.structs.replace(delta, times=first[delta.request_id]) if delta.request_id in first else delta
         for delta in deltas

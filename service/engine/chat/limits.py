@@ -10,16 +10,19 @@ from service.link.sampling_limits import sampling_problem
 
 @dataclass(frozen=True)
 class ChatLimits:
-    """max_context: positions of one sequence; pool: positions of all pages; vocab_limit: ids that can be sampled;
-    max_waiting: requests in the queue."""
+    """The limits of one model."""
 
     max_context: int
+    """Positions of one sequence."""
     pool: int
+    """Positions of all pages."""
     vocab_limit: int
+    """Ids that can be sampled."""
     max_waiting: int
+    """Requests in the queue."""
 
     def length_cap(self, request: ChatRequest) -> int:
-        """Number of tokens to generate at most: as requested, but not beyond the context or the pages of the cache."""
+        """Maximum number of tokens to generate: as requested, but not beyond the context or the pages of the cache."""
         prompt = len(request.prompt.token_ids)
         return min(request.sampling.max_tokens, self.max_context - prompt, self.pool - prompt + 1)
 
@@ -36,7 +39,7 @@ class ChatLimits:
             message = "cannot be combined with tools or a format, whose grammar says where the answer ends"
             return Failed(name, 400, "invalid_value", message, "min_tokens")
         if self.length_cap(request) < 1:
-            most = min(self.max_context - 1, self.pool)
-            message = f"the prompt is too long: {length} positions, at most {most} allowed"
+            longest = min(self.max_context - 1, self.pool)
+            message = f"the prompt is too long: {length} positions, at most {longest} allowed"
             return Failed(name, 400, "context_length_exceeded", message, "messages")
         return None

@@ -23,7 +23,7 @@ from service.engine.chat.matchers import build_tokenizer
 from service.link.config import EngineConfig
 from service.link.grammar_limits import deep_thread
 
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 _PROCESSORS_EACH = 4
 """Number of the host's processors for each mask server: it computes during a part of every step, while the engine and
 the API processes need processors as well."""
@@ -134,5 +134,5 @@ def hosts_of(
         masks = np.zeros((rows, words), np.int32)
         return masks, [MaskThread(lambda: build_tokenizer(processor, vocab_limit), masks)]
     shared = SharedMasks(rows, words)
-    count = min(_MOST_PROCESSES, max(1, cpus.available() // config.sharers // _PROCESSORS_EACH))
+    count = min(_MAX_PROCESSES, max(1, cpus.available() // config.sharers // _PROCESSORS_EACH))
     return shared.masks, [MaskProcess(directory, vocab_limit, shared, config) for _ in range(count)]

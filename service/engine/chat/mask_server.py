@@ -40,7 +40,7 @@ COMPLETE = "complete"
 """The verdict on a row whose newest token completes its answer. Any other verdict says why no token can follow."""
 BROKEN = "its mask cannot be computed"
 
-_MOST_KEPT = 64
+_MAX_KEPT = 64
 """Grammars whose matchers are kept to be copied, the least recently used go first."""
 _LONGEST_REASON = 200
 _NO_TOKEN = "no token can follow"
@@ -184,7 +184,7 @@ class MaskServer:
         with self._keeping:
             self._kept[grammar] = kept
             self._kept.move_to_end(grammar)
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
             return kept.deep_copy()
 

@@ -10,19 +10,22 @@ _NOTHING = Outputs()
 
 
 class Outbox:
-    """deltas, failed: in the order in which they are sent. When the masks of a guided step are there, its sampling and
-    the next layers are launched first: output that was not sent while the masks were awaited is held back until then.
+    """What is to be sent, in order.
+
+    When the masks of a guided step have arrived, its sampling and the next layers are launched before anything is sent:
+    output that was not sent while the engine waited for the masks is held back until then.
     """
 
     def __init__(self, *, keeps: bool) -> None:
-        """keeps: output may be held back. On a CPU none is."""
+        """keeps: whether output may be held back; on a CPU it is not."""
         self._keeps = keeps
         self.deltas: list[ChatDelta] = []
         self.failed: list[Failed] = []
         self._due = _NOTHING
+        """What the next `take` returns in any case."""
 
     def release(self) -> None:
-        """The current output is returned by the next `take`, even while other output is held back."""
+        """Makes the next `take` return the current output, even if it holds back what comes later."""
         if self.deltas or self.failed:
             chat, failed = (*self._due.chat, *self.deltas), (*self._due.failed, *self.failed)
             self._due = Outputs(chat=chat, failed=failed)
@@ -37,6 +40,7 @@ class Outbox:
             self.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
 
     def take(self, *, keep_back: bool) -> Outputs:
+        """All output or, with `keep_back`, what was released."""
         if not (keep_back and self._keeps):
             self.release()
         due, self._due = self._due, _NOTHING

@@ -16,24 +16,26 @@ from service.graphs.runner import GraphRunner
 
 ITL_TARGET = 0.0125
 """Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
-LEAST_TOKENS = 128
-"""Prefill tokens of a step that must be launched although nothing fits the allowance, or although nothing fits the room
-of a gap with nothing owed."""
+MIN_CHUNK_TOKENS = 128
+"""Prefill tokens that a step may hold although nothing fits: if it must be launched in spite of its allowance, or if
+nothing is owed from earlier gaps."""
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """The work of a step's prefill chunks. tokens: including padding. pairs: of a query and a cached key. beside:
-    predicted seconds of the decode rows in the same step."""
+    """The work of a step's prefill chunks."""
 
     tokens: int
+    """Tokens, padding included."""
     pairs: int
-    beside: float
+    """Pairs of a query and a cached key."""
+    decode_seconds: float
+    """Predicted seconds of the decode rows in the same step."""
 
 
 class Pacing:
-    """The costs of a model's launches and the gaps between the tokens of its rows. Without a target, only the allowance
-    of a turn limits work."""
+    """The costs of a model's launches, and the gaps between the tokens of its decode rows. Without a target for the
+    gaps, only the arbiter's allowance limits work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
         """itl_target: seconds, see service.engine.chat.gaps."""
@@ -42,7 +44,8 @@ class Pacing:
         self._max_step_tokens = max_step_tokens
 
     def start(self, decode: GraphRunner, prefill: GraphRunner, encoder: GraphRunner, pair: float) -> None:
-        """Starts from what the captures measured. pair: seconds of a pair of a query and a cached key."""
+        """Starts from the seconds that were measured at the captures. pair: seconds of a pair of a query and a cached
+        key."""
         for kind, runner in (("decode", decode), ("encoder", encoder)):
             for size, seconds in runner.measured_seconds:
                 self.costs.observe(kind, size, seconds.replay)
@@ -54,23 +57,23 @@ class Pacing:
                 self.costs.prefill.start(max(0.0, launch), token, pair, dict(zip(tokens, replays, strict=True)))
 
     def decode_seconds(self, rows: int) -> float:
-        """0 for no rows, and while nothing was measured."""
+        """Predicted seconds of a decode step; 0 without rows, and until one was measured."""
         return self.costs.mean("decode", rows) if rows else 0.0
 
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
         """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may
-        hold LEAST_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
+        hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
         decode_seconds = self.decode_seconds(rows)
         seconds = allowance - decode_seconds
         room = self.gaps.room(decode_seconds) if rows else math.inf
-        least = LEAST_TOKENS if must or not rows or self.gaps.free else 0
+        min_tokens = MIN_CHUNK_TOKENS if must or not rows or self.gaps.free else 0
         if must:
             seconds, room = math.inf, min(seconds, room)
-        cost = self.costs.prefill
-        return ChunkBudget(self._max_step_tokens, seconds, room, least, cost, tuple(sizes) if self.gaps.paced else ())
+        sizes = tuple(sizes) if self.gaps.paced else ()
+        return ChunkBudget(self._max_step_tokens, seconds, room, min_tokens, self.costs.prefill, sizes)
 
     def encoder_room(self, rows: int, *, shared: bool) -> float:
-        """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the room."""
+        """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the gap, too."""
         if not rows:
             return math.inf
         return self.gaps.room(self.decode_seconds(rows)) / (2 if shared else 1)
@@ -87,11 +90,11 @@ class Pacing:
 
     def least(self, rows: int, *, prefills: bool) -> float:
         """Predicted seconds of the smallest step."""
-        return self.decode_seconds(rows) + (self.costs.prefill.seconds(LEAST_TOKENS, 0) if prefills else 0.0)
+        return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)
 
     def observe(self, kind: str, size: int, chunks: ChunkWork | None, seconds: float) -> None:
         """Records how long a launch took. size: decode rows, or patches of an encoder pass."""
         if chunks is None:
             self.costs.observe(kind, size, seconds)
         else:
-            self.costs.prefill.observe(chunks.tokens, chunks.pairs, max(0.0, seconds - chunks.beside))
+            self.costs.prefill.observe(chunks.tokens, chunks.pairs, max(0.0, seconds - chunks.decode_seconds))

@@ -1,9 +1,9 @@
 """Which route a batch with prefill chunks takes: a captured prefill, with captured decode beside it, or one eager pass.
 
-Eager execution is bound by its launches for small batches. For large ones it avoids the padding and a second read of
-the weights for the decode rows. So the choice is based on measured seconds: of each captured bucket on both routes,
-measured at its capture, and of a pair of a query and a cached key on both, measured at the start. Without a GPU nothing
-is measured, and captured buckets are always replayed.
+A small batch is faster as a replay, since the launches of an eager pass take longer than its computation. A large one
+may be faster eagerly, without padding and without reading the weights a second time for the decode rows. So the choice
+is made by measured seconds, on both routes: of each bucket at its capture, and of a pair of a query and a cached key at
+the start. Without a GPU nothing is measured, and captured buckets are always replayed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from service.link.config import MixedRoute
 log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
-"""Buckets of captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
-parameters), so the steps are small. Every second bucket is captured before readiness."""
+"""Tokens of the captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
+parameters), so the sizes are close together. Every second bucket is captured before readiness."""
 PREFILL_SEQUENCES = 8
 CACHED_PREFILL_TOKENS = {
     "cuda": (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048),
     "cpu": (16, 64),
 }
-"""Buckets of captured prefills of any chunks. A later turn of a conversation has few tokens; a chunk of a long prompt
-has the whole budget of a step, or what decode rows leave of it."""
+"""Tokens of the captured prefills of any chunks. A later turn of a conversation has few tokens; a chunk of a long
+prompt takes the whole budget of a step, or what decode rows leave of it."""
 
 
 def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -> list[int]:
-    """The `sizes` within the step's token budget. whole: extended up to the budget in steps of a quarter."""
+    """The `sizes`, cut to the step's token budget. whole: extended up to the budget, each a quarter larger than the one
+    before."""
     made = sorted({min(size, budget) for size in sizes})
     while whole and made[-1] < budget:
         made.append(min(budget, made[-1] * 5 // 4))
@@ -55,21 +56,23 @@ def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tupl
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """The captured prefill to replay, or None and why the batch runs eagerly. passed_over: the captured prefill that
-    holds the batch, where eager execution was measured faster."""
+    """The route of a batch with prefill chunks."""
 
     prefill: GraphRunner | None
+    """The captured prefill to replay; None: the batch runs eagerly."""
     reason: EagerReason | Literal["captured"]
     passed_over: tuple[GraphRunner, CapturedGraph] | None = None
+    """The captured prefill that holds the batch, if eager execution was measured to be faster."""
 
 
 class PrefillRoutes:
-    """fresh holds chunks without cached context, cached any; both offer tokens and sequences."""
+    """Chooses between the captured prefills and eager execution."""
 
     def __init__(
         self, fresh: GraphRunner, cached: GraphRunner, mixed_route: MixedRoute, feature_levels: int = 0
     ) -> None:
-        """feature_levels: Decoder.feature_levels."""
+        """fresh: captured prefills of chunks without cached context. cached: those of any chunks. feature_levels:
+        Decoder.feature_levels."""
         self._fresh = fresh
         self._cached = cached
         self._mixed_route = mixed_route
@@ -80,7 +83,8 @@ class PrefillRoutes:
         """Buckets that are always replayed, because eager execution ran out of memory."""
 
     def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> PrefillChoice:
-        """decode: the captured step of the `rows` decode rows beside the chunks, if there is one."""
+        """The route of a batch with these chunks. decode: the captured step of the `rows` decode rows beside them, if
+        there is one."""
         if not self._cached.enabled:
             return PrefillChoice(None, "disabled")
         if self._mixed_route == "eager":

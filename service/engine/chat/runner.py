@@ -1,5 +1,5 @@
-"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step. What runs them before
-there are requests is in scratch.py."""
+"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step. Runs that need no
+request, such as measurements and warm-ups, are in scratch.py."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ PrefillKind = Literal["mixed", "prefill"]
 
 
 class ChatRunner:
+    """Launches the steps that the scheduler made. Everything runs in order on the engine's stream."""
+
     def __init__(self, name: str, model: ChatModel, vocab_limit: int, max_context: int, context: WorkerContext) -> None:
         self._name = name
         self._decoder = model.decoder
         self._vocab_limit = min(vocab_limit, model.decoder.vocab_size)
         self._context = context
         self._page_size = context.config.page_size
-        self._measured = not context.config.restarted or context.device.type == "cpu"
+        self._calibrated = not context.config.restarted or context.device.type == "cpu"
         self._max_pages = pages_for(max_context, self._page_size)
         self._hidden_size = model.decoder.hidden_size
         self._sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         self._scratch = ScratchRuns(self._decoder, self._sizes, context)
         self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
-        """Width of the encoder's rows: an embedding followed by its features."""
+        """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
 
     @property
     def page_bytes(self) -> int:
@@ -58,7 +60,7 @@ class ChatRunner:
         return per_token * self._page_size
 
     def allocate(self, num_pages: int, masks: np.ndarray) -> None:
-        """masks int32 [slots, words]: where mask servers write."""
+        """Allocates the caches and the slot state. masks: int32 [slots, words], where mask servers write."""
         config, device = self._context.config, self._context.device
         self._caches = [
             spec.allocate(num_pages, self._page_size, device, self._context.dtype)
@@ -92,32 +94,33 @@ class ChatRunner:
         return tuple(sorted({bucket["tokens"] for bucket in self._cached_prefill.captured}))
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
-        """Measures what cached keys cost, and passes on what it and the captures measured."""
+        """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
         self.measure_cached_keys()
         pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
-        """Calibrates again after a restart, when most graphs were captured after the first calibration; False once that
-        is done."""
-        if due := not self._measured:
-            self._measured = True
-            self.calibrate(pacing, encoder)
-        return due
+        """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
+        is not needed or has been done."""
+        if self._calibrated:
+            return False
+        self._calibrated = True
+        self.calibrate(pacing, encoder)
+        return True
 
     def measure_cached_keys(self) -> None:
-        """Measures what a pair of a query and a cached key takes on each route."""
+        """Measures the seconds of a pair of a query and a cached key on each route."""
         if (seconds := self._scratch.pair_seconds(self._graphs)) is not None:
             self._routes.pair_seconds = seconds
 
     def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
-        """Runs one batch.
+        """Launches one batch. embeds: the encoder outputs of an item of a sequence.
 
-        Decode rows alone are replayed. Prefill chunks are replayed where a captured graph holds them and is not slower
-        (service.engine.chat.routes), or where eager execution runs out of memory; with decode rows beside them that is
-        two replays. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. Where a
-        row is guided, sampling is held until its mask is there, and decode rows run in two replays.
+        Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
+        (service.engine.chat.routes), or if eager execution runs out of memory; decode rows beside them are a second
+        replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a row is
+        guided, sampling is held until its mask has arrived, and decode rows run in two replays.
 
-        Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error rows may
+        Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error, rows may
         have advanced on the device, and their tokens are lost.
         """
         if step.allocations:
@@ -132,7 +135,7 @@ class ChatRunner:
         except PrefillError as error:
             if choice.passed_over is None or not isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
-        # After the handler, whose exception holds the frames of the eager pass, and with them its memory.
+        # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
     def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
@@ -144,7 +147,8 @@ class ChatRunner:
         if step.needs.guided:
             with prefill_errors():
                 last = self._backbone(alone, embeds, choice.prefill)
-            # They leave hidden states in `held`, padding included; those of the chunks follow the rows.
+            # The layers write hidden states to `held`, padding included. So _sampled comes after them: it puts those of
+            # the chunks behind the rows.
             route = self._layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
         with prefill_errors():
@@ -168,8 +172,8 @@ class ChatRunner:
         return {"rows": len(step.slots), "pages": self._table_width(step)}
 
     def _table_width(self, step: Step) -> int:
-        """Number of columns of the block tables. A GPU reads no more of a row than its length, so one width serves
-        all."""
+        """Number of columns of the block tables. On a GPU attention reads only as much of a row as the sequence is
+        long, so one width serves all."""
         return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
@@ -182,8 +186,8 @@ class ChatRunner:
         return self._sampled(step, hidden, route, kind)
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
-        """Samples the step's rows from hidden [rows, hidden_size], or holds them until their masks are there; rows
-        before those of `hidden` are held already."""
+        """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
+        states of the last rows; those of the rows before them are in `held` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
             return LaunchedStep({}, route, kind)
@@ -195,12 +199,12 @@ class ChatRunner:
         return LaunchedStep(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> LaunchedStep:
-        """The sampling of a step whose hidden states are held."""
+        """A launched step whose hidden states are in `held`, and whose sampling waits for masks."""
         self._masks.writable()
         return LaunchedStep({}, route, kind, HeldSampling(slots, step.needs))
 
     def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
-        """Results as in LaunchedStep of a held step, whose masks are done."""
+        """Launches the sampling of a held step, whose masks are done. Returns LaunchedStep.results."""
         plan = Plan(arrays={}, required={"rows": len(held.slots)})
         with self._masks.sent(held.slots, masks.rows, masks.count):
             run = self._guided_sample[held.needs.full].run(plan)
@@ -221,23 +225,15 @@ class ChatRunner:
         self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
     def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
-        """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size]. One upload. `prefill`
-        replays it where there are chunks alone."""
+        """Runs the decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size], with one
+        upload. prefill: replays the pass; only for chunks alone."""
         ends = [chunk for chunk in step.chunks if chunk.is_last]
         arrays = chunk_arrays(step.chunks, len(step.slots), self._page_size, self._max_pages) | {"slots": step.slots}
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], self._vocab_limit)
         sent = upload(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
-        tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
-        tables = seq_lens = None
-        if len(step.slots):
-            decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
-                sent["slots"], self._state, self._table_width(step), self._page_size
-            )
-            tokens = torch.cat((decode_tokens, tokens))
-            positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
-            slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
+        tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
@@ -263,6 +259,22 @@ class ChatRunner:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         return hidden[sent["sampled_rows"]]
 
+    def _packed_rows(
+        self, step: Step, sent: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Tokens int64 [n], positions int64 [axes, n] and slot mapping int64 [n] of decode rows and chunks, then block
+        tables and lengths of the decode rows, if there are any."""
+        tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
+        if not len(step.slots):
+            return tokens, positions, slot_mapping, None, None
+        decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
+            sent["slots"], self._state, self._table_width(step), self._page_size
+        )
+        tokens = torch.cat((decode_tokens, tokens))
+        positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
+        slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
+        return tokens, positions, slot_mapping, tables, seq_lens
+
     def _replay_prefill(
         self,
         prefill: GraphRunner,
@@ -272,7 +284,7 @@ class ChatRunner:
         positions: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """Chunks alone, replayed by the captured prefill that holds them -> hidden [bucket's tokens, hidden_size]."""
+        """Replays chunks with the captured prefill that holds them -> hidden [tokens of the bucket, hidden_size]."""
         required = required_prefill(chunks, self._decoder.feature_levels)
         graph = prefill.graph_for(required)
         assert graph is not None
@@ -289,13 +301,14 @@ class ChatRunner:
         return prefill.run(plan).outputs["hidden"]
 
     def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
+        """Embeddings of the media positions in the chunks, [media positions, embeds_width]."""
         places = [(chunk, rows) for chunk in chunks for rows in chunk.sequence.media_rows(chunk.start, chunk.end)]
         return torch.cat(
             [embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length] for chunk, rows in places]
         )
 
     def _admit(self, sent: Mapping[str, Tensor]) -> None:
-        """Writes the slot-state rows of sequences whose prefill ends in this step."""
+        """Writes the slot state of sequences whose prefill ends in this step."""
         state, slots = self._state, sent["new_slots"]
         for name in ("ints", "floats", "stop_ids", "bias_ids", "bias_values"):
             getattr(state, name).index_copy_(0, slots, sent[f"new_{name}"])

@@ -1,8 +1,8 @@
 """Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and gives what its budget affords to prefill chunks. Pages of the prompt
-are allocated at admission, pages of new tokens as needed. When none is left, the newest sequence is preempted: it goes
-back to waiting and is computed again later.
+A step advances every decode row by one token and spends the rest of its budget on prefill chunks. The pages of a prompt
+are allocated at admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is
+preempted: it goes back to the waiting queue and is computed again later.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
-"""Priority is the arrival time plus this much per prompt token to compute: short requests overtake long ones that came
-at about the same time, even if those have begun, and no request waits for ever."""
+"""The priority of a request is its arrival time plus this much per prompt token that is still to be computed. So short
+requests overtake long ones that arrived at about the same time, even if those have begun, and no request waits forever.
+"""
 _CHUNK_SHARE = 4
-"""However many decode rows there are, they leave prefill chunks this part of a step's token budget, so that prompts
+"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
 make progress."""
 
 
 def chunk_tokens(max_step_tokens: int, rows: int) -> int:
-    """Number of prefill tokens at most in a step with `rows` decode rows."""
+    """Maximum number of prefill tokens in a step with `rows` decode rows."""
     return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Known tokens [start, end) of a sequence to be computed in one step; the last chunk ends in a sampled token."""
+    """Known tokens [start, end) of a sequence, to be computed in one step. After the last chunk a token is sampled."""
 
     sequence: ChatSequence
     start: int
@@ -55,26 +56,29 @@ class BlockAllocation:
 
 
 class SamplerNeeds(NamedTuple):
-    """What sampling of a step's rows needs. full: the sampler with penalties and filters. logprobs: the largest number
-    of alternatives that a row must report, None if none must. guided: masks."""
+    """What the sampling of a step's rows needs."""
 
     full: bool
+    """Whether any row has penalties or filters."""
     logprobs: int | None
+    """The largest number of alternatives that a row has to report; None if no row reports log probabilities."""
     guided: bool
+    """Whether any row has a grammar, and so needs a mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One batch. Decode rows first (slots int64 [rows] and their sequences), then prefill chunks.
-
-    num_pages: block table entries that the longest decode row uses.
-    """
+    """One batch: decode rows first, then prefill chunks."""
 
     slots: np.ndarray
+    """Request slots of the decode rows, int64 [rows]."""
     sequences: tuple[ChatSequence, ...]
+    """Sequences of the decode rows, in the order of `slots`."""
     num_pages: int
+    """Block table entries that the longest decode row uses."""
     chunks: tuple[Chunk, ...]
     allocations: tuple[BlockAllocation, ...]
+    """Pages that decode rows got for this step; their block tables are written before it runs."""
     needs: SamplerNeeds
 
     @property
@@ -85,11 +89,12 @@ class Step:
 
 @dataclass
 class DecodeRows:
-    """The sequences that decode, one token a step, as arrays indexed by request slot, so that a step without changes
-    needs no loop over rows.
+    """The sequences that decode, one token per step. Their counters are arrays int64 [num_slots + 1] by request slot,
+    so that a step without changes needs no loop over rows.
 
-    keys: positions written by launched steps; room: positions that the pages hold; left: tokens that may still be
-    launched.
+    num_keys: positions whose keys launched steps have written.
+    capacity: positions that the allocated pages hold.
+    remaining: tokens that may still be launched.
     """
 
     num_slots: int
@@ -97,9 +102,9 @@ class DecodeRows:
     members: dict[int, ChatSequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keys = np.zeros(self.num_slots + 1, dtype=np.int64)
-        self.room = np.zeros(self.num_slots + 1, dtype=np.int64)
-        self.left = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.num_keys = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.capacity = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.remaining = np.zeros(self.num_slots + 1, dtype=np.int64)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -110,10 +115,10 @@ class DecodeRows:
     def add(self, sequence: ChatSequence) -> None:
         """Adds a sequence whose prefill was launched; its first token has not been read yet."""
         slot = sequence.slot
-        self.keys[slot] = sequence.num_tokens
-        self.room[slot] = len(sequence.pages) * self.page_size
-        self.left[slot] = sequence.max_new_tokens - len(sequence.generated) - 1
-        if self.left[slot]:
+        self.num_keys[slot] = sequence.num_tokens
+        self.capacity[slot] = len(sequence.pages) * self.page_size
+        self.remaining[slot] = sequence.max_new_tokens - len(sequence.generated) - 1
+        if self.remaining[slot]:
             self.members[slot] = sequence
             self._refresh()
 
@@ -123,10 +128,10 @@ class DecodeRows:
 
     def advance(self) -> None:
         """One step was launched; rows that reach their length cap leave."""
-        self.keys[self.slots] += 1
-        self.left[self.slots] -= 1
-        if not self.left[self.slots].all():
-            self.members = {slot: sequence for slot, sequence in self.members.items() if self.left[slot]}
+        self.num_keys[self.slots] += 1
+        self.remaining[self.slots] -= 1
+        if not self.remaining[self.slots].all():
+            self.members = {slot: sequence for slot, sequence in self.members.items() if self.remaining[slot]}
             self._refresh()
 
 
@@ -138,7 +143,7 @@ class Scheduler:
         self.slots = slots
         self.waiting: list[ChatSequence] = []
         self.running: dict[int, ChatSequence] = {}
-        """Everything that holds a slot, in order of admission."""
+        """Every sequence that holds a slot, by slot, in order of admission."""
         self.rows = DecodeRows(slots.num_slots, pages.page_size)
         self.num_preemptions = 0
         self._prefilling: list[ChatSequence] = []
@@ -172,17 +177,18 @@ class Scheduler:
         return bool(self._prefilling)
 
     def schedule(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None) -> Step | None:
-        """The next batch, with the chunks that the budget affords (None: no chunks); None when nothing can run now.
+        """The next batch; None when nothing can run now.
 
-        can_start: every item of a waiting sequence past its hit (hit_pages) is in the encoder cache, and its grammar
-        is built.
+        can_start: whether a waiting sequence has what its prefill reads: the encoder outputs of all items behind its
+            prefix hit (hit_pages), and its grammar.
+        budget: limits the prefill chunks; None: the batch gets none.
         """
         allocations = self._grow()
         chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
         if not chunks and not len(rows.slots):
             return None
-        num_pages = int(rows.keys[rows.slots].max()) // self.pages.page_size + 1 if len(rows.slots) else 0
+        num_pages = int(rows.num_keys[rows.slots].max()) // self.pages.page_size + 1 if len(rows.slots) else 0
         needs = rows.needs
         if chunks:
             ends = (chunk.sequence for chunk in chunks if chunk.is_last)
@@ -190,8 +196,8 @@ class Scheduler:
         return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs)
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
-        """Chunks of begun and of admissible prompts, in order of priority: a short one that came later overtakes the
-        rest of a long one."""
+        """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later
+        overtakes the rest of a long one."""
         budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         chunks: list[Chunk] = []
         admitting = True
@@ -201,7 +207,7 @@ class Scheduler:
                     continue
                 self._look_up(sequence)
                 if not can_start(sequence):
-                    continue  # Part of its hit was evicted, so it waits for its encoder again.
+                    continue  # Part of its hit was evicted: it needs items that are not encoded any more.
                 affords = budget.affords(sequence.hit_pages * self.pages.page_size)
                 if not affords or not self._admit(sequence):
                     admitting = False
@@ -219,7 +225,8 @@ class Scheduler:
             budget.spend(length, start)
 
     def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
-        """Shortens the last chunks to the size of a captured prefill, where that is better."""
+        """Shortens the last chunks so that a smaller captured prefill can be replayed, where the budget prefers
+        that."""
         excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
         while excess:
             chunk = chunks.pop()
@@ -230,12 +237,12 @@ class Scheduler:
                 chunks.append(replace(chunk, end=chunk.end - length, is_last=False))
 
     def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
-        """Waiting sequences that only lack a slot and pages."""
+        """Waiting sequences that lack nothing but a slot and pages."""
         return [sequence for sequence in self.waiting if not sequence.num_unread and can_start(sequence)]
 
     def _admit(self, sequence: ChatSequence) -> bool:
-        """Allocates a slot, and pages for all known tokens and the next one. Keeps one page per decode row free, so
-        that an admission does not cause a preemption at once."""
+        """Allocates a slot, and pages for all known tokens and the next one; False if there are too few. Keeps one page
+        per decode row free, so that an admission does not cause a preemption at once."""
         if not self.slots.num_free:
             return False
         hit = self.pages.share(sequence.digests[: sequence.hit_pages])
@@ -256,29 +263,30 @@ class Scheduler:
         return True
 
     def _grow(self) -> list[BlockAllocation]:
-        """Allocates pages for the keys of the next step. While many pages are free every row gets its next page early,
-        so that block tables are written in few uploads."""
+        """Allocates pages for the keys of the next step. While many pages are free, every row gets its next page early,
+        so that block tables are written in fewer uploads."""
         rows, size = self.rows, self.pages.page_size
         allocations: list[BlockAllocation] = []
-        if not (rows.keys[rows.slots] >= rows.room[rows.slots]).any():
+        if not (rows.num_keys[rows.slots] >= rows.capacity[rows.slots]).any():
             return allocations
         for sequence in rows.sequences:
             slot = sequence.slot
             if slot not in rows.members or rows.members[slot] is not sequence:
-                continue  # Preempted to make room for a row before it.
-            ahead = rows.keys[slot] + min(size, rows.left[slot]) > rows.room[slot]
-            needed = rows.keys[slot] >= rows.room[slot]
+                continue  # It was preempted to make room for an earlier row.
+            ahead = rows.num_keys[slot] + min(size, rows.remaining[slot]) > rows.capacity[slot]
+            needed = rows.num_keys[slot] >= rows.capacity[slot]
             if needed and not self._make_room(sequence):
                 continue
             if needed or (ahead and self.pages.num_available > 2 * len(rows.members)):
                 (page,) = self.pages.allocate(1)
                 allocations.append(BlockAllocation(slot, len(sequence.pages), page))
                 sequence.pages.append(page)
-                rows.room[slot] += size
+                rows.capacity[slot] += size
         return [allocation for allocation in allocations if allocation.slot in rows.members]
 
     def _make_room(self, sequence: ChatSequence) -> bool:
-        """Preempts until a page is available; False when `sequence` itself had to go."""
+        """Preempts sequences, the newest first, until a page is available; False when `sequence` itself was
+        preempted."""
         while not self.pages.num_available:
             victims = (
                 s for s in reversed(self.running.values()) if s.slot in self.rows.members or s in self._prefilling
@@ -290,11 +298,11 @@ class Scheduler:
         return True
 
     def preempt(self, sequence: ChatSequence) -> None:
-        """Back to waiting. Tokens that were launched are still read."""
+        """Moves a sequence back to the waiting queue. Tokens that were launched before are still read."""
         if sequence.slot in self.rows.members:
-            launched = sequence.max_new_tokens - int(self.rows.left[sequence.slot])
+            launched = sequence.max_new_tokens - int(self.rows.remaining[sequence.slot])
             sequence.num_unread = launched - len(sequence.generated)
-        self._leave(sequence)
+        self._release(sequence)
         self.num_preemptions += 1
         self.add(sequence)
 
@@ -309,7 +317,7 @@ class Scheduler:
                 self.rows.add(sequence)
 
     def computed(self, sequence: ChatSequence, num_keys: int) -> None:
-        """Makes full pages findable: the step that wrote the keys of the first `num_keys` tokens is done."""
+        """Puts full pages into the prefix index, now that the keys of the first `num_keys` tokens have been written."""
         full = num_keys // self.pages.page_size
         if not sequence.slot or full <= sequence.num_indexed:
             return
@@ -319,15 +327,15 @@ class Scheduler:
         sequence.num_indexed = full
 
     def finish(self, sequence: ChatSequence) -> None:
-        """Ends a sequence in any state. Its slot and pages can be used by the next launch, which runs after all those
-        before it."""
+        """Ends a sequence in any state. The next launch may use its slot and pages, since it runs after all earlier
+        ones."""
         sequence.finished = True
         if sequence.slot:
-            self._leave(sequence)
+            self._release(sequence)
         else:
             self.waiting.remove(sequence)
 
-    def _leave(self, sequence: ChatSequence) -> None:
+    def _release(self, sequence: ChatSequence) -> None:
         self.rows.remove(sequence)
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)

@@ -1,5 +1,5 @@
-"""Runs of a chat model's steps over the scratch slot and page at start: they measure memory and costs, and compile the
-kernels of eager runs."""
+"""Runs of a chat model's steps over the scratch slot and page, before there are requests: they measure memory and
+costs, and compile the kernels of eager runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MEASURED_CONTEXT = 4096
 
 
 class ScratchRuns:
-    """Before the caches are allocated only `measure` can run; the others take the model's graphs."""
+    """The runs of one model. `measure` runs before the caches are allocated; the others take the model's graphs."""
 
     def __init__(self, decoder: Decoder, sizes: StepSizes, context: WorkerContext) -> None:
         self._decoder = decoder
@@ -55,14 +55,14 @@ class ScratchRuns:
         step = DecodeStep(self._decoder, state, caches, sizes.page_size, sampling)
         decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
         cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
-        # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
+        # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
         held = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
         guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.slots})
-        most = max(prefill, decode, guided)
+        peak = max(prefill, decode, guided)
         num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held.nbytes
-        return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
+        return MemoryRequirements(workspace=peak, graphs=peak, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""

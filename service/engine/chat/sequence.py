@@ -35,7 +35,7 @@ class MediaRows:
 
 @dataclass(eq=False)
 class ChatSequence:
-    """Known tokens (the prompt and results that were read) and where their keys are.
+    """The known tokens of a request (its prompt, and the sampled tokens that were read), and where their keys are.
 
     A sampled token is read one step after its launch. Until then only the scheduler's DecodeRows count it.
     """
@@ -53,7 +53,7 @@ class ChatSequence:
     """0 while it has none."""
     pages: list[int] = field(default_factory=list)
     num_prefilled: int = 0
-    """Positions whose keys came from the prefix cache or are written by launched prefill chunks."""
+    """Positions whose keys are in the prefix cache or are written by launched prefill chunks."""
     num_indexed: int = 0
     """Leading pages that are in the prefix index."""
     digests: list[bytes] = field(default_factory=list)
@@ -99,7 +99,7 @@ class ChatSequence:
         return self.num_tokens - self.num_prefilled
 
     def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
-        """New tokens for its client; `reason` ends it."""
+        """New tokens for the client; with a `reason` (finish_reason), the last ones."""
         steps = self.tally.counts() if reason is not None else None
         return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps)
 
@@ -129,8 +129,8 @@ class ChatSequence:
             offsets[run.item] += run.length
 
     def items_from(self, start: int) -> Mapping[int, MediaItem]:
-        """Items with a position at or after `start`, by index. Kept for the next call: it is called at every launch for
-        every waiting sequence, and `start`, the end of its prefix hit, seldom changes."""
+        """Items with a position at or after `start`, by index. The result is kept, since every launch asks for it for
+        every waiting sequence, and `start`, the end of the prefix hit, seldom changes."""
         if self._items[0] != start:
             self._items = start, {rows.item: self.prompt.items[rows.item] for rows in self.media_rows(start)}
         return self._items[1]
@@ -140,10 +140,10 @@ class ChatSequence:
         return max(run.start + run.length for run in self.prompt.placeholders if run.item == item) - 1
 
     def extend_digests(self, num_tokens: int) -> None:
-        """Digests of all pages that the first `num_tokens` known tokens fill.
+        """Computes the digests of all pages that the first `num_tokens` known tokens fill.
 
-        A digest covers everything that decides a page's keys and values: the digest of the page before, token ids,
-        positions, and for media the item's digest and rows.
+        A digest covers everything that determines a page's keys and values: the digest of the page before, the token
+        ids, the positions, and for media the item's digest and rows.
         """
         size, done = self.page_size, len(self.digests) * self.page_size
         count = (num_tokens - done) // size
@@ -167,6 +167,6 @@ class ChatSequence:
             self.digests.append(digest)
 
     def largest_hit(self, num_pages: int) -> int:
-        """How many of `num_pages` matching pages to use: at least one token must be computed. A hit may end inside an
-        item, whose other rows the next chunk reads."""
+        """How many of `num_pages` matching pages to use, so that at least one token is left to compute. A hit may end
+        inside an item; the next chunk reads the rest of its rows."""
         return min(num_pages, (self.num_tokens - 1) // self.page_size)

@@ -1,10 +1,10 @@
 """The captured steps of a chat model: decode, sampling after a prefill, and prefills without and with cached context.
 
-A batch with guided rows decodes in two steps, layers and sampling, so that the masks can be computed while the layers
-run. The next token depends on the grammar and on the previous token, which the host reads in between.
+The only input of a decode step is the list of request slots. It reads each slot's token, samples the next one and
+writes the slot's state for the step after it. A slot that has stopped is inactive: its overrun row writes to scratch.
 
-The only input of a decode step is the list of request slots. It feeds each slot's token, samples the next one and
-writes the slot's state for the step after it. A slot that stopped is inactive: its overrun row writes to scratch.
+A batch with guided rows decodes in two steps, layers and sampling, so that the masks can be computed while the layers
+run. A mask depends on the grammar and on the previous token, which the host has to read first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Sampling:
         self.full = full
 
     def __call__(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None) -> dict[str, Tensor]:
-        """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (of SlotState.allowed) -> "results"
-        int32 [rows, 2] (token, 1 where it stopped); the full variant adds "logits" float32 [rows, vocabulary], the
-        model's own."""
+        """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (rows of SlotState.allowed) ->
+        "results" int32 [rows, 2] (token, 1 where it stopped). The full variant adds "logits" float32 [rows,
+        vocabulary], before penalties and filters."""
         state = self._state
-        # Rows past the tokenizer's vocabulary only pad the embedding.
+        # Columns past the tokenizer's vocabulary only pad the embedding.
         logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
         if not self.full:
             return {"results": sample_tokens(logits, slots, state, mask_rows)}
@@ -52,14 +52,14 @@ class Sampling:
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
 def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Tensor | None = None) -> Tensor:
     """Samples the slots' next tokens, greedily or by plain temperature, and commits them: logits [rows, vocabulary],
-    slots int64 [rows], mask_rows int64 [rows] (of SlotState.allowed) -> results int32 [rows, 2]."""
+    slots int64 [rows], mask_rows int64 [rows] (rows of SlotState.allowed) -> results int32 [rows, 2]."""
     candidates = logits.float() if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
     return commit_tokens(choose(candidates, slots, state), slots, state)
 
 
 def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    """Commits sampled tokens int64 [rows]: stops the slots whose stop token came and writes the next inputs of all ->
-    results int32 [rows, 2]."""
+    """Commits sampled tokens int64 [rows]: stops the slots that drew a stop token, and writes the next inputs of all
+    slots -> results int32 [rows, 2]."""
     ints = state.ints[slots]
     active = ints[:, Int.ACTIVE]
     stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
@@ -77,8 +77,9 @@ def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
 def decode_rows(
     slots: Tensor, state: SlotState, max_pages: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, positions, KV slots, block tables and lengths of the slots' next step; inactive slots have length 0
-    and write to the scratch page."""
+    """What the next step of the slots int64 [rows] reads: tokens, positions and KV slots int64 [rows], block tables
+    int32 [rows, max_pages], lengths with the new key int32 [rows]. Inactive slots have length 0 and write to the
+    scratch page."""
     ints = state.ints[slots]
     active, length = ints[:, Int.ACTIVE] > 0, ints[:, Int.LENGTH]
     tables = state.block_tables[slots, :max_pages]
@@ -89,8 +90,8 @@ def decode_rows(
 
 
 class LayersStep:
-    """The first half of a decode step: the backbone over every slot's token. Bucket: rows, pages (of the longest
-    sequence). Output: hidden [rows, hidden_size]."""
+    """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
+    longest sequence). Output: hidden [rows, hidden_size]."""
 
     def __init__(
         self, decoder: Decoder, state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
@@ -114,9 +115,8 @@ class LayersStep:
 
 
 class GuidedLayersStep:
-    """The layers of decode rows, some of which are guided. Their hidden states stay in `held` [rows of the largest
-    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
-    LayersStep."""
+    """The layers of a batch with guided decode rows. The hidden states stay in `held` [rows of the largest bucket,
+    hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as LayersStep."""
 
     name = "guided_layers"
 
@@ -155,9 +155,9 @@ class DecodeStep:
 
 
 class PrefillStep:
-    """Backbone of whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences, and for
-    decoders with features of media rows (Decoder.feature_levels) also levels: the number of levels, or 0 for text,
-    which then has no cost for them. Output: hidden [tokens, hidden_size].
+    """The layers over whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences; for
+    decoders with features of media rows (Decoder.feature_levels) also levels: their number, or 0 for text, which then
+    does not pay for them. Output: hidden [tokens, hidden_size].
 
     Padded rows write to the scratch page.
     """
@@ -189,12 +189,12 @@ class PrefillStep:
 
 
 class CachedPrefillStep:
-    """Backbone of any mix of chunks, with cached context or without. Bucket: as PrefillStep. Output: hidden [tokens,
-    hidden_size].
+    """The layers over any mix of chunks, with cached context or without. Bucket: as PrefillStep. Output: hidden
+    [tokens, hidden_size].
 
-    Attention reads the sequences' pages by the block tables of their slots, which hold the chunks' own pages already.
-    The amount of cached context is read on the device, so it is not a size of the bucket. Padded sequences have the
-    scratch slot and no keys.
+    Attention reads the pages of the sequences through the block tables of their slots, which already hold the chunks'
+    own pages. The lengths of the sequences are read on the device, so cached context is not a size of the bucket.
+    Padded sequences have the scratch slot and no keys.
     """
 
     name = "cached_prefill"
@@ -236,12 +236,12 @@ class CachedPrefillStep:
 
 
 def with_features(hidden: Tensor, width: int) -> Tensor:
-    """Rows [n, width] of a prefill: embeddings followed by zeros, which are the features of text."""
+    """Appends zeros, the features of text, to embeddings [n, hidden_size] -> rows [n, width] of a prefill."""
     return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
 
 
 def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype) -> dict[str, BufferSpec]:
-    """Packed rows of chunks, and where each chunk ends."""
+    """Buffers of packed chunks: their rows, and where each chunk ends."""
     tokens = bucket["tokens"]
     return {
         "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * hidden_size), dtype),
@@ -272,10 +272,10 @@ class SampleStep:
 
 
 class GuidedSampleStep:
-    """Sampling for a batch with guided rows, whose hidden states are in `held`. It is launched when the masks have
-    arrived and the layers may have ended, so it has no upload to wait for: slots, mask rows and masks come to slot
-    state beside the layers (service.engine.chat.masks.MaskTable). Rows without a mask, and padding, use mask 0. Bucket:
-    rows. Output: that of Sampling.
+    """Sampling for a batch with guided rows, whose hidden states are in `held`. When it is launched the layers may have
+    ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the slot
+    state while the layers run (service.engine.chat.masks.MaskTable). Rows without a mask, and padding, use mask 0.
+    Bucket: rows. Output: that of Sampling.
     """
 
     def __init__(self, state: SlotState, sampling: Sampling, held: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The worker of a chat model: from requests to tokens.
 
-A tick launches an encoder pass or a step. While it runs, the results of the launch before it are read. Where a row of
-the step is guided its sampling is held until the mask server has computed masks from those results.
+A tick launches an encoder pass or a step. While it runs, the results of the previous launch are read. If a row of the
+step is guided, sampling is held until the mask servers have computed masks from those results.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Out
 
 log = logging.getLogger(__name__)
 
-_IN_FLIGHT = 2
-"""Number of launches in flight at most: one runs and the next is queued behind it, so that the GPU does not wait for
-Python."""
-_LEAST_CONTEXT = 512
-"""The engine does not start if its pages hold fewer positions of one request (or of the model's own context)."""
+_MAX_IN_FLIGHT = 2
+"""Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
+_MIN_CONTEXT = 512
+"""The engine does not start if its pages hold fewer positions than this, or than the context of a shorter model."""
 
 
 class ChatWorker:
-    """service.engine.worker.ModelWorker."""
+    """Implements service.engine.worker.ModelWorker."""
 
     def __init__(self, name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> None:
         config = context.config
@@ -62,14 +61,14 @@ class ChatWorker:
         self.page_bytes = self._runner.page_bytes
         pages_each = pages_for(self._max_context, config.page_size)
         self.max_pages = 1 + config.slots * pages_each
-        self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
+        self.min_pages = 1 + min(pages_each, _MIN_CONTEXT // config.page_size)
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
         self._guidance = Guidance(hosts)
         self._sequences: dict[str, ChatSequence] = {}
         self._in_flight = InFlight()
         self._encoded_last = False
         self._chunks_put_off = False
-        """Whether the last step had only decode rows because the gap between their tokens had no room for chunks."""
+        """Whether the last step had only decode rows, because the gap between their tokens had no room for chunks."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
 
     # Start
@@ -128,7 +127,7 @@ class ChatWorker:
     # Stepping
 
     def has_work(self) -> bool:
-        if len(self._in_flight) >= _IN_FLIGHT:
+        if len(self._in_flight) >= _MAX_IN_FLIGHT:
             return False
         return self._vision.has_work() or (self._scheduler.has_work() and self._in_flight.held is None)
 
@@ -154,8 +153,8 @@ class ChatWorker:
         return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
-        """Launches an encoder pass or a step; after a held step only an encoder pass. They alternate while both have
-        work, so that neither starves; chunks that were put off keep their turn."""
+        """Launches an encoder pass or a step; behind a held step only an encoder pass. They alternate while both have
+        work, so that neither starves. A step whose chunks were put off does not count as the steps' turn."""
         self._vision.request_all(self._scheduler.waiting)
         if self._in_flight.held is not None:
             return self._launch_encode(now, allowance, must)
@@ -219,13 +218,13 @@ class ChatWorker:
         elif budget is not None:
             self._pacing.spend(len(step.slots), budget.predicted)
             in_flight.add_chunks(budget)
-        self._expect(in_flight, step, launched, decode_seconds)
+        self._set_awaited(in_flight, step, launched, decode_seconds)
         in_flight.host_seconds = time.perf_counter() - started
         self._in_flight.add(in_flight)
         return True
 
     def _run(self, step: Step) -> LaunchedStep | None:
-        """None if it failed, and its requests with it."""
+        """Launches a step; None if that failed, in which case its requests have failed, too."""
         chunks = [chunk.sequence for chunk in step.chunks]
         try:
             return self._runner.launch(step, self._vision.embeds)
@@ -237,8 +236,8 @@ class ChatWorker:
             self._fail([*chunks, *step.sequences], error)
         return None
 
-    def _expect(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode_seconds: float) -> None:
-        """Sets what the step waits for: the results of the launch, or masks if it holds its sampling."""
+    def _set_awaited(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode_seconds: float) -> None:
+        """Sets what the step waits for: its results, or masks if its sampling is held."""
         in_flight.chunks, in_flight.held = step.chunks, launched.held
         in_flight.sequences = step.sampled if step.chunks else step.sequences
         if launched.held is None:
@@ -282,22 +281,22 @@ class ChatWorker:
         held = self._in_flight.held
         masks = held.masks if held is not None else None
         if masks is not None:
-            masks.ask_when_ready()  # First of all: masks are computed while the tokens are read.
+            masks.ask_when_ready()  # Before the tokens are read, so that masks are computed meanwhile.
         seen = True
         while self._in_flight and self._in_flight[0].arrived:
             self._read(timed=seen)
-            seen = False  # Whatever has arrived by now did so while nobody looked.
+            seen = False  # The next ones arrived while nobody looked, so their durations are unknown.
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
         if held is None or masks is None or not masks.done:
-            return self._outbox.take(keep_back=False)  # Until the masks come, there is nothing else to do.
-        self._go_on(held, masks)
+            return self._outbox.take(keep_back=False)  # There is nothing else to do until the masks come.
+        self._sample_held(held, masks)
         return self._outbox.take(keep_back=self._scheduler.has_work())
 
-    def _go_on(self, step: InFlightStep, masks: MaskJob) -> None:
-        """Samples a held step, whose masks have arrived; everything else can wait until the GPU has something to do."""
+    def _sample_held(self, step: InFlightStep, masks: MaskJob) -> None:
+        """Samples a held step, whose masks have arrived. That comes first, since the GPU is idle until then."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
-        problem = self._sample(step, masks)
+        problem = self._launch_sampling(step, masks)
         while self._in_flight.holds(masks.awaited):
             self._in_flight[0].wait()
             self._read()
@@ -309,8 +308,9 @@ class ChatWorker:
             self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
             step.sequences = ()
 
-    def _sample(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
-        """Launches the sampling of a held step. Returns the error that it raised, unless that ends the engine."""
+    def _launch_sampling(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
+        """Launches the sampling of a held step. Returns the error that it raised; one that ends the engine is
+        raised."""
         assert step.held is not None
         self._close_gap(self._pacing.decode_seconds(len(step.sequences)))
         problem, results = None, dict[str, Tensor]()

@@ -17,7 +17,7 @@ from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_
 from service.api.chat.tool_grammar import Reasoning, reasoned_grammar, tool_grammar
 from service.api.chat.tools import ToolUse, arguments_of
 from service.api.http.errors import ApiError
-from service.api.http.json_body import MOST_SIGNS
+from service.api.http.json_body import MAX_SIGNS
 from tests.support.grammars import check_grammar
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool
@@ -436,5 +436,5 @@ def test_arguments_are_bounded_before_they_are_read(server: RunningServer) -> No
     refused = httpx.post(f"{server.url}/v1/chat/completions", json=said)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     with pytest.raises(ApiError) as caught:
-        arguments_of('{"a": [0' + ",0" * MOST_SIGNS + "]}", "arguments")
+        arguments_of('{"a": [0' + ",0" * MAX_SIGNS + "]}", "arguments")
     assert caught.value.code == "too_many_values"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.api.http.bounded_sockets import FREE_FRAGMENTS, LEAST_FRAGMENT, MOST_CONTROLS, TRY_LATER
+from service.api.http.bounded_sockets import FREE_FRAGMENTS, MAX_CONTROLS, MIN_FRAGMENT, TRY_LATER
 from tests.api.http.raw import PATIENCE, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import wait
@@ -59,7 +59,7 @@ def close(connection: socket.socket) -> bytes:
     return received
 
 
-@pytest.mark.parametrize(("count", "size"), [(FREE_FRAGMENTS, 1), (2 * FREE_FRAGMENTS, LEAST_FRAGMENT)])
+@pytest.mark.parametrize(("count", "size"), [(FREE_FRAGMENTS, 1), (2 * FREE_FRAGMENTS, MIN_FRAGMENT)])
 def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size: int) -> None:
     begun = b"{" + b" " * (size - 1)
     message = frame(TEXT, begun, last=False) + frame(CONTINUED, b" " * size, last=False) * (count - 2)
@@ -68,7 +68,7 @@ def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size
         assert b"must be one of session.config" in close(connection)
 
 
-@pytest.mark.parametrize("size", [0, 1, LEAST_FRAGMENT - 1])
+@pytest.mark.parametrize("size", [0, 1, MIN_FRAGMENT - 1])
 def test_very_many_tiny_fragments_close_the_connection(server: RunningServer, size: int) -> None:
     with opened(server) as connection:
         connection.sendall(frame(TEXT, b" " * size, last=False))
@@ -81,7 +81,7 @@ def test_very_many_tiny_fragments_close_the_connection(server: RunningServer, si
 @pytest.mark.parametrize("kind", [PING, PONG])
 def test_very_many_control_frames_close_the_connection(server: RunningServer, kind: int) -> None:
     with opened(server) as connection:
-        connection.sendall(frame(kind) * (MOST_CONTROLS + 1))
+        connection.sendall(frame(kind) * (MAX_CONTROLS + 1))
         answer = read_to_end(connection)
     assert CLOSED[1:] + b"too many pings or pongs" in answer
     server.wait_idle()
@@ -89,7 +89,7 @@ def test_very_many_control_frames_close_the_connection(server: RunningServer, ki
 
 def test_messages_may_be_among_control_frames(server: RunningServer) -> None:
     with opened(server) as connection:
-        connection.sendall((frame(PONG) * MOST_CONTROLS + frame(TEXT, b"{}")) * 2 + frame(PONG))
+        connection.sendall((frame(PONG) * MAX_CONTROLS + frame(TEXT, b"{}")) * 2 + frame(PONG))
         assert close(connection).count(b"must be one of session.config") == 2
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from service.api.chat.schema import REFUSED, ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
-from service.api.http.connections import FREE_CHUNKS, LEAST_CHUNK
+from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.websocket import SessionConfig
 from service.catalog import Catalog, HostedModel
@@ -104,12 +104,12 @@ def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> No
         return head + b"".join(b"%x\r\n%b\r\n" % (size, piece) for piece in pieces)
 
     end = b"0\r\n\r\n"
-    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, LEAST_CHUNK)):
+    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, MIN_CHUNK)):
         with send(server, chunked(count, size) + end) as connection:
             assert read_answer(connection).status == 200
-    with send(server, chunked(FREE_CHUNKS + 1, LEAST_CHUNK - 1)) as connection:
+    with send(server, chunked(FREE_CHUNKS + 1, MIN_CHUNK - 1)) as connection:
         refused = parse(read_to_end(connection))
-    assert refused.status == 400 and f"at least {LEAST_CHUNK} bytes" in refused.error["message"]
+    assert refused.status == 400 and f"at least {MIN_CHUNK} bytes" in refused.error["message"]
     server.wait_idle()
 
 

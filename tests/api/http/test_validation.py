@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.json_body import MOST_SIGNS, parse
+from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.request_stream import EngineError
 
 
@@ -93,17 +93,17 @@ def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, mes
     assert (error.status, error.param, error.message) == (400, param, message)
 
 
-@pytest.mark.parametrize("raw", ["[" + "[]," * MOST_SIGNS + "0]", b'["' + b"," * MOST_SIGNS + b'"]'])
+@pytest.mark.parametrize("raw", ["[" + "[]," * MAX_SIGNS + "0]", b'["' + b"," * MAX_SIGNS + b'"]'])
 def test_too_many_values_are_refused_before_any_is_made(raw: bytes | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body.msgspec.json, "decode", lambda *_, **__: pytest.fail("values are made"))
     with pytest.raises(ApiError) as caught:
         parse(raw, Any)
     assert (caught.value.status, caught.value.code) == (400, "too_many_values")
-    assert str(MOST_SIGNS) in caught.value.message
+    assert str(MAX_SIGNS) in caught.value.message
 
 
 def test_as_many_values_as_allowed_are_read() -> None:
-    assert len(parse(b"[" + b"0," * (MOST_SIGNS - 1) + b"0]", Any)) == MOST_SIGNS
+    assert len(parse(b"[" + b"0," * (MAX_SIGNS - 1) + b"0]", Any)) == MAX_SIGNS
 
 
 @pytest.mark.parametrize(

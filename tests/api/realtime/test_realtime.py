@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from service.api import sockets
 from service.api.context import LARGE_BODY
 from service.api.http.errors import ApiError
-from service.api.http.json_body import MOST_SIGNS
+from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
 from service.api.realtime.websocket import Session
@@ -697,7 +697,7 @@ async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: st
 async def test_an_event_of_too_many_values_is_refused_and_the_session_goes_on(
     conversing: Conversing, socket: ClientConnection
 ) -> None:
-    tools = [{"type": "function", "name": "f", "parameters": {"a": [[]] * MOST_SIGNS}}]
+    tools = [{"type": "function", "name": "f", "parameters": {"a": [[]] * MAX_SIGNS}}]
     await tell(socket, "session.update", session={"type": "realtime", "tools": tools})
     assert (await up_to(socket, "error"))[-1]["error"]["code"] == "too_many_values"
     await add(socket, "Still here.")

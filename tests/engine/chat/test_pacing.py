@@ -12,7 +12,7 @@ import pytest
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import ChatCosts, PrefillCost
 from service.engine.chat.gaps import Gaps
-from service.engine.chat.pacing import LEAST_TOKENS, ChunkWork, Pacing
+from service.engine.chat.pacing import MIN_CHUNK_TOKENS, ChunkWork, Pacing
 from service.engine.chat.routes import CACHED_PREFILL_TOKENS
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence
@@ -135,10 +135,12 @@ def test_a_size_costs_what_it_took_lately_and_after_that_what_the_coefficients_s
     assert cost.seconds(512, 0) == pytest.approx(true_seconds(512, 0), rel=0.05)
 
 
-def budget(seconds: float = math.inf, *, room: float = math.inf, least: int = 0, tokens: int = 2048) -> ChunkBudget:
+def budget(
+    seconds: float = math.inf, *, room: float = math.inf, min_tokens: int = 0, tokens: int = 2048
+) -> ChunkBudget:
     cost = PrefillCost()
     cost.start(LAUNCH, TOKEN, PAIR)
-    return ChunkBudget(tokens, seconds, room, least, cost, SIZES)
+    return ChunkBudget(tokens, seconds, room, min_tokens, cost, SIZES)
 
 
 def test_a_chunk_behind_a_long_context_is_shorter() -> None:
@@ -151,16 +153,16 @@ def test_a_chunk_behind_a_long_context_is_shorter() -> None:
 def test_a_gap_with_little_room_is_left_to_the_rows() -> None:
     little = true_seconds(20, 0)
     assert budget(room=little).affords(0) == 0 and budget(room=little).crowded
-    assert budget(room=little, least=128).affords(0) == 128
-    assert budget(room=true_seconds(100, 0), least=128).affords(0) == pytest.approx(100, abs=1)
+    assert budget(room=little, min_tokens=128).affords(0) == 128
+    assert budget(room=true_seconds(100, 0), min_tokens=128).affords(0) == pytest.approx(100, abs=1)
 
 
-def test_the_least_goes_beyond_the_room_but_not_beyond_the_allowance() -> None:
+def test_min_tokens_exceed_the_room_but_not_the_allowance() -> None:
     assert budget(room=0.0).affords(0) == 0 and budget(room=0.0).crowded
-    assert budget(room=0.0, least=128).affords(30_000) == 128
-    assert budget(0.0, room=0.0, least=128).affords(0) == 0
-    assert budget(room=0.0, least=128, tokens=50).affords(0) == 50
-    made = budget(room=0.0, least=128)
+    assert budget(room=0.0, min_tokens=128).affords(30_000) == 128
+    assert budget(0.0, room=0.0, min_tokens=128).affords(0) == 0
+    assert budget(room=0.0, min_tokens=128, tokens=50).affords(0) == 50
+    made = budget(room=0.0, min_tokens=128)
     made.spend(100, 0)
     assert made.affords(0) == 28
 
@@ -193,7 +195,7 @@ def test_a_bucket_that_is_mostly_padding_is_replayed_only_where_a_second_step_co
     assert made.excess(finished=True) == 76
 
 
-def test_a_gap_has_room_up_to_the_target_and_to_the_least_rate() -> None:
+def test_a_gap_has_room_up_to_the_target_and_the_minimum_decode_rate() -> None:
     assert Gaps(None).room(0.002) == math.inf
     assert Gaps(0.015).room(0.0) == pytest.approx(0.0135)
     assert Gaps(0.015).room(0.003) == pytest.approx(0.0135 - 0.003)
@@ -362,11 +364,11 @@ def test_streams_that_leave_no_time_share_it_with_the_prompt() -> None:
     assert 0.65 <= len(made.gaps) * 0.016 / made.now <= 0.75
 
 
-def test_a_slow_device_makes_progress_by_the_least_chunk() -> None:
+def test_a_slow_device_makes_progress_by_the_smallest_chunk() -> None:
     """128 tokens take longer than a gap may; they come every few gaps, and the streams keep their share."""
     made = beside_streams(0.004, 2_000, token=4e-4)
     assert made.first_token["long"] < 3 * 2_000 * 4e-4 * 4
-    assert sum(gap > 0.04 for gap in made.gaps) == pytest.approx(2_000 / LEAST_TOKENS, abs=4)
+    assert sum(gap > 0.04 for gap in made.gaps) == pytest.approx(2_000 / MIN_CHUNK_TOKENS, abs=4)
     assert len(made.gaps) * 0.004 / made.now >= 0.15
 
 

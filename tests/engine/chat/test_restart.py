@@ -60,7 +60,7 @@ def idle(engine: InlineEngine, monkeypatch: pytest.MonkeyPatch) -> int:
     raise AssertionError("it captures for ever")
 
 
-def test_it_is_ready_with_the_least_and_answers_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_engine_captures_the_smallest_first_and_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, restarted = InlineEngine(), InlineEngine(restarted=True)
     first = captured(restarted)
     assert all(len(buckets) <= 1 for buckets in first.values()) and any(first.values())
@@ -131,6 +131,6 @@ def test_a_restarted_engine_warms_up_while_it_idles_and_serves_between(monkeypat
     assert answers(engine) == expected and restarted.called == 1
 
 
-def test_later_lives_of_an_engine_are_restarts(tmp_path: Path) -> None:
+def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:
     config = engine_config(load_settings({}), Catalog([]), "text")
     assert [each.restarted for each in islice(configs_of_starts(config), 4)] == [False, True, True, True]

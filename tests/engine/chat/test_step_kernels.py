@@ -40,7 +40,7 @@ def copied(state: SlotState) -> SlotState:
     return expected
 
 
-def test_inputs_of_a_step(device: torch.device) -> None:
+def test_the_kernel_reads_the_inputs_of_a_step_like_its_reference(device: torch.device) -> None:
 
     state = random_state(64, device)
     slots = torch.tensor([4, 0, 3, 9, 0])
@@ -61,7 +61,9 @@ def test_inputs_of_a_step(device: torch.device) -> None:
         ),
     ],
 )
-def test_choice_and_state(device: torch.device, vocabulary: int, dtype: torch.dtype) -> None:
+def test_the_kernel_samples_and_writes_state_like_its_reference(
+    device: torch.device, vocabulary: int, dtype: torch.dtype
+) -> None:
 
     slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])
     for _ in range(3):
@@ -78,7 +80,7 @@ def test_choice_and_state(device: torch.device, vocabulary: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("vocabulary", [100, 5000])
-def test_choice_among_what_a_grammar_allows(device: torch.device, vocabulary: int) -> None:
+def test_the_kernel_samples_only_what_a_grammar_allows(device: torch.device, vocabulary: int) -> None:
     slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])
     words = -(-vocabulary // 32)
     for share in (0.1, 0.999):

@@ -119,7 +119,10 @@ def test_sampled_frames(num_frames: int, fps: float, asked: float | None, max_fr
     total=st.integers(1, 2000),
     fps=st.sampled_from([8.0, 24.0, 29.97]),
     rule=st.builds(
-        FrameRule, fps=st.sampled_from([None, 0.5, 1, 2.0, 5]), least=st.integers(1, 20), most=st.integers(1, 99)
+        FrameRule,
+        fps=st.sampled_from([None, 0.5, 1, 2.0, 5]),
+        min_frames=st.integers(1, 20),
+        max_frames=st.integers(1, 99),
     ),
 )
 @settings(deadline=None)  # of which the import takes seconds
@@ -127,14 +130,14 @@ def test_frames_by_a_checkpoints_rule_are_the_references(total: int, fps: float,
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
     from transformers.video_utils import VideoMetadata as Metadata
 
-    reference = Qwen3VLVideoProcessor(fps=rule.fps, min_frames=rule.least, max_frames=rule.most)
+    reference = Qwen3VLVideoProcessor(fps=rule.fps, min_frames=rule.min_frames, max_frames=rule.max_frames)
     expected = reference.sample_frames(Metadata(total_num_frames=total, fps=fps)).tolist()
     # Without a rate the reference repeats frames of a short video.
     assert sample_frames(metadata(total, fps), fps=None, max_frames=9999, rule=rule) == sorted(set(expected))
 
 
 def test_a_request_goes_before_the_checkpoints_rule() -> None:
-    rule, source = FrameRule(fps=1.0, least=8, most=20), metadata(2400, 24.0)
+    rule, source = FrameRule(fps=1.0, min_frames=8, max_frames=20), metadata(2400, 24.0)
 
     def count(fps: float | None, max_frames: int, video: VideoMetadata = source) -> int:
         return len(sample_frames(video, fps=fps, max_frames=max_frames, rule=rule))

@@ -1,0 +1,136 @@
+"""The pictures and videos of a chat request: loaded and decoded within the request's limits, and laid out as items of
+the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from PIL import Image
+
+from models.errors import InputError
+from models.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
+from models.processor import ChatProcessor
+from service.api.chat.schema import MediaUrl
+from service.api.chat.video_sampling import VideoSampling
+from service.api.context import ServerContext
+from service.api.http.decoding import Decoding
+from service.api.http.errors import ApiError, naming
+from service.api.http.record import RequestRecord
+from service.api.tracing import phase
+
+
+@dataclass(frozen=True)
+class MediaReference:
+    """A picture or video as the request names it."""
+
+    kind: MediaKind
+    media: MediaUrl
+    field: str
+    """Path of the URL in the request."""
+    sampling: VideoSampling
+    """Which frames of a video are used."""
+
+
+class PromptMedia:
+    """Loads the media of one request. The bytes of what is decoded are charged to the record's ticket."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        processor: ChatProcessor,
+        references: Sequence[MediaReference],
+        record: RequestRecord,
+    ) -> None:
+        self._context = context
+        self._processor = processor
+        self._references = references
+        self._budget = context.media.budget(record.client)
+        self._ticket = record.ticket
+
+    @property
+    def kinds(self) -> list[MediaKind]:
+        return [reference.kind for reference in self._references]
+
+    def loads(self) -> list[Coroutine[Any, Any, MediaItem]]:
+        """A coroutine for each item, to be awaited once. ApiError or InputError names the field that does not fit."""
+        return [self._load(reference) for reference in self._references]
+
+    async def _load(self, reference: MediaReference) -> MediaItem:
+        load = self._load_image if reference.kind == "image" else self._load_video
+        with Decoding(self._ticket) as decoding:
+            try:
+                with phase("media", kind=reference.kind):
+                    item = await load(reference, decoding)
+            except (ApiError, InputError):
+                if not decoding.refused:
+                    self._context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+                raise
+            decoding.keep(sum(frame.nbytes for frame in item.frames))
+        return item
+
+    async def _load_image(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
+        began = time.monotonic()
+
+        def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
+            decoded = time.monotonic()
+            detail = reference.media.detail or "auto"
+            item = naming(reference.field, lambda: self._processor.image(picture, detail=detail, source=source))
+            return item, decoded
+
+        item, decoded = await self._context.media.image(
+            reference.media.url, prepare, field=reference.field, budget=self._budget, charge=decoding.take
+        )
+        self._observe("image", began, decoded)
+        return item
+
+    async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
+        sampling, share = reference.sampling, self._frame_share
+        sampling.check(reference.media.url, self._context.settings, share)
+        max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
+        began = time.monotonic()
+
+        def choose(metadata: VideoMetadata) -> Sequence[int]:
+            fitting = min(max_frames, max(1, max_pixels // max(1, metadata.height * metadata.width)))
+            return naming(reference.field, lambda: sampling.choose(self._processor, metadata, fitting))
+
+        async def prepare(video: VideoFrames) -> MediaItem:
+            decoded = time.monotonic()
+            video = replace(video, requested_fps=sampling.rate(video.metadata))
+            item = await self._context.in_thread(lambda: naming(reference.field, lambda: self._processor.video(video)))
+            self._observe("video", began, decoded)
+            return item
+
+        return await self._context.media.video(
+            reference.media.url,
+            choose,
+            prepare,
+            frame_list_fps=sampling.list_fps,
+            frame_list_times=sampling.times,
+            field=reference.field,
+            budget=self._budget,
+            charge=decoding.take,
+        )
+
+    @property
+    def _num_videos(self) -> int:
+        return sum(reference.kind == "video" for reference in self._references)
+
+    @property
+    def _frame_share(self) -> int:
+        """Frames that each video of the request may have."""
+        return max(1, self._context.settings.max_frames // self._num_videos)
+
+    @property
+    def _pixel_share(self) -> int:
+        """Decoded pixels that each video may have: an equal share of the request's. If there are pictures, all of them
+        together get one share, too."""
+        shares = self._num_videos + (self._num_videos < len(self._references))
+        return self._context.settings.max_request_pixels // shares
+
+    def _observe(self, kind: MediaKind, began: float, decoded: float) -> None:
+        metrics = self._context.metrics
+        metrics.observe("media_decode_duration_seconds", decoded - began, kind=kind)
+        metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind=kind)
