@@ -24,6 +24,8 @@ WORK_GAUGES = (
 ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
 GRAMMARS = "service.api.chat.grammar_worker"
+NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
+"""In a file's name. Digits among others, or among letters, may be anything of any other process."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
 def _belongs(path: Path, processes: list[Process]) -> bool:
     """Shared memory that one of the processes has open or named after itself."""
     names = {name for process in processes for name in process.descriptors}
-    return str(path) in names or any(str(process.pid) in path.name for process in processes)
+    return str(path) in names or not {str(process.pid) for process in processes}.isdisjoint(NUMBER.findall(path.name))
 
 
 def _busy(text: str) -> tuple[str, ...]:
