@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.ports import reserved_port
 
 START_TIMEOUT = 600.0
-ANSWER_TIMEOUT = 120.0
+ANSWER_TIMEOUT = STOP_TIMEOUT = 120.0
 SETTLED = 3.0
 """Seconds without a new capture, after which there is no more to come."""
 
@@ -122,7 +122,7 @@ def serve(
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
             if done:

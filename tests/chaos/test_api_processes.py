@@ -19,7 +19,8 @@ from tests.support.waiting import GENEROUS, wait
 pytestmark = pytest.mark.slow
 TWO = ("--api-processes", "2", "--hang-timeout", "600")
 """Processes are stopped for as long as a test needs."""
-HUNG_AFTER = 10.0
+HUNG_AFTER = 30.0
+"""Longer than the other process has to stand still while a stream begins."""
 RUNNING = f'reprise_requests_running{{model="{CHAT}"}}'
 OK = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",status="200"}}'
 
