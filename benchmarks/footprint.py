@@ -67,9 +67,13 @@ class Footprint:
 def children(pid: int) -> list[int]:
     """Child processes of all generations; none for a process that has ended."""
     found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # as also later, it may end at any time
+        return found
+    for thread in threads:
         try:
-            direct = [int(child) for child in file.read_text().split()]
+            direct = [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
         except OSError:
             continue
         for child in direct:
