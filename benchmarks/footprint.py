@@ -24,6 +24,8 @@ WORK_GAUGES = (
 ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
 GRAMMARS = "service.api.chat.grammar_worker"
+NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
+"""In a file's name. Digits among others, or among letters, may be anything of any other process."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,13 @@ class Footprint:
 def children(pid: int) -> list[int]:
     """Child processes of all generations; none for a process that has ended."""
     found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # as also later, it may end at any time
+        return found
+    for thread in threads:
         try:
-            direct = [int(child) for child in file.read_text().split()]
+            direct = [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
         except OSError:
             continue
         for child in direct:
@@ -144,7 +150,7 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
 def _belongs(path: Path, processes: list[Process]) -> bool:
     """Shared memory that one of the processes has open or named after itself."""
     names = {name for process in processes for name in process.descriptors}
-    return str(path) in names or any(str(process.pid) in path.name for process in processes)
+    return str(path) in names or not {str(process.pid) for process in processes}.isdisjoint(NUMBER.findall(path.name))
 
 
 def _busy(text: str) -> tuple[str, ...]:

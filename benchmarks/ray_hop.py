@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.ports import reserved_port
 from benchmarks.record import Row, record
 from benchmarks.server import Server
 from service.cli.bench.spec import ChatLoad
@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
 }
 HAPROXY = {"CONFIG_FILE_LOC": "cfg", "SOCKET_PATH": "socket", "SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
-"""Its files, which otherwise lie in a folder that all clusters of a machine share."""
+"""Its files, which otherwise lie in a folder that all clusters of a machine share, as they do two ports."""
 OBJECT_STORE_BYTES = 100 << 20
 
 
@@ -67,11 +67,9 @@ def ray_serve(folder: Path) -> Iterator[str]:
             _node_ip_address="127.0.0.1",
             _temp_dir=str(folder),
         )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
+        with reserved_port() as port:
+            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -80,12 +78,18 @@ def ray_serve(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
     """URLs of the proxy and of the only replica."""
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name,
+        reserved_port() as metrics_port,
+        reserved_port() as stats_port,
+    ):
         folder = Path(name)
         os.environ.update(ENVIRONMENT)
         if haproxy:
             os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
             os.environ.update({f"RAY_SERVE_HAPROXY_{key}": str(folder / file) for key, file in HAPROXY.items()})
+            ports = {"METRICS": metrics_port, "STATS": stats_port}
+            os.environ.update({f"RAY_SERVE_HAPROXY_{key}_PORT": str(port) for key, port in ports.items()})
         from ray import serve
 
         from deploy.ray.app import build

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ports import reserved_port
+
 START_TIMEOUT = 600.0
+ANSWER_TIMEOUT = STOP_TIMEOUT = 120.0
 SETTLED = 3.0
 """Seconds without a new capture, after which there is no more to come."""
 
@@ -85,7 +87,7 @@ class Server:
         return [card["id"] for card in json.loads(self._get("/v1/models"))["data"]]
 
     def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+        with urllib.request.urlopen(self.url + path, timeout=ANSWER_TIMEOUT) as response:
             return bytes(response.read())
 
 
@@ -100,33 +102,31 @@ def serve(
     """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. Its log stays where what is done
     with it fails. program: a module that does the same otherwise, and its first arguments. ready: path that answers
     200 once it serves. checkout: another one, whose code is to run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    sink, name = tempfile.mkstemp(prefix="reprise-", suffix=".log")
-    log = Path(name)
-    command = [sys.executable, "-m", *program, "--port", str(port), *flags]
-    began, done = time.monotonic(), False
-    try:
-        environ = {**os.environ, **(environment or {})}
-        if checkout is not None:
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ, cwd=checkout)
-    finally:
-        os.close(sink)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(process, url + ready, log)
-        yield Server(url, time.monotonic() - began, log, process.pid)
-        done = True
-    finally:
-        process.send_signal(signal.SIGTERM)
+    with reserved_port() as port:
+        sink, name = tempfile.mkstemp(prefix="reprise-", suffix=".log")
+        log = Path(name)
+        command = [sys.executable, "-m", *program, "--port", str(port), *flags]
+        began, done = time.monotonic(), False
         try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        if done:
-            log.unlink(missing_ok=True)
+            environ = {**os.environ, **(environment or {})}
+            if checkout is not None:
+                environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ, cwd=checkout)
+        finally:
+            os.close(sink)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(process, url + ready, log)
+            yield Server(url, time.monotonic() - began, log, process.pid)
+            done = True
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            if done:
+                log.unlink(missing_ok=True)
 
 
 def gpu_used_bytes() -> int | None:

@@ -25,6 +25,14 @@ if not torch.cuda.is_available():
     # Triton reads it at import, and which test imports it first varies.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Before typer is imported: colors that the environment forces, as some CI does, and the width of a narrow terminal
+# would break what commands print into pieces.
+for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+    os.environ.pop(name, None)
+# A proxy is not asked for servers of this machine.
+for name in ("NO_PROXY", "no_proxy"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+
 
 # No example and no choice of one may fail for taking long.
 settings.register_profile(
@@ -76,6 +84,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
     quicken()
     return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """A limit on rounding errors holds for the drawn numbers; another run is to draw the same, whatever ran before."""
+    torch.manual_seed(1)
 
 
 @pytest.fixture(autouse=True)

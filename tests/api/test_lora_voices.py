@@ -20,6 +20,7 @@ from service.cli.main import app
 from service.settings import SettingsError, load_settings
 from tests.support.lora import random_adapter, write_adapter
 from tests.support.processes import ServerProcess, served
+from tests.support.waiting import GENEROUS
 
 CHECKPOINT = EMBEDDED / "voxcpm2"
 MODEL = "reprise/voxcpm2"
@@ -45,7 +46,7 @@ def speak(server: ServerProcess, **fields: object) -> np.ndarray:
 
 
 def test_adapters_are_listed_with_the_model_that_they_are_of(server: ServerProcess) -> None:
-    listed = httpx.get(f"{server.url}/v1/audio/voices", timeout=60).json()["data"]
+    listed = httpx.get(f"{server.url}/v1/audio/voices", timeout=GENEROUS).json()["data"]
     own = [voice for voice in listed if voice["type"] == "lora"]
     assert own == [
         {"id": name, "name": name, "object": "audio.voice", "type": "lora", "model": MODEL}
@@ -55,11 +56,11 @@ def test_adapters_are_listed_with_the_model_that_they_are_of(server: ServerProce
 
 def test_every_listed_voice_is_there_by_its_id(server: ServerProcess) -> None:
     path = f"{server.url}/v1/audio/voices"
-    listed = httpx.get(path, timeout=60).json()["data"]
+    listed = httpx.get(path, timeout=GENEROUS).json()["data"]
     assert {voice["type"] for voice in listed} >= {"builtin", "lora"}
     for voice in listed:
-        assert httpx.get(f"{path}/{voice['id'].upper()}", timeout=60).json() == voice
-        assert httpx.delete(f"{path}/{voice['id']}", timeout=60).status_code == 404  # none is uploaded
+        assert httpx.get(f"{path}/{voice['id'].upper()}", timeout=GENEROUS).json() == voice
+        assert httpx.delete(f"{path}/{voice['id']}", timeout=GENEROUS).status_code == 404  # none is uploaded
 
 
 def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerProcess) -> None:
@@ -104,10 +105,10 @@ def test_a_chat_answer_is_spoken_by_an_adapter(server: ServerProcess) -> None:
 
 
 def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
-    unknown = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"voice": "cora"}, timeout=60)
+    unknown = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"voice": "cora"}, timeout=GENEROUS)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
     form = {"name": (None, "ANNA"), "speaker_description": (None, "A calm voice")}
-    taken = httpx.post(f"{server.url}/v1/audio/voices", files=form, timeout=60)
+    taken = httpx.post(f"{server.url}/v1/audio/voices", files=form, timeout=GENEROUS)
     assert (taken.status_code, taken.json()["error"]["param"]) == (400, "name")
 
 

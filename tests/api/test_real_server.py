@@ -333,7 +333,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _task_children(pid: int, task: str) -> list[str]:
-    return Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    try:
+        return Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    except OSError:
+        return []  # the thread has ended
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from benchmarks.checkpoints import GOLDEN
-from benchmarks.footprint import children
+from benchmarks.footprint import children, inspect
 from benchmarks.tokenizers import PUBLISHED, grow_file
 from models.errors import CheckpointError
 from service.api.engine_client import EngineClient
@@ -128,8 +128,8 @@ def test_a_tokenizer_of_published_size_is_read_beside_the_engine_process(tmp_pat
 
 def engine_processes() -> list[int]:
     """Of this process."""
-    commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in children(os.getpid())}
-    return [pid for pid, file in commands.items() if file.exists() and b"service.link.process" in file.read_bytes()]
+    found = ((pid, inspect(pid)) for pid in children(os.getpid()))
+    return [pid for pid, process in found if process is not None and process.role == "engine"]
 
 
 def test_every_line_of_the_log_is_json(embedded_server: ServerProcess) -> None:

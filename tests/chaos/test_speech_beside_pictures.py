@@ -190,9 +190,8 @@ def test_a_flow_of_the_largest_pictures_beside_live_speech(server: tuple[ServerP
             assert_answered(process.url, Question(process.url, large_picture(seed)), began)
     for speech, patches in zip(speeches, UTTERANCES, strict=True):
         assert speech.utterances and speech.utterances == pytest.approx([patches] * len(speech.utterances), abs=1)
-    after = footprint(process.process.pid, process.url, temporary)
+    after = wait_settled(process.process.pid, process.url, temporary, before, GENEROUS)
     assert after.processes == before.processes
-    wait_settled(process.process.pid, process.url, temporary, before, GENEROUS)
 
 
 def assert_answered(url: str, question: Question, began: Launches) -> None:

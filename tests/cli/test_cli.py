@@ -22,7 +22,7 @@ from service.cli.main import app, main
 from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
 from service.settings import Settings
-from tests.support.ports import free_port
+from tests.support.ports import silent_port
 from tests.support.processes import ROOT
 
 
@@ -120,17 +120,18 @@ def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
     picture = str(ROOT / "docs/images/shapes.png")
-    for command in (
-        ("models",),
-        ("ask", picture, "What?"),
-        ("say", "Hello.", "-o", str(tmp_path / "a.wav")),
-        ("bench", "chat"),
-    ):
-        said = failing(*command, "--url", url)
-        assert said.startswith(f"reprise: no server at {url}") and "--local" in said
-    assert "--local" not in failing("ps", "--url", url)  # which has none
+    with silent_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        for command in (
+            ("models",),
+            ("ask", picture, "What?"),
+            ("say", "Hello.", "-o", str(tmp_path / "a.wav")),
+            ("bench", "chat"),
+        ):
+            said = failing(*command, "--url", url)
+            assert said.startswith(f"reprise: no server at {url}") and "--local" in said
+        assert "--local" not in failing("ps", "--url", url)  # which has none
     assert not list(tmp_path.iterdir())
 
 

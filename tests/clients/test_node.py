@@ -14,6 +14,7 @@ import soundfile
 from benchmarks.footprint import footprint, wait_settled
 from tests.support.processes import ROOT, served
 from tests.support.victims import SMALL
+from tests.support.waiting import GENEROUS
 
 SOURCE = Path(__file__).parent / "node"
 PICTURE = ROOT / "docs/images/shapes.png"
@@ -42,7 +43,7 @@ def test_chat_speech_and_errors(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         after = footprint(server.process.pid, server.url, temporary)
         assert after.processes == before.processes
-        wait_settled(server.process.pid, server.url, temporary, after)
+        wait_settled(server.process.pid, server.url, temporary, after, GENEROUS)
     seen = json.loads(done.stdout)
     assert seen["models"] == ["qwen2_vl", "voxcpm2"]
     assert seen["text"] and seen["text"] == seen["streamed"] == seen["assembled"]
@@ -74,7 +75,7 @@ def test_realtime(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         after = footprint(server.process.pid, server.url, temporary)
         assert after.processes == {**before.processes, "grammars": 1}  # which checks the tool's
-        wait_settled(server.process.pid, server.url, temporary, after)
+        wait_settled(server.process.pid, server.url, temporary, after, GENEROUS)
     seen = json.loads(done.stdout)
     assert seen["session"]["model"] == "qwen2_vl" and seen["session"]["type"] == "realtime"
     assert seen["updated"]["instructions"] == "Be brief." and seen["updated"]["audio"]["output"]["voice"] == "alloy"

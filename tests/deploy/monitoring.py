@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import yaml
 
+from benchmarks.ports import reserved_port
 from tests.deploy.promql import DEPLOY
-from tests.support.ports import free_port
 from tests.support.waiting import GENEROUS
 
 PACE = "1s"
@@ -42,24 +42,24 @@ class Prometheus:
 def scraping(server: str, folder: Path, alertmanager: str = "", **labels: str) -> Iterator[Prometheus]:
     """Prometheus that scrapes the server, and tells the Alertmanager at the address, if there is one. labels: of all
     targets."""
-    address = f"127.0.0.1:{free_port()}"
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     config["global"] = {"scrape_interval": PACE, "evaluation_interval": PACE}
-    targets = {"reprise": server.removeprefix("http://"), "prometheus": address}
-    for job in config["scrape_configs"]:
-        job["static_configs"] = [{"targets": [targets[job["job_name"]]], "labels": labels}]
     config["alerting"]["alertmanagers"][0]["static_configs"] = [{"targets": [alertmanager] if alertmanager else []}]
     shutil.copytree(DEPLOY / "prometheus/rules", folder / "rules")
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     options = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
-    with _running(address, folder / "prometheus.log", "prometheus", *options):
-        yield Prometheus(f"http://{address}")
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        targets = {"reprise": server.removeprefix("http://"), "prometheus": address}
+        for job in config["scrape_configs"]:
+            job["static_configs"] = [{"targets": [targets[job["job_name"]]], "labels": labels}]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with _running(address, folder / "prometheus.log", "prometheus", *options):
+            yield Prometheus(f"http://{address}")
 
 
 @contextlib.contextmanager
 def alerting(webhook: str, folder: Path) -> Iterator[str]:
     """The address of an Alertmanager whose route names the receiver `webhook`, as docs/alerts.md has it."""
-    address = f"127.0.0.1:{free_port()}"
     config = yaml.safe_load((DEPLOY / "alertmanager/alertmanager.yml").read_text())
     config["route"] |= {"receiver": "webhook", "group_wait": PACE}
     (receiver,) = (receiver for receiver in config["receivers"] if receiver["name"] == "webhook")
@@ -72,8 +72,10 @@ def alerting(webhook: str, folder: Path) -> Iterator[str]:
         f"--storage.path={folder}/alerts",
         "--cluster.listen-address=",
     )
-    with _running(address, folder / "alertmanager.log", program, *options):
-        yield address
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        with _running(address, folder / "alertmanager.log", program, *options):
+            yield address
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -21,8 +20,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from benchmarks.ports import reserved_port
 from deploy.install.lock import TORCH_LOCK, read
-from tests.support.ports import free_port
+from tests.support.processes import START_SECONDS
+from tests.support.waiting import wait
 
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
@@ -106,18 +107,21 @@ def test_the_image_holds_what_is_locked(buildah: list[str], image: str) -> None:
     assert installed.keys() >= {"torch", "fastapi", "reprise-server"} and not {"hatchling", "pytest"} & installed.keys()
 
 
-def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as found:
+        yield found
+
+
+def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str, port: int, tmp_path: Path) -> None:
     container = run(*buildah, "from", "--name", f"reprise-{uuid.uuid4().hex[:8]}", image).strip()
-    port = free_port()
     environment = [f"--env=REPRISE_PORT={port}", "--env=PATH=/opt/reprise/bin:/usr/bin:/bin"]
-    server = subprocess.Popen(
-        [*buildah, "run", *environment, "--user=10001:10001", container, "--", "reprise", "serve"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [*buildah, "run", *environment, "--user=10001:10001", container, "--", "reprise", "serve"]
+    log = tmp_path / "log"
+    with log.open("w") as output:  # not a pipe, which fills up unread
+        server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        _wait_until_ready(server, port)
+        _wait_until_ready(server, port, log)
         body = {"model": "reprise-demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         models = json.loads(_get(f"http://127.0.0.1:{port}/v1/models"))["data"]
         body["model"] = models[0]["id"]
@@ -133,16 +137,16 @@ def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str) ->
         server.wait(timeout=600)
 
 
-def _wait_until_ready(server: subprocess.Popen[str], port: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert server.poll() is None, server.stdout.read() if server.stdout else ""
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def ready() -> bool:
+        assert server.poll() is None, log.read_text()
         try:
             _get(f"http://127.0.0.1:{port}/ready")
-            return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.5)
-    pytest.fail("the image was not ready within two minutes")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
+
+    wait(ready, START_SECONDS, "the image is ready")
 
 
 def _get(url: str) -> bytes:

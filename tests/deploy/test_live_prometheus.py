@@ -37,7 +37,7 @@ WINDOW = "30s"
 TURNS = 3
 """Of each client, before anything is asked."""
 SCRAPES_SECONDS = 4.0
-ATTEMPTS = 30
+ATTEMPTS = 100
 """At finding every expression's data: a busy machine scrapes late."""
 IN_FLIGHT = 6
 """Requests that the server takes at once; the load is now and then more."""

@@ -217,10 +217,12 @@ def listening(address: str) -> int:
     port = int(address.rpartition(":")[2])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (inode,) = (row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A")
-    for place in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(place) == f"socket:[{inode}]":
-                return int(place.parts[2])
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end at any time
+            for descriptor in os.listdir(process / "fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(process / "fd" / descriptor) == f"socket:[{inode}]":
+                        return int(process.name)
     raise LookupError(f"nobody listens at {address}")
 
 

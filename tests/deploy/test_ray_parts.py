@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from benchmarks.ray_hop import ENVIRONMENT
 from service.settings import Settings, SettingsError
+from tests.support.ports import silent_port
 from tests.support.victims import chat, image_part, video_part
 from tests.support.waiting import GENEROUS
 
@@ -113,10 +113,8 @@ async def front(
     async with AsyncExitStack() as stack:
         replicas = []
         for answer in answers:
-            if answer is None:  # its port stays taken, or the kernel may give it to the next one
-                nobody = stack.enter_context(socket.socket())
-                nobody.bind(("127.0.0.1", 0))
-                replicas.append("{}:{}".format(*nobody.getsockname()))
+            if answer is None:
+                replicas.append(f"127.0.0.1:{stack.enter_context(silent_port())}")
             else:
                 server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", 0)
                 replicas.append("{}:{}".format(*server.sockets[0].getsockname()))

@@ -14,13 +14,14 @@ import pytest
 
 from tests.support.processes import ROOT, served
 from tests.support.victims import SMALL
+from tests.support.waiting import GENEROUS
 
 CHECKS = (
     "status_code_conformance,content_type_conformance,response_schema_conformance,response_headers_conformance,"
     "unsupported_method"
 )
 LIMITS = (
-    *("--max-output-tokens", "4", "--max-n", "2", "--max-speech-chars", "100", "--request-timeout", "30"),
+    *("--max-output-tokens", "4", "--max-n", "2", "--max-speech-chars", "100"),
     *("--max-body", "4M", "--api-key", "the-key"),
 )
 
@@ -36,7 +37,8 @@ def test_every_answer_is_declared(tmp_path: Path) -> None:
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *("--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "7"),
             *("--checks", f"{CHECKS},only_503_with_retry_after", "--header", "Authorization: Bearer the-key"),
-            *("--request-timeout", "60", "--no-color", "--continue-on-failure"),
+            *("--suppress-health-check", "too_slow"),  # drawing an example may take any time
+            *("--request-timeout", str(4 * GENEROUS), "--no-color", "--continue-on-failure"),
         ]  # fmt: skip
         folder = str(tmp_path)
         environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "SCHEMATHESIS_HOOKS": "tests.fuzz.hooks"}

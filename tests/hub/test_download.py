@@ -19,6 +19,7 @@ from service.hub.listing import list_repository
 from service.hub.transfer import Progress, Retry
 from tests.hub.conftest import published_files
 from tests.support.loopback_hub import TOKEN, Fault, LoopbackHub
+from tests.support.waiting import GENEROUS
 
 WEIGHTS = "model.safetensors"
 AT_ONCE = Retry(attempts=4, longest=0.0)
@@ -286,11 +287,11 @@ def test_a_failed_file_ends_the_others(hub: LoopbackHub, monkeypatch: pytest.Mon
     def hold(name: str) -> None:
         if name == WEIGHTS:
             stuck.set()
-            end.wait(60)
+            end.wait(GENEROUS)
 
     def refuse_late(name: str) -> Fault | None:
         if name == "audiovae.pth":
-            assert stuck.wait(60)
+            assert stuck.wait(GENEROUS)
             return Fault(status=403)
         return None
 
@@ -310,7 +311,7 @@ def test_two_processes_fetch_a_file_once(hub: LoopbackHub) -> None:
 
     def hold(name: str) -> None:
         if name == WEIGHTS:
-            assert second_waits.wait(60)
+            assert second_waits.wait(GENEROUS)
 
     hub.before_body = hold
     results: list[Path] = []
@@ -326,7 +327,7 @@ def test_two_processes_fetch_a_file_once(hub: LoopbackHub) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(GENEROUS)
     assert len(results) == 2 and results[0] == results[1]
     assert_whole(results[0])
     assert hub.fetched().count(WEIGHTS) == 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
     from selenium.webdriver.remote.webelement import WebElement
 
+Server = TypeVar("Server")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -72,6 +73,14 @@ class Page:
     def load(self, url: str, view: str = "see") -> None:
         self.driver.get("about:blank")
         self.driver.get(f"{url}/#{view}" if view else f"{url}/")
+
+    @contextmanager
+    def visiting(self, server: AbstractContextManager[Server]) -> Iterator[Server]:
+        """A server of the test's own. The page, which looks after its server now and then, leaves it before its end: it
+        would complain that it is gone."""
+        with server as running:
+            yield running
+            self.driver.get("about:blank")
 
     def js(self, expression: str) -> Any:
         return self.driver.execute_script(f"return {expression}")

@@ -99,7 +99,7 @@ def test_pictures_are_pasted_and_videos_dropped(page: Page, embedded_server: Ser
 
 
 def test_a_question_waits_for_its_picture_to_be_read(page: Page) -> None:
-    with running_server() as server:
+    with page.visiting(running_server()) as server:
         page.open(server.url)
         page.driver.execute_script(
             "const read = FileReader.prototype.readAsDataURL;"
@@ -115,7 +115,7 @@ def test_a_question_waits_for_its_picture_to_be_read(page: Page) -> None:
 
 
 def test_the_drawing_is_asked_about_once(page: Page) -> None:
-    with running_server() as server:
+    with page.visiting(running_server()) as server:
         page.open(server.url)
         page.driver.execute_script("const button = document.getElementById('sample'); button.click(); button.click();")
         page.wait_for("document.querySelector('.answer .copy')")
@@ -169,7 +169,7 @@ def talking_server(talker: FakeTalker, chats: Sequence[str] = (), talkers: int =
 
 
 def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talker: FakeTalker) -> None:
-    with talking_server(talker) as server:
+    with page.visiting(talking_server(talker)) as server:
         page.open(server.url)
         page.click("aloud")
         page.type("question", "!endless and it is heard from the first sentence on. \n")
@@ -184,7 +184,7 @@ def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talk
 
 
 def test_a_long_reading_is_stopped(page: Page, talker: FakeTalker) -> None:
-    with talking_server(talker) as server:
+    with page.visiting(talking_server(talker)) as server:
         page.open(server.url)
         page.ask(f"{ENDLESS} goes on.")
         page.driver.find_element("css selector", ".hear").click()
@@ -196,7 +196,7 @@ def test_a_long_reading_is_stopped(page: Page, talker: FakeTalker) -> None:
 
 
 def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalker) -> None:
-    with talking_server(talker, chats=["another"], talkers=2) as server:
+    with page.visiting(talking_server(talker, chats=["another"], talkers=2)) as server:
         page.open(server.url)
         page.click("aloud")
         pick(page, "chat-model", "another")
@@ -215,14 +215,14 @@ def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalke
         page.click("say")
         page.wait_for("!document.getElementById('download').hidden")
         assert talker.requests[-1].model == "talker"
-    with talking_server(talker) as server:
+    with page.visiting(talking_server(talker)) as server:
         page.open(server.url)
         assert not page.js("[...document.querySelectorAll('.picker')].some((picker) => picker.checkVisibility())")
         assert page.text("#see-model").startswith("tiny")
 
 
 def test_kept_voices_say_which_model_they_are_of(page: Page, talker: FakeTalker) -> None:
-    with talking_server(talker, talkers=2) as server:
+    with page.visiting(talking_server(talker, talkers=2)) as server:
         latents = {"reference": np.zeros((2, 4, 2), np.float32)}
         for name, encoder in (("mine", "x"), ("old", "another")):
             server.context.voices.add(
@@ -481,11 +481,12 @@ def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
     page.wait_for("document.getElementById('state').dataset.good === 'false'")
     assert page.text("#state") == "The server cannot be reached. Is it still running?"
+    page.driver.get("about:blank")  # it looks for the server again and again
     assert page.complaints()  # the browser's own note of the refused connection
 
 
 def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
-    with running_server() as server:
+    with page.visiting(running_server()) as server:
         page.open(server.url)
         page.driver.execute_script(SENT)
         bring(page, "paste", "drawn.png", "image/png", encoded(picture(56, 56), "PNG"))
@@ -527,7 +528,7 @@ def idle(url: str) -> bool:
 
 
 def test_a_key_is_asked_for_and_stays_in_the_tab(page: Page, tmp_path: Path) -> None:
-    with served("--api-key", "the-key", HOME=str(tmp_path)) as server:
+    with page.visiting(served("--api-key", "the-key", HOME=str(tmp_path))) as server:
         page.load(server.url)
         page.wait_for("document.getElementById('key-dialog').open")
         assert page.text("#key-problem") == "This server asks for a key."

@@ -30,7 +30,8 @@ def only(pid: int, supervisor: int) -> Iterator[None]:
     others = [other for other in api_pids(supervisor) if other != pid]
     try:
         for other in others:
-            stand_still(other)
+            with contextlib.suppress(ProcessLookupError):  # it was killed a moment ago
+                stand_still(other)
         yield
     finally:
         for other in others:

@@ -1,12 +1,15 @@
-"""Ports for servers under test."""
+"""A port where nobody listens."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-def free_port() -> int:
-    """A TCP port of loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """A TCP port of loopback that refuses who connects. It stays bound until the end, so that nobody else gets it."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        yield int(nobody.getsockname()[1])

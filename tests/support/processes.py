@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.waiting import wait
+from tests.support.waiting import GENEROUS, wait
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("-m", "service.cli")
@@ -21,7 +21,7 @@ START_SECONDS = 480.0
 
 
 def stand_still(pid: int) -> None:
-    """SIGSTOP, and all its threads have stopped: the signal alone says nothing of when."""
+    """SIGSTOP, and all its threads have stopped or ended: the signal alone says nothing of when."""
     os.kill(pid, signal.SIGSTOP)
     wait(lambda: _is_stopped(pid), what="it has stopped")
 
@@ -31,7 +31,7 @@ def _is_stopped(pid: int) -> bool:
         stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:
         return False  # One of its threads ended meanwhile.
-    return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+    return all(stat.rpartition(")")[2].split()[0] in "TZX" for stat in stats)
 
 
 class ServerProcess:
@@ -49,7 +49,8 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            message = str(json.loads(line).get("message", "")) if line.startswith("{") else ""
+            # Long lines of several processes may run into each other; this one does not.
+            message = str(json.loads(line)["message"]) if '"message": "ready at ' in line else ""
             if message.startswith("ready at "):
                 self.url = message.removeprefix("ready at ")
                 self._ready.set()
@@ -58,14 +59,14 @@ class ServerProcess:
     def wait_ready(self) -> None:
         assert self._ready.wait(START_SECONDS) and self.url, "".join(self.log)
 
-    def stop(self, sig: int = signal.SIGTERM, seconds: float = 60) -> int:
+    def stop(self, sig: int = signal.SIGTERM, seconds: float = GENEROUS) -> int:
         """The exit status after a signal."""
         self.process.send_signal(sig)
         try:
             return self.process.wait(seconds)
         finally:
             self.process.kill()
-            self._reader.join(60)
+            self._reader.join(GENEROUS)
 
 
 @contextmanager

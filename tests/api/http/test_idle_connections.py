@@ -13,6 +13,7 @@ from service.api.http.connections import possible_connections
 from service.server import server_config
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS
 
 
 def on_loop(server: RunningServer, step: Any) -> Any:
@@ -25,7 +26,7 @@ def on_loop(server: RunningServer, step: Any) -> Any:
         done.set()
 
     server.loop.call_soon_threadsafe(call)
-    assert done.wait(60)
+    assert done.wait(GENEROUS)
     return result[0]
 
 
@@ -86,7 +87,7 @@ def test_those_at_work_do_not() -> None:
                 assert read_to_end(third) == b""
             assert on_loop(server, lambda: server.context.engine.in_flight) == 2
             assert first and second
-        server.wait_idle(60)
+        server.wait_idle()
 
 
 @pytest.mark.parametrize("limit", [1024, 30, 1])
@@ -104,7 +105,7 @@ def test_a_server_has_no_more_connections_than_descriptors(monkeypatch: pytest.M
                 pass
             with connect(server) as second:
                 assert read_to_end(second) == b""
-        server.wait_idle(60)
+        server.wait_idle()
 
 
 def test_answers_of_a_server_that_drains_are_the_last_of_their_connections() -> None:
@@ -137,7 +138,7 @@ def test_a_request_under_way_to_a_closing_connection_is_answered(monkeypatch: py
 
         monkeypatch.setattr(connections.BoundedConnection, "shutdown", shutdown)
         server.server.should_exit = True
-        assert begun.wait(60)
+        assert begun.wait(GENEROUS)
         connection.sendall(GET_HEALTH)
         answer = read_answer(connection)
         assert (answer.status, answer.headers["connection"]) == (200, "close")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ def talker() -> Catalog:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    gc.collect()  # or asyncio complains later of what other tests left
     with caplog.at_level(logging.INFO):
         yield caplog
 

@@ -17,6 +17,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.catalog import EMBEDDED, load_catalog
+from service.link.config import Channel, EngineConfig
 from service.link.supervisor import InlineLink
 from service.settings import load_settings
 from tests.api.speech.test_speech import clip, data_url
@@ -273,9 +274,9 @@ async def test_silence_ends_the_session_and_frees_its_stream(
     brief = server.context.settings.model_copy(update={"speech_idle": 1.0})
     monkeypatch.setattr(server.context, "settings", brief)
     async with session(server) as socket:
-        await tell(socket, "session.config", **config())
-        await tell(socket, "input.text", text="Hello there. And")
         with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await tell(socket, "session.config", **config())
+            await tell(socket, "input.text", text="Hello there. And")
             while True:
                 await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle")
@@ -302,8 +303,12 @@ async def freed(server: RunningServer) -> None:
 
 
 async def test_keys_are_asked_for(tmp_path: Path) -> None:
+    def never_ready(config: EngineConfig, channel: Channel) -> None:
+        channel.receive(None)
+
     flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "api_key": ("secret",), "max_running": 1}
-    with running_server(load_catalog(load_settings(flags)), InlineLink, wait=False, **flags) as running:
+    catalog = load_catalog(load_settings(flags))
+    with running_server(catalog, lambda config: InlineLink(config, never_ready), wait=False, **flags) as running:
         with pytest.raises(websockets.InvalidStatus):
             async with session(running):
                 pass
