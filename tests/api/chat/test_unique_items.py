@@ -43,9 +43,10 @@ def test_exactly_the_arrays_without_repetition_fit(schema: dict[str, Any]) -> No
     check_grammar(grammar)
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
     values = ["red", "green", "blue", 1, True, None]
-    for length in range(5):
-        for array in map(list, itertools.product(values, repeat=length)):
-            assert accepts(grammar, json.dumps(array)) == validator.is_valid(array), array
+    arrays = [list(array) for length in range(4) for array in itertools.product(values, repeat=length)]
+    arrays += [list(array) for array in itertools.combinations([*values, "red"], 4)]
+    for array in arrays:
+        assert accepts(grammar, json.dumps(array)) == validator.is_valid(array), array
 
 
 @pytest.mark.parametrize(
