@@ -198,7 +198,7 @@ def parts() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         directory = make(CHAT, Path(folder))
         catalog = load_catalog(load_settings({"model": (str(directory),), "load_format": "random"}))
-    processor: ChatProcessor = catalog.models[0].chat_processor
+        processor: ChatProcessor = catalog.models[0].chat_processor  # read from the directory at first use
     body = msgspec.json.encode(_chat_bodies(8, 224, 20, 1)[0])
     jpeg = picture(np.random.default_rng(0), 224, 224)
     payload_text = base64.b64encode(jpeg).decode()
