@@ -50,7 +50,9 @@ def advance_length(state: State, slots: Tensor, rows: SlotRows) -> None:
     state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
 
 
-def with_prompts(state: State, slots: Tensor, steps: Tensor, lm: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+def with_prompt_vectors(
+    state: State, slots: Tensor, steps: Tensor, lm: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
     """Hidden vectors [rows, H] each of the rows' next patches: those of the prompt for rows in step 0, which have no
     patch yet, and otherwise lm and residual, computed from the last patch. steps [rows]."""
     first = (steps == 0)[:, None]

@@ -23,7 +23,7 @@ from models.protocol import RESULT_FLAGS, Bucket, BufferSpec
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State, draw_of, step_inputs, with_prompts
+from models.voxcpm2.rows import State, draw_of, step_inputs, with_prompt_vectors
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -68,7 +68,7 @@ class DecodeStep:
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
-        lm, residual = with_prompts(self.state, slots, rows.steps, *hidden)
+        lm, residual = with_prompt_vectors(self.state, slots, rows.steps, *hidden)
         return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
 
 

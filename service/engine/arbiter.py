@@ -63,7 +63,7 @@ class Arbiter:
         self._waiting_since.pop(worker.name, None)
         for other in self._workers:
             if other is not worker:
-                other.take(seconds)
+                other.others_launched(seconds)
 
     def _allowance(self, worker: ModelWorker, now: float, backlog: float) -> float:
         others = (other.slack(now) for other in self._workers if other is not worker)

@@ -155,7 +155,7 @@ class ModelWorker(Protocol):
         and nobody who waits for the first audio waits longer."""
         ...
 
-    def take(self, seconds: float) -> None:
+    def others_launched(self, seconds: float) -> None:
         """Another worker launched work of so many predicted seconds."""
         ...
 

@@ -46,7 +46,7 @@ class FakeWorker:
     def can_wait(self, now: float, seconds: float) -> bool:
         return seconds <= self.patience
 
-    def take(self, seconds: float) -> None:
+    def others_launched(self, seconds: float) -> None:
         self.taken += seconds
 
     def oldest_launch(self) -> float | None:

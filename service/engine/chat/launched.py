@@ -108,7 +108,7 @@ class InFlight:
     def __init__(self) -> None:
         self._steps: deque[InFlightStep] = deque()
         self._last_read_at = -math.inf
-        self.behind_others = False
+        self._behind_others = False
         """Whether another model launched after the last step or pass here."""
 
     def __len__(self) -> int:
@@ -140,12 +140,18 @@ class InFlight:
 
     def add(self, step: InFlightStep) -> None:
         """Adds a step, or an encoder pass, whose results arrive before those of a held step."""
-        step.alone, self.behind_others = not self.behind_others, False
+        step.alone, self._behind_others = not self._behind_others, False
         if (held := self.held) is None:
             self._steps.append(step)
         else:
             held.alone = False
             self._steps.insert(len(self._steps) - 1, step)
+
+    def others_launched(self) -> None:
+        """Another model launched: behind the last step here, or between the layers of a held one and its sampling."""
+        self._behind_others = True
+        if (held := self.held) is not None:
+            held.alone = False
 
     def take(self, now: float) -> tuple[InFlightStep, float]:
         """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since

@@ -145,8 +145,8 @@ class ChatWorker:
     def can_wait(self, now: float, seconds: float) -> bool:
         return True
 
-    def take(self, seconds: float) -> None:
-        self._in_flight.behind_others = True
+    def others_launched(self, seconds: float) -> None:
+        self._in_flight.others_launched()
         self._pacing.take(len(self._scheduler.rows.slots), seconds)
 
     def due(self) -> bool:

@@ -239,7 +239,7 @@ class SpeechWorker:
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
-    def take(self, seconds: float) -> None:
+    def others_launched(self, seconds: float) -> None:
         """Playback decides what goes first, not what others launched."""
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:

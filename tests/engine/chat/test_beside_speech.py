@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.engine.arbiter import Arbiter
+from service.engine.chat.launched import InFlight, InFlightStep
 from service.engine.worker import Control
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
@@ -47,7 +48,7 @@ class EndlessSpeech:
     def can_wait(self, now: float, seconds: float) -> bool:
         return not self.silence
 
-    def take(self, seconds: float) -> None: ...
+    def others_launched(self, seconds: float) -> None: ...
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         self._until = self._engine.now = self._engine.now + SPEECH
@@ -128,15 +129,31 @@ def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 4 * 7
 
 
-def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps() -> None:
+def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400)
     engine.streams(3)
-    before = engine.worker._pacing.decode_seconds(3)
+    learned: list[str] = []
+    monkeypatch.setattr(engine.worker._pacing, "observe", lambda kind, *rest: learned.append(kind))
+    for _ in range(8):
+        engine.turn()
+    assert set(learned) == {"decode"}
     engine.share()
+    while "speech" not in engine.kinds():
+        engine.turn()
+    engine.launched, learned[:] = [], []
     for _ in range(40):
         engine.turn()
     assert engine.kinds().count("speech") >= 19 and engine.kinds().count("step") >= 19
-    assert engine.worker._pacing.decode_seconds(3) == pytest.approx(before)
+    assert not learned
+
+
+def test_a_held_step_between_whose_parts_another_model_launches_has_no_duration_of_its_own() -> None:
+    in_flight = InFlight()
+    held = InFlightStep("decode", 1, "replay", 0.0, 0.0, DECODE, None)
+    in_flight.add(held)
+    assert held.alone
+    in_flight.others_launched()
+    assert not held.alone
 
 
 def test_rows_that_end_leave_nothing_due() -> None:

@@ -90,13 +90,28 @@ def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
     assert first.times.encoder is None
 
 
+def launches(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The steps that will be launched, in order."""
+    launched: list[Step] = []
+    scheduler = rig.worker._scheduler
+    launch = scheduler.launch
+
+    def spy(step: Step, start: float) -> None:
+        launched.append(step)
+        launch(step, start)
+
+    monkeypatch.setattr(scheduler, "launch", spy)
+    return launched
+
+
 @pytest.mark.parametrize(
     ("graphs", "tail"), [(True, True), (True, False), (False, True)], ids=["replayed", "replayed without tail", "eager"]
 )
-def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool) -> None:
+def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All modes in one worker, arriving one after the other, with the recorded noise."""
     rig = WorkerRig(golden.model(), golden.processor(), graphs=graphs)
     rig.first_patches_in_rows(lambda: not tail)
+    launched = launches(rig, monkeypatch)
     heard = rig.run({i: [golden_request(mode)] for i, mode in enumerate(golden.MODES)})
     expected = golden.expected()
     for mode in golden.MODES:
@@ -111,6 +126,7 @@ def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool) -> None:
     steps = [event.labels for event in rig.observations.drain() if event.name == "steps_total"]
     routes = {(labels["kind"], labels["route"]) for labels in steps}
     # The longer prompts are prefilled eagerly, and those have a tail.
+    assert any(not step.tail for step in launched) == (graphs and not tail)
     assert {kind for kind, route in routes if route == "replay"} == (
         {"prefill", "tail", "decode", "vae"} if graphs else set()
     )
@@ -536,15 +552,17 @@ EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_fr
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS, lot=st.randoms())
+@given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS, seed=st.integers(0, 99))
 def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
     rig: WorkerRig,
     alone: dict[str, Heard],
     arrivals: list[int],
     events: list[tuple[int, int, str]],
-    lot: random.Random,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig.first_patches_in_rows(lambda: lot.random() < 0.5)
+    lot = random.Random(seed)
+    monkeypatch.setattr(rig.worker._scheduler, "_tail_is_worse", lambda chunks: lot.random() < 0.5)
     requests = streams(6)
     script: dict[int, list[Request | Control]] = defaultdict(list)
     for one, turn in zip(requests, arrivals, strict=True):
