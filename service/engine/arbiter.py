@@ -6,7 +6,9 @@ launches a step; if a launch of a worker with even less slack is still running, 
 over for long may launch its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows
 all models down instead of starving those without live listeners.
 
-A worker that put work off for launches of others is due: until it has launched, the others wait if they can.
+A worker that put work off for launches of others is due: until it has launched, the others wait if they can. So does
+a worker that is ahead, whose clients all have enough for `AHEAD`, while clients of another one wait: up to
+`AHEAD_SHARE`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from service.engine.worker import ModelWorker
 
 SHARE = 0.1
 """Share of the GPU's time that is reserved for a worker that is passed over."""
+AHEAD_SHARE = 0.25
+"""The same of one that is ahead."""
+AHEAD = 1.0
+"""Seconds."""
 PATIENCE = 1.0
 """Seconds. No worker is passed over for longer, however long its launch would take."""
 
@@ -43,7 +49,14 @@ class Arbiter:
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
         backlog = sum(worker.backlog(now) for worker in self._workers)
-        ready = [worker for worker in ready if not self._lets_pass(worker, now, backlog) or self._overdue(worker, now)]
+        passing = [worker for worker in ready if self._lets_pass(worker, now, backlog)]
+        pressing = [worker for worker in ready if worker not in passing]
+        yield from self._order(pressing, now, backlog)
+        if all(worker in passing or worker.oldest_launch() is None for worker in self._workers):
+            yield from self._order(passing, now, backlog)  # The others have nothing that can be launched yet.
+
+    def _order(self, ready: Sequence[ModelWorker], now: float, backlog: float) -> Iterator[Turn]:
+        """Turns of these workers, which have work."""
         if not ready:
             return
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
@@ -70,14 +83,18 @@ class Arbiter:
         return min(others, default=math.inf) - backlog
 
     def _lets_pass(self, worker: ModelWorker, now: float, backlog: float) -> bool:
-        """Whether it waits for another worker that is due. One that has nothing to launch now will have soon, when its
-        launches have finished."""
-        due = [other for other in self._workers if other is not worker and other.due()]
-        coming = [other for other in due if other.has_work() or other.oldest_launch() is not None]
-        if not coming or worker.due():
+        """Whether it waits for another worker. One that has nothing to launch now will have soon, when its launches have
+        finished."""
+        others = [other for other in self._workers if other is not worker]
+        coming = [other for other in others if other.has_work() or other.oldest_launch() is not None]
+        ahead = worker.can_wait(now, AHEAD) and any(not other.can_wait(now, AHEAD) for other in coming)
+        if ahead and not self._overdue(worker, now, AHEAD_SHARE):
+            return True
+        due = [other for other in coming if other.due()]
+        if not due or worker.due() or self._overdue(worker, now):
             return False
-        return worker.can_wait(now, backlog + sum(other.least() for other in coming))
+        return worker.can_wait(now, backlog + sum(other.least() for other in due))
 
-    def _overdue(self, worker: ModelWorker, now: float) -> bool:
+    def _overdue(self, worker: ModelWorker, now: float, share: float = SHARE) -> bool:
         waited = now - self._waiting_since[worker.name]
-        return waited > PATIENCE or waited * SHARE > worker.least()
+        return waited > PATIENCE or waited * share > worker.least()

@@ -34,6 +34,9 @@ WARM_TOKENS = 1024
 WARM_SEQUENCES = 32
 """Warm-up runs eager prefills up to these sizes. Larger ones use the same kernels."""
 
+UNNOTICED = 0.1
+"""Seconds by which a token, or audio that nobody listens to yet, may be late."""
+
 Request = ChatRequest | SpeechRequest | EncodeReference
 Control = SpeechAppend | Abort | Pause
 
@@ -151,8 +154,9 @@ class ModelWorker(Protocol):
         ...
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        """Whether its next launch may come so many seconds later without a listener noticing: nobody's audio runs out,
-        and nobody who waits for the first audio waits longer."""
+        """Whether its next launch may come so many seconds later without a client noticing: nobody's audio runs out,
+        nobody who waits for the first audio waits longer, and whoever waits for anything else does for at most
+        UNNOTICED."""
         ...
 
     def others_launched(self, seconds: float) -> None:

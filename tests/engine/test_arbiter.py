@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.arbiter import SHARE, Arbiter
-from service.engine.worker import ModelWorker
+from service.engine.arbiter import AHEAD, AHEAD_SHARE, SHARE, Arbiter
+from service.engine.worker import UNNOTICED, ModelWorker
 
 
 @dataclass
@@ -24,8 +25,9 @@ class FakeWorker:
     work: bool = True
     waiting: float = 0.0
     wants_next: bool = False
-    patience: float = math.inf
+    patience: float = UNNOTICED
     taken: float = 0.0
+    stuck: bool = False
     launches: list[float] = field(default_factory=list)
 
     def has_work(self) -> bool:
@@ -53,7 +55,7 @@ class FakeWorker:
         return 0.0 if self.waiting else None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
-        if (self.cost > allowance and not must) or not self.work:
+        if (self.cost > allowance and not must) or not self.work or self.stuck:
             return False
         self.launches.append(now)
         self.deadline += self.gain
@@ -160,6 +162,37 @@ def test_two_that_are_due_take_turns_and_who_waited_for_long_goes_anyway() -> No
     for turn in range(100):
         assert both.launch(1.0 + 0.01 * turn)
     assert len(a.launches) == pytest.approx(3 + 100 * SHARE, abs=3)
+
+
+def chat_and_speech(audio: float, **fields: Any) -> tuple[FakeWorker, FakeWorker, Launcher]:
+    """Clients wait for tokens; listeners have so many seconds of audio."""
+    chat = FakeWorker("chat", 0.002, patience=UNNOTICED, **fields)
+    speech = FakeWorker("speech", 0.01, deadline=100.0, patience=audio)
+    return chat, speech, arbiter(chat, speech)
+
+
+@pytest.mark.parametrize(("audio", "share"), [(AHEAD - 0.1, 0.01 / 0.012), (AHEAD + 0.1, AHEAD_SHARE)])
+def test_who_is_ahead_gives_way_but_for_its_share(audio: float, share: float) -> None:
+    _, speech, both = chat_and_speech(audio)
+    now = 0.0
+    while now < 10:
+        launches = len(speech.launches)
+        assert both.launch(now)
+        now += speech.cost if len(speech.launches) > launches else 0.002
+    assert len(speech.launches) * speech.cost / now == pytest.approx(share, rel=0.25)
+
+
+def test_who_is_ahead_waits_for_a_next_launch_of_the_other_but_not_for_nothing() -> None:
+    _, speech, both = chat_and_speech(5.0, work=False, waiting=0.001)
+    assert not both.launch(0.0) and not speech.launches
+    _, speech, both = chat_and_speech(5.0, work=False)
+    assert both.launch(0.0) and speech.launches
+
+
+def test_who_has_work_that_cannot_be_launched_yet_keeps_nobody_waiting() -> None:
+    """A chat request whose grammar is being built."""
+    _, speech, both = chat_and_speech(5.0, stuck=True)
+    assert both.launch(0.0) and speech.launches
 
 
 def test_overload_slows_everybody_and_starves_nobody() -> None:

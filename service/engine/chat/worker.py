@@ -32,7 +32,7 @@ from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure, q
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
-from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
+from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.runner import GraphRunner
 from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs
 
@@ -143,7 +143,7 @@ class ChatWorker:
         return self._pacing.least(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        return True
+        return seconds <= UNNOTICED
 
     def others_launched(self, seconds: float) -> None:
         self._in_flight.others_launched()

@@ -31,7 +31,7 @@ from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
-from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
+from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 from service.link.messages import (
@@ -235,8 +235,12 @@ class SpeechWorker:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        step = self._plan(now)
+        step, scheduler = self._plan(now), self._scheduler
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
+        if seconds > UNNOTICED:
+            streams = (*scheduler.running, *scheduler.waiting)
+            if len(self._references) or not all(stream.live for stream in streams):
+                return False
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
     def others_launched(self, seconds: float) -> None:

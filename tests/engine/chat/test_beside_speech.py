@@ -21,7 +21,8 @@ PASS = PATCH * 48
 
 
 class EndlessSpeech:
-    """Has a step to launch at all times. Its listeners have audio for long, unless one waits in silence."""
+    """Has a step to launch at all times. Its listeners have audio for half a second, unless one waits in silence or all
+    are ahead."""
 
     name = "speech"
 
@@ -29,6 +30,7 @@ class EndlessSpeech:
         self._engine = engine
         self._until = 0.0
         self.silence = False
+        self.ahead = False
 
     def has_work(self) -> bool:
         return True
@@ -46,7 +48,7 @@ class EndlessSpeech:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        return not self.silence
+        return not self.silence and (seconds < 0.5 or self.ahead)
 
     def others_launched(self, seconds: float) -> None: ...
 
@@ -127,6 +129,23 @@ def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     assert all("speech" in gap for gap in gaps)
     with_pass = [index for index, gap in enumerate(gaps) if "encode" in gap]
     assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 4 * 7
+
+
+def test_speech_that_is_ahead_takes_a_quarter_of_the_time() -> None:
+    engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
+    engine.speech.ahead = True
+    prompt = pictures(engine, 8)
+    gaps = between_tokens(engine.kinds())
+    assert sum("speech" in gap for gap in gaps) <= 1 + 0.25 * (engine.now - 1000) / SPEECH
+    assert max(engine.gaps) <= TARGET
+    began, engine.launched = engine.now, []
+    for _ in range(80):
+        engine.turn()
+    share = engine.kinds().count("speech") * SPEECH / (engine.now - began)
+    assert 0.15 < share < 0.3
+    engine.engine._arbiter = Arbiter([engine.worker])
+    engine.run()
+    assert engine.tokens("pictures") == alone(prompt)
 
 
 def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
             capture_all=True,
         )
         rig.first_patches_in_rows(lambda: not tail)
+        rig.observations.drain()  # Of captures and of measuring costs, which run tails.
         arrivals, a_turn = streams(count), 1 + count // 8
         heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
     assert len(heard) == count
