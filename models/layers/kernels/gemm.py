@@ -94,8 +94,9 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Many rows: activations in e4m3, too, where tensor cores multiply it."""
+    rows = x.numel() // x.shape[-1]
     fits = x.dtype == torch.bfloat16 and e4m3.has_e4m3() and e4m3.takes(weight) and weight.shape[0] % 16 == 0
-    return Way("eight_bit") if fits and x.numel() else None
+    return Way("eight_bit") if fits and rows > _MOST_STREAMED_E4M3 else None
 
 
 RULES: Mapping[Kind, tuple[Rule, ...]] = {

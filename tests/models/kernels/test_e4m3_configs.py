@@ -88,6 +88,13 @@ def test_what_kernels_do_not_take_is_dequantised(here: Gpu, inputs: int, outputs
     assert gemm.way_of("plain", *operands(8, inputs, outputs, dtype)).kernel == "cublas"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [2, 64])
+def test_activations_of_few_rows_are_never_in_eight_bits(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
+    """Not even where the outputs are of no width that tiles take."""
+    assert gemm.way_of(kind, *operands(rows, 128, 96)).kernel == "cublas"
+
+
 def test_vectors_fill_the_gpu(here: Gpu) -> None:
     for inputs, outputs in ((4096, 2048), (4096, 151_936)):
         blocks = e4m3_blocks(inputs, outputs)
