@@ -83,8 +83,8 @@ class Arbiter:
         return min(others, default=math.inf) - backlog
 
     def _lets_pass(self, worker: ModelWorker, now: float, backlog: float) -> bool:
-        """Whether it waits for another worker. One that has nothing to launch now will have soon, when its launches have
-        finished."""
+        """Whether it waits for another worker. One that has nothing to launch now will have soon, when what it launched
+        has run."""
         others = [other for other in self._workers if other is not worker]
         coming = [other for other in others if other.has_work() or other.oldest_launch() is not None]
         ahead = worker.can_wait(now, AHEAD) and any(not other.can_wait(now, AHEAD) for other in coming)

@@ -48,7 +48,11 @@ def shortfall(offered: Bucket, needed: Bucket) -> str | None:
 
 
 def fits(offered: Bucket, needed: Bucket) -> bool:
-    return shortfall(offered, needed) is None
+    """Whether there is no shortfall, without words."""
+    exact = EXACT in offered
+    return offered.keys() - {EXACT} == needed.keys() and all(
+        size == offered[name] if exact else size <= offered[name] for name, size in needed.items()
+    )
 
 
 def fills(bucket: Bucket, needed: Bucket) -> bool:

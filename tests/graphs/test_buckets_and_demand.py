@@ -39,6 +39,13 @@ def test_an_exact_bucket_holds_its_own_sizes_only() -> None:
     assert not fits(exact, {"patches": 1024})
 
 
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=4), st.booleans())
+def test_a_bucket_holds_what_it_does_not_fall_short_of(numbers: list[int], exact: bool) -> None:
+    offered, needed = {"rows": numbers[0], "tokens": numbers[1]}, {"rows": numbers[2], "tokens": numbers[3]}
+    offered |= {EXACT: 1} if exact else {}
+    assert fits(offered, needed) == (shortfall(offered, needed) is None)
+
+
 @given(st.integers(1, 400))
 def test_batch_sizes_waste_at_most_half_and_little_when_large(largest: int) -> None:
     bucket_list = row_buckets(largest)

@@ -26,8 +26,11 @@ class SpeechCosts:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Kind, int], dict[int, tuple[float, float]]] = {}
+        self._estimates: dict[tuple[Kind, int, int, float], float] = {}
+        """Of what was measured so far: the next step is chosen from hundreds of them."""
 
     def observe(self, kind: Kind, solver_steps: int, size: int, seconds: float) -> None:
+        self._estimates.clear()
         sizes = self._seen.setdefault((kind, solver_steps), {})
         if size not in sizes:
             sizes[size] = (seconds, seconds / 8)
@@ -45,6 +48,13 @@ class SpeechCosts:
         return self._estimate(kind, solver_steps, size, _DEVIATIONS)
 
     def _estimate(self, kind: Kind, solver_steps: int, size: int, deviations: float) -> float:
+        key = kind, solver_steps, size, deviations
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            estimate = self._estimates[key] = self._interpolated(*key)
+        return estimate
+
+    def _interpolated(self, kind: Kind, solver_steps: int, size: int, deviations: float) -> float:
         if size == 0:
             return 0.0
         seen = self._seen.get((kind, solver_steps)) or self._nearest_steps(kind, solver_steps)

@@ -5,8 +5,10 @@ left. It knows neither the queue nor the clock; the scheduler uses it and decide
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from models.protocol import Bucket
@@ -14,9 +16,9 @@ from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.prefill import (
     FindCapturedBucket,
     PrefillChunk,
+    PrefillSize,
     eager_prefill,
     replayed_prefill,
-    required_prefill,
 )
 from service.engine.speech.stream import Stream
 
@@ -26,6 +28,16 @@ _LEAST_RETRY = 1.0
 _LENGTH_WEIGHT = 0.05
 _FULL = 0.95
 """From this share of the most rows per second that any bucket gives, each row of a step costs its share of the time."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that wait, grouped about as the scheduler groups them. seconds: of all passes before the last; last: what
+    that holds; captured: whether it would be replayed."""
+
+    seconds: float = 0.0
+    last: PrefillSize = field(default_factory=PrefillSize)
+    captured: bool = False
 
 
 class Forecast:
@@ -65,36 +77,35 @@ class Forecast:
         bucket = self._bucket(rows)
         return self.costs.bound("decode", solver_steps, bucket) + self.costs.bound("vae", 0, bucket)
 
-    def prefill(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
-        """Expected seconds until the next step, of a pass over chunks and decode rows with one tail for each number of
-        solver steps."""
-        return self._chunks(chunks, decodes, bound=False)
+    def prefill(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
+        """Expected seconds until the next step, of a pass over prompt chunks and decode rows with one tail for each
+        number of solver steps."""
+        return self._pass(size, decodes, bound=False)
 
-    def prompts(self, chunks: Sequence[PrefillChunk]) -> float:
+    def prompts(self, size: PrefillSize) -> float:
         """Expected seconds of a pass over chunks alone, without a tail."""
-        tokens = sum(chunk.length for chunk in chunks)
-        return self._pass(tokens, self.captured_bucket(chunks), Counter(), bound=False)
+        return self.prefill(replace(size, emitting={}))
 
-    def prefill_bound(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
+    def prefill_bound(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
         """Seconds until the audio of such a pass; rarely exceeded."""
-        return self._chunks(chunks, decodes, bound=True)
+        return self._pass(size, decodes, bound=True)
 
-    def captured_bucket(self, chunks: Sequence[PrefillChunk]) -> Bucket | None:
+    def captured_bucket(self, size: PrefillSize) -> Bucket | None:
         """Bucket of the captured graph that would replay a pass over chunks alone."""
-        required = required_prefill(chunks)
-        return None if required is None else self._captured(required)
+        return None if (required := size.required) is None else self._captured(required)
 
     def replayable(self, tokens: int, audio: int) -> bool:
         """Whether a whole prompt of these sizes in a pass of its own would be replayed."""
         required = {"tokens": tokens, "audio": audio, "sequences": 1}
         return tokens <= self._prefill_tokens and self._captured(required) is not None
 
-    def joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
+    def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
         eager one."""
-        if len(chunks) >= self.buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
+        if size.sequences >= self.buckets[-1] or size.tokens + chunk.length > self._prefill_tokens:
             return False
-        return self.prefill([*chunks, chunk]) < self.prefill(chunks) + self.prefill([chunk])
+        alone = self.prefill(PrefillSize.of([chunk]))
+        return self.prefill(size.with_chunk(chunk)) < self.prefill(size) + alone
 
     def tail_is_worse(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
@@ -108,23 +119,18 @@ class Forecast:
 
     def _bucket(self, rows: int) -> int:
         """Smallest bucket that holds `rows`; 0 for none."""
-        if rows == 0:
-            return 0
-        return next((bucket for bucket in self.buckets if bucket >= rows), self.buckets[-1])
+        return self.buckets[min(bisect_left(self.buckets, rows), len(self.buckets) - 1)] if rows else 0
 
-    def _chunks(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream], *, bound: bool) -> float:
-        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
-        emitting.update(stream.solver_steps for stream in decodes)
-        tokens = sum(chunk.length for chunk in chunks) + len(decodes)
-        return self._pass(tokens, None if decodes else self.captured_bucket(chunks), emitting, bound=bound)
-
-    def _pass(self, tokens: int, capture: Bucket | None, emitting: Counter[int], *, bound: bool) -> float:
+    def _pass(self, size: PrefillSize, decodes: Sequence[Stream], *, bound: bool) -> float:
+        emitting: Mapping[int, int] = size.emitting
+        if decodes:
+            emitting = Counter(emitting) + Counter(stream.solver_steps for stream in decodes)
+        capture = None if decodes else self.captured_bucket(size)
+        kind, length = eager_prefill(size.tokens + len(decodes)) if capture is None else replayed_prefill(capture)
         of = self.costs.bound if bound else self.costs.mean
-        kind, size = eager_prefill(tokens) if capture is None else replayed_prefill(capture)
-        cost = of(kind, 0, size) + sum(
-            of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items()
-        )
-        codec = of("vae", 0, self._bucket(emitting.total()))
+        tails = (of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items())
+        cost = of(kind, 0, length) + sum(tails)
+        codec = of("vae", 0, self._bucket(sum(emitting.values())))
         return cost + codec if bound else self._with_codec(cost, codec)
 
     def _with_codec(self, step: float, codec: float) -> float:
@@ -139,9 +145,9 @@ class Forecast:
         Listeners at higher speed need more steps: some with the fastest rows alone, then with the next fastest, and so
         on.
         """
-        speeds: defaultdict[int, Counter[float]] = defaultdict(Counter)
-        for stream in live:
-            speeds[stream.solver_steps][stream.playback.speed] += 1
+        speeds: defaultdict[int, dict[float, int]] = defaultdict(dict)
+        for (solver_steps, speed), count in Counter((one.solver_steps, one.playback.speed) for one in live).items():
+            speeds[solver_steps][speed] = count
         seconds = 0.0
         for solver_steps, counts in speeds.items():
             rows, falling = 0, sorted(counts, reverse=True)
@@ -155,31 +161,25 @@ class Forecast:
         full, rest = divmod(rows, self.buckets[-1])
         return full * self.decode(solver_steps, self.buckets[-1]) + self.decode(solver_steps, rest)
 
-    def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
-        """Seconds until the first audio of a stream that has a slot: the running step, then the prefills `ahead` and
-        its own in the share of time that `load` leaves, then the codec."""
+    def first_audio(self, solver_steps: int, prompts: Prompts, running: int, load: float) -> float:
+        """Seconds until the first audio of a stream that has a slot: the running step, then the prefills of `prompts`,
+        its own among them, in the share of time that `load` leaves, then the codec."""
         largest = min(max(1, running), self.buckets[-1])
-        under_way = self.decode(stream.solver_steps, largest) if running else 0.0
+        under_way = self.decode(solver_steps, largest) if running else 0.0
         codec = self.costs.mean("vae", 0, self.buckets[0]) if self._codec_beside else 0.0
-        return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load) + codec
+        return under_way + self.seconds_of(prompts) / max(_LEAST_IDLE, 1.0 - load) + codec
 
-    def _prompts(self, streams: Sequence[Stream]) -> float:
-        """Expected seconds to prefill what is left of their prompts, grouped about as the scheduler groups them."""
-        total = 0.0
-        tokens, audio, emitting = 0, 0, Counter[int]()
-        capture: Bucket | None = None
-        for stream in streams:
-            count = emitting.total()
-            left, patches = stream.prompt_left, stream.prompt_audio
-            more = {"tokens": tokens + left, "audio": audio + patches, "sequences": count + 1}
-            joint = self._captured(more)
-            if count and (more["tokens"] > self._prefill_tokens or (joint is None and capture is not None)):
-                total += self._pass(tokens, capture, emitting, bound=False)
-                tokens, audio, emitting = 0, 0, Counter()
-                joint = self._captured({"tokens": left, "audio": patches, "sequences": 1})
-            tokens, audio, capture = tokens + left, audio + patches, joint
-            emitting[stream.solver_steps] += 1
-        return total + self._pass(tokens, capture, emitting, bound=False)
+    def with_prompt(self, prompts: Prompts, stream: Stream) -> Prompts:
+        """The prompts and, behind them, what is left of a stream's."""
+        last = prompts.last.with_chunk(PrefillChunk(stream, stream.prefilled, stream.prompt_left))
+        captured = self.captured_bucket(last) is not None
+        if prompts.last.sequences and (last.tokens > self._prefill_tokens or (prompts.captured and not captured)):
+            return self.with_prompt(Prompts(self.seconds_of(prompts)), stream)
+        return Prompts(prompts.seconds, last, captured)
+
+    def seconds_of(self, prompts: Prompts) -> float:
+        """Expected seconds to prefill them."""
+        return prompts.seconds + (self.prefill(prompts.last) if prompts.last.sequences else 0.0)
 
     def room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
         """Seconds until enough of the running streams are expected to have ended for `slots` and `pages` more."""

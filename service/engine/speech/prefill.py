@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from models.protocol import Bucket
 from service.engine.speech.costs import Kind
@@ -32,16 +32,39 @@ FindCapturedBucket = Callable[[Bucket], Bucket | None]
 """Bucket of the captured graph that would replay a prefill of these sizes; None when it would run eagerly."""
 
 
-def required_prefill(chunks: Sequence[PrefillChunk]) -> Bucket | None:
-    """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step); None if a chunk has
-    cached context."""
-    if any(chunk.start for chunk in chunks):
-        return None
-    return {
-        "tokens": sum(chunk.length for chunk in chunks),
-        "audio": sum(chunk.audio for chunk in chunks),
-        "sequences": len(chunks),
-    }
+@dataclass(frozen=True)
+class PrefillSize:
+    """What the bucket and the cost of a pass over prompt chunks depend on.
+
+    cached: whether a chunk has cached context. emitting: number of prompts that end, by solver steps.
+    """
+
+    tokens: int = 0
+    audio: int = 0
+    sequences: int = 0
+    cached: bool = False
+    emitting: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(chunks: Iterable[PrefillChunk]) -> PrefillSize:
+        size = PrefillSize()
+        for chunk in chunks:
+            size = size.with_chunk(chunk)
+        return size
+
+    def with_chunk(self, chunk: PrefillChunk) -> PrefillSize:
+        emitting = self.emitting
+        if chunk.last:
+            solver_steps = chunk.stream.solver_steps
+            emitting = {**emitting, solver_steps: emitting.get(solver_steps, 0) + 1}
+        tokens, audio = self.tokens + chunk.length, self.audio + chunk.audio
+        return PrefillSize(tokens, audio, self.sequences + 1, self.cached or chunk.start > 0, emitting)
+
+    @property
+    def required(self) -> Bucket | None:
+        """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step); None with cached
+        context."""
+        return None if self.cached else {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
 
 
 def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:

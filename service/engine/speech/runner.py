@@ -33,7 +33,7 @@ from service.engine.speech.plans import (
     slots_of,
     slots_plan,
 )
-from service.engine.speech.prefill import PrefillChunk, eager_prefill, replayed_prefill, required_prefill
+from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_prefill, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.steps import Steps, make_runner
 from service.engine.worker import WorkerContext
@@ -192,7 +192,7 @@ class SpeechRunner:
 
         Raises PrefillError when the pass failed: the decode rows are unchanged.
         """
-        required = required_prefill([chunk for chunk, _ in chunks])
+        required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
         steps = self._steps_of(adapters)
         graph = None if required is None or decodes else steps.prefill.graph_for(required)

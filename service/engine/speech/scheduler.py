@@ -14,40 +14,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.decode_rows import choose_rows, most_urgent
-from service.engine.speech.forecast import Forecast
-from service.engine.speech.prefill import PrefillChunk
+from service.engine.speech.forecast import Forecast, Prompts
+from service.engine.speech.policy import Policy
+from service.engine.speech.prefill import PrefillChunk, PrefillSize
 from service.engine.speech.stream import Phase, Stream
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Limits set by the operator and by the hardware.
-
-    buckets: ascending batch sizes; the last is the largest batch.
-    first_audio_target: seconds after which a listener without audio counts as waiting in silence.
-    refuse_after: seconds; a request whose first audio is predicted to come later is refused.
-    max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
-    guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: streams with more slack than this come after streams without a live listener.
-    """
-
-    buckets: tuple[int, ...]
-    max_streams: int
-    patch_seconds: float
-    max_waiting: int = 256
-    first_audio_target: float = 2.0
-    refuse_after: float = 2.0
-    max_load: float = 0.8
-    guard: float = 0.02
-    far_ahead: float = 2.0
-    prefill_tokens: int = 2048
-    min_chunk: int = 64
 
 
 @dataclass(frozen=True)
@@ -90,6 +67,8 @@ class SpeechScheduler:
         self._running: list[Stream] = []
         self._prefill_before = 0.0
         """Expected seconds of the step that was launched last if it held prompts, else 0."""
+        self._prompts_ahead: Prompts | None = None
+        """Prompts of all live streams, until one of them changes otherwise than by a new one behind them."""
 
     @property
     def waiting(self) -> Sequence[Stream]:
@@ -116,13 +95,15 @@ class SpeechScheduler:
                     f"{len(self._live())} streams use {load:.0%} of real time with this one",
                     self.forecast.next_finish(self._running),
                 )
-            predicted = self.predict_first_audio(stream)
+            prompts = self._prompts_with(stream)
+            predicted = self._first_audio(stream, prompts)
             if (self._running or self._waiting) and predicted > policy.refuse_after:
                 return Refusal(
                     "first_audio",
                     f"first audio is predicted after {predicted:.2f} s, the target is {policy.refuse_after:g} s",
                     max(1.0, predicted - policy.refuse_after),
                 )
+            self._prompts_ahead = prompts
         self._waiting.append(stream)
         return None
 
@@ -136,8 +117,18 @@ class SpeechScheduler:
 
     def predict_first_audio(self, stream: Stream) -> float:
         """Seconds from now to the first audio of a live stream submitted now."""
-        ahead = [other for other in self._live() if other.prompt_left]
-        delay = self.forecast.first_audio(stream, ahead, len(self._running), self.load())
+        return self._first_audio(stream, self._prompts_with(stream))
+
+    def _prompts_with(self, stream: Stream) -> Prompts:
+        """Prompts of the live streams, and that of a new one behind them."""
+        prompts = self._prompts_ahead
+        if prompts is None:
+            prompts = reduce(self.forecast.with_prompt, (one for one in self._live() if one.prompt_left), Prompts())
+            self._prompts_ahead = prompts
+        return self.forecast.with_prompt(prompts, stream)
+
+    def _first_audio(self, stream: Stream, prompts: Prompts) -> float:
+        delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self._running), self.load())
         return delay + self._wait_for_room(stream)
 
     def _wait_for_room(self, stream: Stream) -> float:
@@ -189,7 +180,7 @@ class SpeechScheduler:
         return (
             self._prefill_before > 0
             and many
-            and (prefill is None or self.forecast.captured_bucket(2 * prefill.prefills) is not None)
+            and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
             and not any(stream in slacks for stream in candidates)
             and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
         )
@@ -197,6 +188,8 @@ class SpeechScheduler:
     def launch(self, step: Step, start: float) -> None:
         """Updates the streams of a step that is launched on a GPU free at `start`."""
         self._prefill_before = step.predicted if step.prefills else 0.0
+        if step.prefills:
+            self._prompts_ahead = None
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
                 self._admit(chunk.stream)
@@ -249,7 +242,7 @@ class SpeechScheduler:
         audio has run out delays only prefills of streams that are less late.
         """
         policy = self.policy
-        chunks: list[PrefillChunk] = []
+        chunks, size = list[PrefillChunk](), PrefillSize()
         # After the prefill, each listener's next patch is a step away.
         rounds = self._round_bound(slacks)
         for stream in candidates:
@@ -261,22 +254,22 @@ class SpeechScheduler:
             whole = stream.prefilled == 0 and self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio)
             # The rest of a split prompt runs eagerly, so a prompt that can be replayed whole is not split.
             least = stream.prompt_left if whole else policy.min_chunk
-            length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
+            length = min(stream.prompt_left, policy.prefill_tokens - size.tokens)
             if length < stream.prompt_left and whole:
                 break
             forced = stream in slacks and own <= budget + policy.guard
-            while length > 0 and not forced and self._grown_bound(chunks, stream, length) + rounds > budget:
+            while length > 0 and not forced and self._grown_bound(size, stream, length) + rounds > budget:
                 length = length // 2 if length // 2 >= least else 0
             chunk = PrefillChunk(stream, stream.prefilled, length)
-            if length <= 0 or (chunks and not self.forecast.joins(chunks, chunk)):
+            if length <= 0 or (chunks and not self.forecast.joins(size, chunk)):
                 break
-            chunks.append(chunk)
+            chunks, size = [*chunks, chunk], size.with_chunk(chunk)
         if not chunks:
             return None
         return self._with_decode_rows(chunks, slacks)
 
-    def _grown_bound(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int) -> float:
-        return self.forecast.prefill_bound([*chunks, PrefillChunk(stream, stream.prefilled, length)])
+    def _grown_bound(self, size: PrefillSize, stream: Stream, length: int) -> float:
+        return self.forecast.prefill_bound(size.with_chunk(PrefillChunk(stream, stream.prefilled, length)))
 
     def _round_bound(self, slacks: dict[Stream, float]) -> float:
         """Seconds that one step of every listener who is decoding rarely exceeds."""
@@ -289,20 +282,21 @@ class SpeechScheduler:
 
         A replayed prefill takes none: it is short, and the rows run in a full batch after it.
         """
-        if self.forecast.captured_bucket(chunks) is not None:
+        size = PrefillSize.of(chunks)
+        if self.forecast.captured_bucket(size) is not None:
             if self._tail_is_worse(chunks):
-                return Step(tuple(chunks), (), self.forecast.prompts(chunks), tail=False)
-            return Step(tuple(chunks), (), self.forecast.prefill(chunks))
-        alone, bound = self.forecast.prefill_bound(chunks), self.forecast.decode_bound
+                return Step(tuple(chunks), (), self.forecast.prompts(size), tail=False)
+            return Step(tuple(chunks), (), self.forecast.prefill(size))
+        alone, bound = self.forecast.prefill_bound(size), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
         room = self.policy.buckets[-1] - len(chunks)
         soon = [s for s in ready if slacks[s] < alone + 2 * bound(s.solver_steps, len(ready))][:room]
         for count in range(len(soon), 0, -1):
-            cost = self.forecast.prefill_bound(chunks, soon[:count])
+            cost = self.forecast.prefill_bound(size, soon[:count])
             if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
                 decodes = tuple(soon[:count])
-                return Step(tuple(chunks), decodes, self.forecast.prefill(chunks, decodes))
-        return Step(tuple(chunks), (), self.forecast.prefill(chunks))
+                return Step(tuple(chunks), decodes, self.forecast.prefill(size, decodes))
+        return Step(tuple(chunks), (), self.forecast.prefill(size))
 
     def _tail_is_worse(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether the first patches of these prompts had better be rows of the next decode step."""
@@ -371,6 +365,7 @@ class SpeechScheduler:
         stream.prefilled = 0 if self.forecast.replayable(prompt_tokens, prompt_audio) else cached
         stream.launched = 0
         stream.phase = Phase.PREFILL
+        self._prompts_ahead = None
 
     def end_segment(self, stream: Stream, patches: int) -> None:
         """Ends the current segment after `patches` patches; rows launched later were overrun rows."""
@@ -382,6 +377,8 @@ class SpeechScheduler:
 
     def release(self, stream: Stream) -> None:
         """Forgets a stream; its slot and pages are free. The caller must make sure that no launched step uses them."""
+        if stream.prompt_left:
+            self._prompts_ahead = None
         if stream.phase is Phase.WAITING:
             self._waiting.remove(stream)
             return

@@ -26,10 +26,11 @@ from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.plans import slot_state
+from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
-from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
+from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.buckets import chosen_buckets, row_buckets

@@ -11,8 +11,9 @@ from typing import Protocol
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, replayed_prefill, required_prefill
-from service.engine.speech.scheduler import Policy, Refusal, SpeechScheduler, Step
+from service.engine.speech.policy import Policy
+from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, PrefillSize, replayed_prefill
+from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -173,7 +174,7 @@ class Simulation:
         if not step.prefills:
             total += sum(mean("decode", steps, self.bucket(count)) for steps, count in rows.items())
         else:
-            required = None if step.decodes else required_prefill(step.prefills)
+            required = None if step.decodes else PrefillSize.of(step.prefills).required
             bucket = None if required is None else self.captured(required)
             tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
             kind, size = ("prefill", tokens) if bucket is None else replayed_prefill(bucket)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk
-from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
+from service.engine.speech.policy import Policy
+from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize
+from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 from tests.engine.speech.simulator import (
     BUCKETS,
@@ -66,14 +67,12 @@ def test_a_codec_beside_the_next_step_takes_no_time_of_the_steps_but_delays_thei
     assert between.forecast.decode(10, 8) == pytest.approx(decode + vae)
     assert beside.forecast.decode(10, 8) == pytest.approx(decode)
     assert beside.forecast.decode_bound(10, 8) == between.forecast.decode_bound(10, 8)
-    prompt = [PrefillChunk(stream(), 0, 40)]
+    prompt = PrefillSize.of([PrefillChunk(stream(), 0, 40)])
     one = MEASURED["vae"][1]
     assert between.forecast.prefill(prompt) - beside.forecast.prefill(prompt) == pytest.approx(one)
     assert beside.forecast.prefill_bound(prompt) == between.forecast.prefill_bound(prompt)
-    alone = stream()
-    assert beside.forecast.first_audio(alone, [], 0, 0.0) == pytest.approx(
-        between.forecast.first_audio(alone, [], 0, 0.0)
-    )
+    first_audio = [one.predict_first_audio(stream()) for one in (between, beside)]
+    assert first_audio[0] == pytest.approx(first_audio[1])
 
 
 def stream(name: str = "new", *, live: bool = True, prompt: int = 40, arrival: float = 0.0, steps: int = 10) -> Stream:
@@ -393,6 +392,54 @@ def test_the_prediction_of_first_audio_is_close() -> None:
         simulation.scheduler.submit = spy  # type: ignore[method-assign]
         actual = max(simulation.run().first_audio[16:])
         assert actual / 2 < predicted[-1] < actual * 2
+
+
+def test_every_measurement_counts_in_the_next_estimate() -> None:
+    costs = measured_costs()
+    before = costs.mean("decode", 10, 12), costs.bound("decode", 10, 12), costs.mean("tail", 10, 12)
+    costs.observe("decode", 10, 16, 1.0)
+    assert costs.mean("decode", 10, 12) > before[0] and costs.bound("decode", 10, 12) > before[1]
+    assert costs.mean("tail", 10, 12) == before[2]
+
+
+def test_the_prompts_ahead_are_known_without_counting_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst costs the same for each of its requests: what is kept is what counting anew would find, also behind
+    prompts that were split, that ended, or whose requests left."""
+    lot = random.Random(5)
+    trace = [
+        Arrival(
+            lot.random() * 2,
+            lot.randint(1, 20),
+            lot.choice([20, 40, 900, 3000]),
+            lot.choice([0, 20]),
+            lot.random() < 0.8,
+        )
+        for _ in range(300)
+    ]
+    simulation = Simulation(trace, captured=replayed)
+    scheduler, submit, kept = simulation.scheduler, simulation.scheduler.submit, list[bool]()
+
+    def spy(one: Stream) -> Refusal | None:
+        for left in [other for other in scheduler.waiting if lot.random() < 0.02]:
+            scheduler.release(left)
+        known, found = scheduler._prompts_ahead, scheduler.predict_first_audio(one)
+        scheduler._prompts_ahead = None
+        assert scheduler.predict_first_audio(one) == pytest.approx(found)
+        scheduler._prompts_ahead = known
+        kept.append(known is not None)
+        return submit(one)
+
+    monkeypatch.setattr(scheduler, "submit", spy)
+    simulation.run()
+    assert len(kept) == 300 and 0.2 < sum(kept) / 300 < 0.95
+
+
+def test_the_prompt_of_a_next_segment_is_ahead_of_new_streams() -> None:
+    sched = scheduler(captured=replayed)
+    playing(sched, 1, slack=1.0)
+    before = sched.predict_first_audio(stream())
+    sched.begin_segment(sched.running[0], 900, 0, 100)
+    assert sched.predict_first_audio(stream()) > before + 0.003
 
 
 def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
