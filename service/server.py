@@ -65,6 +65,10 @@ class Server(uvicorn.Server):
         self.context = context
         self._accepting = asyncio.Event()
 
+    def num_connections(self) -> int:
+        """Open connections."""
+        return len(self.server_state.connections)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.context.draining:
             self.force_exit = self.should_exit = True

@@ -27,7 +27,6 @@ from service.api.request_stream import EngineError
 from service.children import wait_for_end_of_parent
 from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, FollowedEngine
-from service.listener import Listener
 from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
@@ -50,6 +49,7 @@ from service.processes.control import (
     Transcript,
     Wake,
 )
+from service.processes.shared_listener import CONNECTIONS, SharedListener
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
 from service.settings import Settings, SettingsError
@@ -165,7 +165,7 @@ def attached_engines(
 
 async def serve(config: ApiConfig) -> int:
     """Serves until a signal; returns the exit status."""
-    for inherited in (config.listener, config.control, config.usage, config.loads):
+    for inherited in config.inherited:
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
     followed = [FollowedEngine() for _ in range(config.engines)]
@@ -207,7 +207,8 @@ async def serve(config: ApiConfig) -> int:
 
     tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.report_alive())]
     try:
-        await server.serve([Listener(fileno=config.listener)])
+        table = UsageTable(config.connections, config.processes, (CONNECTIONS,))
+        await server.serve([SharedListener(config.listener, server.num_connections, table.row(config.index))])
     finally:
         for task in tasks:
             task.cancel()

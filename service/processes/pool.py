@@ -39,6 +39,7 @@ from service.processes.control import (
     Wake,
 )
 from service.processes.engines import EngineProcesses
+from service.processes.shared_listener import CONNECTIONS
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 
 log = logging.getLogger("reprise")
@@ -96,10 +97,12 @@ class ApiProcesses:
         """Timeouts by whether a process accepts connections."""
         self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
         self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
+        self._connections = UsageTable.make_file(template.processes, (CONNECTIONS,))
         self._tables = (
             UsageTable(self._usage.fileno(), template.processes, WORK_KINDS),
             UsageTable(self._loads.fileno(), template.processes, engine_kinds(template.engines)),
         )
+        self._open = UsageTable(self._connections.fileno(), template.processes, (CONNECTIONS,))
         self._transcripts = Transcripts()
         self._metrics = metrics
         self._engines = engines
@@ -222,6 +225,7 @@ class ApiProcesses:
             control=theirs.fileno(),
             usage=self._usage.fileno(),
             loads=self._loads.fileno(),
+            connections=self._connections.fileno(),
         )
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         try:
@@ -229,7 +233,7 @@ class ApiProcesses:
                 *python_command("service.processes.api_process"),
                 env=python_environment(),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(config.listener, config.control, config.usage, config.loads),
+                pass_fds=config.inherited,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which tells them to drain
             )
         except OSError as error:  # e.g. out of memory: a later start may succeed
@@ -269,7 +273,7 @@ class ApiProcesses:
         if member.collected is not None and not member.collected.done():
             member.collected.set_result(None)
         self._ended = merged([self._ended, lasting(member.families)])
-        for table in self._tables:
+        for table in (*self._tables, self._open):
             table.clear(index)
         self._not_dozing.discard(member.peer)
         self._changed.set()

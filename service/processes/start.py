@@ -40,8 +40,8 @@ class ModelStart(msgspec.Struct, frozen=True):
 
 
 class ApiConfig(msgspec.Struct, frozen=True):
-    """What an API process needs to know at its start. listener, control, usage and loads are inherited file
-    descriptors."""
+    """What an API process needs to know at its start. listener, control, usage, loads and connections are inherited
+    file descriptors."""
 
     index: int
     """From 0; a process that replaces another one takes over its index."""
@@ -57,11 +57,18 @@ class ApiConfig(msgspec.Struct, frozen=True):
     """The table of admitted work (WORK_KINDS)."""
     loads: int
     """The table of requests in flight at each engine."""
+    connections: int
+    """The table of open connections."""
     engines: int
     """Number of engines."""
     log_format: Literal["text", "json"]
     settings: dict[str, Any]
     models: tuple[ModelStart, ...]
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The file descriptors."""
+        return (self.listener, self.control, self.usage, self.loads, self.connections)
 
     def line(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

@@ -57,6 +57,7 @@ class Supervisor:
             control=-1,
             usage=-1,
             loads=-1,
+            connections=-1,
             engines=len(starts),
             log_format=log_format,
             settings=plain_settings(settings),

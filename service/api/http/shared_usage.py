@@ -64,6 +64,11 @@ class UsageRow:
     def num_bytes(self) -> Counter[str]:
         return self._others(1)
 
+    def least(self, kind: str) -> int:
+        """Least number of requests of any process that has told one, this one among them."""
+        told = self._table[:, self._kinds[kind]]
+        return int(told[told[:, 2] > 0, 0].min())
+
     def _others(self, of: int) -> Counter[str]:
         totals = self._table[:, :, of].sum(axis=0) - self._table[self._process, :, of]
         return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
