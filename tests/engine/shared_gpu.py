@@ -1,5 +1,6 @@
 """Chat and speech on one GPU in virtual time: the engine's loop, the arbiter, the chat worker and speech's scheduler
-are real. Launches take as long as those of Qwen2-VL-2B and VoxCPM2 on an H100, one after the other; nothing is computed.
+are real. Launches take as long as those of Qwen2-VL-2B and VoxCPM2 on an H100, one after the other, and compute
+nothing.
 
 Results arrive while later launches run, as on a GPU, so two of each model may be in flight. The clock moves when the
 engine waits, and by HOST for each launch and each reading of results. The miniature's context is short, so that a token
