@@ -6,9 +6,8 @@ launches a step; if a launch of a worker with even less slack is still running, 
 over for long may launch its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows
 all models down instead of starving those without live listeners.
 
-A worker that put work off for launches of others is due: until it has launched, the others wait if they can. So does
-a worker that is ahead, whose clients all have enough for `AHEAD`, while clients of another one wait: up to
-`AHEAD_SHARE`.
+A worker that put work off for launches of others is due: until it has launched, the others wait if they can. A worker
+is ahead if all its clients can wait for `AHEAD`: it gives way to one whose clients cannot, but for `AHEAD_SHARE`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SHARE = 0.1
 AHEAD_SHARE = 0.25
 """The same of one that is ahead."""
 AHEAD = 1.0
-"""Seconds."""
+"""Seconds for which the clients of a worker that is ahead can wait, such as listeners with so much audio in hand."""
 PATIENCE = 1.0
 """Seconds. No worker is passed over for longer, however long its launch would take."""
 
