@@ -14,7 +14,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,10 +161,10 @@ class Talker:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
+        if seconds > UNNOTICED and not self.scheduler.all_hear:
+            return False
         step = self._plan()
-        streams: Sequence[Stream] = () if step is None else step.emitting
-        if seconds > UNNOTICED:
-            streams = (*self.scheduler.running, *self.scheduler.waiting)
+        streams = () if step is None else step.emitting
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
     def others_launched(self, seconds: float) -> None: ...

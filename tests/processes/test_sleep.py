@@ -166,7 +166,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
     monkeypatch.setattr(engines_module, "shared_link", shared_link)
     starts = [EngineStart(config, None) for config in configs]
     engine_processes = EngineProcesses(starts, settings, metrics, {"tiny": "chat"}, announce)
-    template = ApiConfig(0, processes, "", -1, -1, -1, -1, engines, "text", plain_settings(settings), ())
+    template = ApiConfig(0, processes, "", -1, -1, -1, -1, -1, engines, "text", plain_settings(settings), ())
     pool = ApiProcesses(
         template,
         metrics,
@@ -217,6 +217,7 @@ async def _join(made: Rig, index: int, flags: dict[str, Any]) -> Member:
         -1,
         -1,
         pool._loads.fileno(),
+        -1,
         pool._template.engines,
         "text",
         {},

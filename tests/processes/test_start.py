@@ -17,7 +17,7 @@ SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api
 
 def started(settings: Settings, catalog: Catalog) -> ApiConfig:
     values, models = plain_settings(settings), model_starts(catalog.models)
-    line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, 6, 1, "json", values, models).line()
+    line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, 6, 7, 1, "json", values, models).line()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     return msgspec.json.decode(line, type=ApiConfig)
 

@@ -78,6 +78,11 @@ class SpeechScheduler:
     def running(self) -> Sequence[Stream]:
         return self._running
 
+    @property
+    def all_hear(self) -> bool:
+        """Whether every stream has a listener who has begun to hear it."""
+        return all(stream.live and not stream.waits_for_first_audio for stream in (*self._running, *self._waiting))
+
     # Admission
 
     def submit(self, stream: Stream) -> Refusal | None:

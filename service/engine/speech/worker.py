@@ -236,12 +236,10 @@ class SpeechWorker:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        step, scheduler = self._plan(now), self._scheduler
+        if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_hear):
+            return False
+        step = self._plan(now)
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
-        if seconds > UNNOTICED:
-            streams = (*scheduler.running, *scheduler.waiting)
-            if len(self._references) or not all(stream.live for stream in streams):
-                return False
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
     def others_launched(self, seconds: float) -> None:
