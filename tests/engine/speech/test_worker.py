@@ -90,6 +90,27 @@ def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
     assert first.times.encoder is None
 
 
+def test_other_models_may_go_first_for_long_if_all_hear_and_have_audio_in_hand() -> None:
+    clock = [100.0]
+    rig = WorkerRig(golden.model(), golden.processor(), clock=lambda: clock[0])
+    worker = rig.worker
+    worker.submit(request("live", segment(TEXTS[0], 40, 40), arrival=clock[0]))
+    assert not worker.can_wait(clock[0], 1.0)
+    while len(rig.heard["live"].patches) < 12:
+        assert rig.turn()
+    assert worker.can_wait(clock[0], 1.0) and not worker.can_wait(clock[0], 10.0)
+    assert not worker.can_wait(clock[0] + 1.5, 1.0)
+    for waiting in (
+        request("in silence", arrival=clock[0]),
+        request("download", live=False, arrival=clock[0]),
+        EncodeReference("clip", "tts", np.zeros(4000, np.float32), "right", clock[0]),
+    ):
+        worker.submit(waiting)
+        assert not worker.can_wait(clock[0], 1.0)
+        worker.control(Abort(waiting.request_id))
+        assert worker.can_wait(clock[0], 1.0)
+
+
 def launches(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The steps that will be launched, in order."""
     launched: list[Step] = []
