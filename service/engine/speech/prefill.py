@@ -47,12 +47,14 @@ class PrefillSize:
 
     @staticmethod
     def of(chunks: Iterable[PrefillChunk]) -> PrefillSize:
+        """Of one pass over these chunks."""
         size = PrefillSize()
         for chunk in chunks:
             size = size.with_chunk(chunk)
         return size
 
     def with_chunk(self, chunk: PrefillChunk) -> PrefillSize:
+        """Of the pass with one more chunk."""
         emitting = self.emitting
         if chunk.last:
             solver_steps = chunk.stream.solver_steps
