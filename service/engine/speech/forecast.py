@@ -26,8 +26,8 @@ _LEAST_IDLE = 0.1
 """Share of the GPU that prefills are assumed to get at least, however many streams are heard."""
 _LEAST_RETRY = 1.0
 _LENGTH_WEIGHT = 0.05
-_FULL = 0.95
-"""From this share of the most rows per second that any bucket gives, each row of a step costs its share of the time."""
+_SATURATED = 0.8
+"""A step with this share of the seconds of two steps of half its rows gains little by its size."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,27 @@ class Forecast:
         alone = self.prefill(PrefillSize.of([chunk]))
         return self.prefill(size.with_chunk(chunk)) < self.prefill(size) + alone
 
+    def saturates(self, decodable: Iterable[Stream]) -> bool:
+        """Whether a decode step of all of them with some number of solver steps takes nearly as long as two of half of
+        these: then more rows hardly cost less each, and a launch for a few costs all others its time."""
+        groups = Counter(stream.solver_steps for stream in decodable)
+        return any(self._saturated(solver_steps, rows) for solver_steps, rows in groups.items())
+
+    def _saturated(self, solver_steps: int, rows: int) -> bool:
+        bucket = self._bucket(rows)
+        if bucket < 2:
+            return False
+        return self.decode(solver_steps, bucket) >= _SATURATED * 2 * self.decode(solver_steps, bucket // 2)
+
     def tail_is_worse(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
         tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
         time than the first patches wait."""
-        rates = {bucket: bucket / self.decode(solver_steps, bucket) for bucket in self.buckets}
-        rate = rates.get(self._bucket(rows), 0.0)
-        if rate < _FULL * max(rates.values()):
+        if not self._saturated(solver_steps, rows):
             return False
-        return count / rate < self.costs.mean("tail", solver_steps, self._bucket(count))
+        bucket = self._bucket(rows)
+        a_row = self.decode(solver_steps, bucket) / bucket
+        return count * a_row < self.costs.mean("tail", solver_steps, self._bucket(count))
 
     def _bucket(self, rows: int) -> int:
         """Smallest bucket that holds `rows`; 0 for none."""

@@ -178,13 +178,12 @@ class SpeechScheduler:
     def _collects_prompts(
         self, candidates: Sequence[Stream], prefill: Step | None, slacks: Mapping[Stream, float]
     ) -> bool:
-        """With many decode rows waiting, a decode step runs between two prefills, so that the second holds more
-        prompts, unless as many again as `prefill` holds now would not fit. A prefill of one costs nearly as much as one
-        of several. An eager one includes decode rows instead (`_with_decode_rows`)."""
-        many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
+        """Where decode steps are saturated, one runs between two prefills, so that the second holds more prompts,
+        unless as many again as `prefill` holds now would not fit. A prefill of one costs nearly as much as one of
+        several. An eager one includes decode rows instead (`_with_decode_rows`)."""
         return (
             self._prefill_before > 0
-            and many
+            and self.forecast.saturates(stream for stream in self._running if stream.decodable)
             and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
             and not any(stream in slacks for stream in candidates)
             and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])

@@ -264,35 +264,6 @@ def test_what_is_cached_of_a_prompt_is_computed_again_where_that_is_a_replay() -
         assert speaker.prefilled == prefilled
 
 
-def test_under_load_a_decode_step_lets_prompts_gather() -> None:
-    sched = scheduler(captured=replayed)
-    playing(sched, 40, slack=1.0)
-    prompts: list[int] = []
-    for index in range(4):
-        sched.submit(stream(f"new {index}", arrival=100.0))
-        step = sched.next_step(100.0)
-        assert step is not None and bool(step.prefills) != bool(step.decodes)
-        sched.launch(step, 100.0)
-        prompts.append(len(step.prefills))
-    assert prompts == [0, 2, 0, 2]
-
-
-def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them() -> None:
-    """16 fit a prefill, so that 15 have nothing to gain from a decode step before it, and 8 have."""
-    for crowd, steps in ((47, [(16, 0), (16, 0), (15, 0), (0, 32)]), (40, [(16, 0), (16, 0), (0, 32), (8, 0)])):
-        sched = scheduler(streams=128, captured=replayed)
-        playing(sched, 32, slack=1.0)
-        for index in range(crowd):
-            sched.submit(stream(f"new {index}", arrival=100.0))
-        found = []
-        for _ in steps:
-            step = sched.next_step(100.0)
-            assert step is not None
-            sched.launch(step, 100.0)
-            found.append((len(step.prefills), len(step.decodes)))
-        assert [(prefills, min(decodes, 32)) for prefills, decodes in found] == steps
-
-
 def fused(rows: int, steps: int = 10) -> SpeechScheduler:
     """On the measured costs of the fused kernels, with `rows` listeners who have a second of audio ahead. A decode step
     was launched last."""
@@ -303,6 +274,37 @@ def fused(rows: int, steps: int = 10) -> SpeechScheduler:
     if step := sched.next_step(100.0):
         sched.launch(step, 100.0)
     return sched
+
+
+@pytest.mark.parametrize(
+    ("rows", "gathered"), [(128, [1, 0, 2, 0, 2]), (32, [1, 1, 1, 1, 1])], ids=["full steps", "steps with room"]
+)
+def test_where_steps_are_full_one_of_them_lets_prompts_gather(rows: int, gathered: list[int]) -> None:
+    sched = fused(rows)
+    prompts: list[int] = []
+    for index in range(5):
+        sched.submit(stream(f"new {index}", arrival=100.0))
+        step = sched.next_step(100.0)
+        assert step is not None and bool(step.prefills) != bool(step.decodes)
+        sched.launch(step, 100.0)
+        prompts.append(len(step.prefills))
+    assert prompts == gathered
+
+
+def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 fit a prefill, so that 15 have nothing to gain from a decode step before it, and 8 have."""
+    monkeypatch.setattr(SpeechScheduler, "_tail_is_worse", lambda self, chunks: False)
+    for crowd, steps in ((47, [16, 16, 15, 0]), (40, [16, 16, 0, 8])):
+        sched = fused(128)
+        for index in range(crowd):
+            sched.submit(stream(f"new {index}", arrival=100.0))
+        found = []
+        for _ in steps:
+            step = sched.next_step(100.0)
+            assert step is not None and bool(step.prefills) != bool(step.decodes)
+            sched.launch(step, 100.0)
+            found.append(len(step.prefills))
+        assert found == steps
 
 
 def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None:
@@ -320,7 +322,7 @@ def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None
 
 
 def test_first_patches_are_rows_of_the_next_step_where_that_is_full() -> None:
-    sched = fused(64)
+    sched = fused(128)
     new = [stream(f"new {index}", live=bool(index), arrival=100.0) for index in range(3)]
     for one in new:
         sched.submit(one)
@@ -336,7 +338,9 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_full() -> None:
         assert not any(each.waits_for_first_patch for each in one)
 
 
-@pytest.mark.parametrize(("rows", "steps"), [(0, 10), (16, 10), (64, 4)], ids=["none", "few", "other solver steps"])
+@pytest.mark.parametrize(
+    ("rows", "steps"), [(0, 10), (16, 10), (64, 10), (128, 4)], ids=["none", "few", "not full", "other solver steps"]
+)
 def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
     sched = fused(rows, steps)
     sched.submit(new := stream(arrival=100.0))
@@ -345,7 +349,7 @@ def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
 
 
 def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
-    sched = fused(64)
+    sched = fused(128)
     sched.submit(paused := stream("paused", arrival=100.0))
     prefill = sched.next_step(100.0)
     assert prefill is not None and not prefill.tail
