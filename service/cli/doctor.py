@@ -25,7 +25,7 @@ from service.settings import Settings, SettingsError, load_settings, unknown_var
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
-ENCODERS = ("libmp3lame", "libopus", "aac", "flac")
+ENCODERS = ("libopus", "aac", "flac")
 DESCRIPTORS_PER_CONNECTION = 1.25
 
 
@@ -188,7 +188,7 @@ def _no_cuda(built_for: str | None) -> Finding:
 
 
 def _codecs() -> Finding:
-    """Speech is encoded, and videos are decoded, by the FFmpeg inside PyAV."""
+    """Speech but for MP3 is encoded, and videos are decoded, by the FFmpeg inside PyAV."""
     import av
 
     missing = [name for name in ENCODERS if name not in av.codecs_available]

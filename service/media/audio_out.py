@@ -1,4 +1,4 @@
-"""Samples -> encoded audio, as it is made: the six response formats of /v1/audio/speech, through PyAV."""
+"""Samples -> encoded audio, as it is made: the six response formats of /v1/audio/speech, through LAME and PyAV."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from models.errors import InputError
 
 if TYPE_CHECKING:
     from service.media.ffmpeg_audio import Codec, TempoAndRate
+    from service.media.lame import Mp3
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
 # The codec delay is a fixed number of samples: at lower rates it is more than 100 ms.
 MP3_RATES = ALL_RATES[:6]
 AAC_RATES = ALL_RATES[:4]
+LAME = "lame"
+"""A codec of its own (service.media.lame), not FFmpeg's."""
 
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """codec and container are FFmpeg's names; empty for raw samples. rates: supported sample rates."""
+    """codec and container are FFmpeg's names but for LAME; empty for raw samples. rates: supported sample rates."""
 
     content_type: str
     rates: tuple[int, ...]
@@ -37,17 +40,7 @@ class AudioFormat:
 
 
 FORMATS = {
-    # No Xing header: it would be written at the front when the stream ends. No bit reservoir: frames would depend on
-    # later ones, 40 to 100 ms of them. LAME's level 7 leaves out its model of hearing and takes half of the time of its
-    # default, 3. With that many bits for one voice there is no more noise, and it lies in the same bands.
-    "mp3": AudioFormat(
-        "audio/mpeg",
-        MP3_RATES,
-        "libmp3lame",
-        "mp3",
-        {"reservoir": "0", "compression_level": "7"},
-        {"write_xing": "0", "id3v2_version": "0"},
-    ),
+    "mp3": AudioFormat("audio/mpeg", MP3_RATES, LAME),
     # Without page_duration (microseconds) the muxer buffers a whole second of audio.
     "opus": AudioFormat(
         "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
@@ -99,12 +92,17 @@ class StreamingEncoder:
         """Samples are only converted to integers, neither filtered nor compressed."""
         return self._unchanged and not FORMATS[self._name].codec
 
+    @property
+    def needs_ffmpeg(self) -> bool:
+        """For a filter or its codec."""
+        return not self._unchanged or FORMATS[self._name].codec not in ("", LAME)
+
     @cached_property
     def _filter(self) -> TempoAndRate | None:
         return None if self._unchanged else _tempo_and_rate(self._rate_in, self._rate_out, self._speed)
 
     @cached_property
-    def _codec(self) -> Codec | _Raw:
+    def _codec(self) -> Codec | Mp3 | _Raw:
         if FORMATS[self._name].codec:
             return _codec(FORMATS[self._name], self._rate_out)
         return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
@@ -132,7 +130,7 @@ INLINE_SAMPLES = 1 << 14
 
 
 class EncoderPool:
-    """Threads that encode outside the event loop; FFmpeg releases the interpreter lock."""
+    """Threads that encode outside the event loop; LAME and FFmpeg release the interpreter lock."""
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
@@ -141,7 +139,7 @@ class EncoderPool:
     async def prepare(self, encoder: StreamingEncoder) -> None:
         """Imports FFmpeg in a thread where an encoder of these settings needs it. What is missing is then known before
         an answer has begun, and the first audio does not wait for the import."""
-        if not encoder.copies and not self._imported:
+        if encoder.needs_ffmpeg and not self._imported:
             await asyncio.get_running_loop().run_in_executor(self._threads, _import_ffmpeg)
             self._imported = True
 
@@ -192,7 +190,11 @@ def _import_ffmpeg() -> None:
     import service.media.ffmpeg_audio  # noqa: F401
 
 
-def _codec(chosen: AudioFormat, sample_rate: int) -> Codec:
+def _codec(chosen: AudioFormat, sample_rate: int) -> Codec | Mp3:
+    if chosen.codec == LAME:
+        from service.media.lame import Mp3
+
+        return Mp3(sample_rate)
     from service.media.ffmpeg_audio import Codec
 
     return Codec(chosen.codec, chosen.container, sample_rate, chosen.codec_options, chosen.container_options)

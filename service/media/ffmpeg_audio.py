@@ -48,7 +48,7 @@ class Codec:
         self._container = av.open(self._sink, "w", format=container, options=options)
         stream = self._container.add_stream(codec, sample_rate, options=codec_options, layout="mono")
         self._stream = cast(av.AudioStream, stream)
-        if codec in ("libmp3lame", "aac"):
+        if codec == "aac":
             self._stream.bit_rate = 128_000 if sample_rate >= 32_000 else 64_000
 
     def encode(self, samples: np.ndarray) -> bytes:

@@ -8,7 +8,6 @@ import math
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 
 import av
 import numpy as np
@@ -19,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.errors import InputError
+from service.media import lame
 from service.media.audio_out import FORMATS, EncoderPool, StreamingEncoder, content_type, wav_header
 from tests.media.samples import tone
 
@@ -281,6 +281,6 @@ def test_mp3_of_speech_has_no_more_noise_than_at_lames_own_level(rate: int, monk
         return 10 * math.log10(error), noise_in_bands(heard - samples[: heard.size], samples[: heard.size], rate)
 
     ours = noise()
-    monkeypatch.setitem(FORMATS, "mp3", replace(FORMATS["mp3"], codec_options={"reservoir": "0"}))
+    monkeypatch.setattr(lame, "LEVEL", 3)
     theirs = noise()
     assert ours[0] < theirs[0] + 0.2 and ours[1] < theirs[1] + 0.2

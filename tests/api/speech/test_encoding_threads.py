@@ -13,6 +13,7 @@ from typing import Any
 import av
 import av.filter
 import httpx
+import lameenc
 import pytest
 
 from service.link.supervisor import InlineLink
@@ -41,6 +42,7 @@ def test_encoders_are_set_up_outside_the_event_loop(tmp_path: Path, monkeypatch:
         return made
 
     monkeypatch.setattr(av, "open", recorded(av.open))
+    monkeypatch.setattr(lameenc, "Encoder", recorded(lameenc.Encoder))
     monkeypatch.setattr(av.filter, "Graph", recorded(av.filter.Graph))
     talker = FakeTalker()
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
