@@ -90,7 +90,7 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.speech_http closed",
         "voxcpm nano_vllm_voxcpm",
     ),
-    Command("the same as mp3: what its encoder allows", "speech_http_mp3", "python -m benchmarks.speech_http mp3"),
+    Command("the same as mp3", "speech_http_mp3", "python -m benchmarks.speech_http mp3"),
     Command(
         "speech, highest rate with p95 of time to first audio <= 150 ms and no underrun",
         "speech_http_open",
