@@ -78,7 +78,7 @@ def test_a_gpu_that_was_hidden_is_no_fault(hidden: str, home: Path, monkeypatch:
 def test_a_ffmpeg_without_its_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(av, "codecs_available", {"aac", "flac"})
     found = finding("audio formats")
-    assert found.good is False and found.found == "without libmp3lame, libopus"
+    assert found.good is False and found.found == "without libopus"
 
 
 def test_what_is_scarce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
