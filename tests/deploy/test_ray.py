@@ -184,6 +184,7 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
 def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) -> None:
     """It had not received a byte. Ray then starts the replica anew."""
     usual = cluster.ask(tokens=4 * LONG).json()
+    cluster.wait_idle()
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(cluster.ask(tokens=4 * LONG)))
     before = cluster.metric(RUNNING)
