@@ -268,6 +268,32 @@ def test_the_server_is_importable_without_ffmpeg() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
+def test_mp3_at_the_models_rate_needs_no_ffmpeg() -> None:
+    code = (
+        "import sys, numpy; sys.modules['av'] = None\n"
+        "from service.media.audio_out import StreamingEncoder\n"
+        f"encoder = StreamingEncoder('mp3', {RATE}, {RATE})\n"
+        f"assert encoder.encode(numpy.zeros({PATCH}, numpy.float32)) and encoder.finish()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_mp3_is_encoded_with_one_call_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes the interpreter lock once, for which the threads of many streams wait."""
+    calls: list[int] = []
+    encoder = StreamingEncoder("mp3", RATE, RATE)
+    lame = encoder._codec._encoder  # type: ignore[union-attr]
+
+    class Counting:
+        def encode(self, samples: bytes) -> bytes:
+            calls.append(len(samples) // 2)
+            return bytes(lame.encode(samples))
+
+    monkeypatch.setattr(encoder._codec, "_encoder", Counting())
+    data = encoder.encode(tone(440, RATE)[:PATCH]) + encoder.encode(tone(440, RATE)[PATCH:]) + bytes(lame.flush())
+    assert calls == [PATCH, RATE - PATCH] and by_av(data, "mp3", RATE)[0].size >= RATE
+
+
 @pytest.mark.parametrize("rate", [48_000, 24_000])
 def test_mp3_of_speech_has_no_more_noise_than_at_lames_own_level(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = syllables(4.0, rate)

@@ -277,9 +277,9 @@ def fused(rows: int, steps: int = 10) -> SpeechScheduler:
 
 
 @pytest.mark.parametrize(
-    ("rows", "gathered"), [(128, [1, 0, 2, 0, 2]), (32, [1, 1, 1, 1, 1])], ids=["full steps", "steps with room"]
+    ("rows", "gathered"), [(128, [1, 0, 2, 0, 2]), (32, [1, 1, 1, 1, 1])], ids=["saturated", "not saturated"]
 )
-def test_where_steps_are_full_one_of_them_lets_prompts_gather(rows: int, gathered: list[int]) -> None:
+def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, gathered: list[int]) -> None:
     sched = fused(rows)
     prompts: list[int] = []
     for index in range(5):
@@ -321,7 +321,7 @@ def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None
     assert rows == [64, 64, 0, 128, 64]
 
 
-def test_first_patches_are_rows_of_the_next_step_where_that_is_full() -> None:
+def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> None:
     sched = fused(128)
     new = [stream(f"new {index}", live=bool(index), arrival=100.0) for index in range(3)]
     for one in new:
@@ -339,7 +339,9 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "steps"), [(0, 10), (16, 10), (64, 10), (128, 4)], ids=["none", "few", "not full", "other solver steps"]
+    ("rows", "steps"),
+    [(0, 10), (16, 10), (64, 10), (128, 4)],
+    ids=["none", "few", "not saturated", "other solver steps"],
 )
 def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
     sched = fused(rows, steps)
@@ -368,7 +370,7 @@ def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
     assert step is not None and paused in step.decodes
 
 
-def test_more_listeners_are_served_with_first_patches_in_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_listeners_are_served_with_first_patches_in_saturated_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """92 utterances of five seconds arrive each second."""
     trace = short_utterances(92, 12)
 
