@@ -147,9 +147,10 @@ class SpeechModel(Protocol):
     """A TTS model: two hidden vectors per position -> one patch of latents -> samples.
 
     Slot state: the tables of `state_specs`, each with a leading slot axis, made by the engine beside its own table
-    "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the last of the prompt audio, or
-    zeros), length (prompt positions, all of them prefilled), conditioning (hidden vectors of the last of them, as
-    `prefill` returns them), step 0, active True, seed, cfg, temperature, min_patches (the stop head counts from patch
+    "block_table" int32 [slots, max_pages], whose row is written before a slot's first prefill. Admission writes the
+    others: last_patch (the last of the prompt audio, or zeros), length (prompt positions, all of them prefilled),
+    conditioning (hidden vectors of the last of them, as `prefill` returns them), step 0, active True, seed, cfg,
+    temperature, min_patches (the stop head counts from patch
     number min_patches + 1, from 0) and max_patches. From then on the steps advance them in place. A row whose slot is
     inactive, and slot 0, change nothing and write to scratch.
 
@@ -201,13 +202,18 @@ class SpeechModel(Protocol):
         ...
 
     def prefill_step(
-        self, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
+        self,
+        state: Mapping[str, Tensor],
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        bank: LoraBank | None = None,
     ) -> Capturable:
-        """prefill of chunks without cached context, each from its prompt's first position on.
+        """prefill of chunks, with cached context or without, whose slots' block tables are written.
 
-        Bucket: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
-        prefill's plan, slot_mapping int64 [tokens] and cu_seqlens int32 [sequences + 1]; fill with 0, patch_index
-        with -1 and cu_seqlens with the number of real tokens. Output: conditioning [sequences, width].
+        Bucket: tokens; audio, the number of patches (0: for text alone, without the work of patches); sequences.
+        Buffers: those of prefill's plan, slot_mapping int64 [tokens], cu_seqlens int32 [sequences + 1], slots int64
+        and seq_lens int32 [sequences], the keys that each prompt then has; fill with 0, patch_index with -1 and
+        cu_seqlens with the number of real tokens. Output: conditioning [sequences, width].
         """
         ...
 

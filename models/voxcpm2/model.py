@@ -92,9 +92,13 @@ class VoxCPM2:
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
     def prefill_step(
-        self, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
+        self,
+        state: State,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        bank: LoraBank | None = None,
     ) -> PrefillStep:
-        return PrefillStep(_named("prefill", bank), self.prefill, caches, page_size, self.patch_shape, bank)
+        return PrefillStep(_named("prefill", bank), self.prefill, state, caches, page_size, self.patch_shape, bank)
 
     def mixed(
         self,

@@ -1,5 +1,4 @@
-"""The captured computations of VoxCPM2: the prefill of prompts without cached context, its tail, the decode step and
-the codec's step.
+"""The captured computations of VoxCPM2: the prefill, its tail, the decode step and the codec's step.
 
 All but the prefill have slot state in and slot state out; the tables are described at models.protocol.SpeechModel. A
 step may have more rows than streams: padding rows use slot 0, and a stream that has ended may appear once more. Both
@@ -80,10 +79,13 @@ class Prefill(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PrefillStep:
-    """Whole prompts, or their first chunks, packed. Padded rows belong to no sequence and write to the scratch page."""
+    """Chunks of prompts, packed, with cached context or without. Attention reads the pages of each prompt through its
+    slot's block table, and its length on the device. Padded rows belong to no sequence and write to the scratch page;
+    padded sequences have the scratch slot and no keys."""
 
     name: str
     prefill: Prefill
+    state: State
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
     patch_shape: tuple[int, int]
@@ -98,13 +100,21 @@ class PrefillStep:
             "patches": BufferSpec((bucket["audio"], *self.patch_shape), torch.float32),
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
+            "slots": BufferSpec((sequences,), torch.int64),
+            "seq_lens": BufferSpec((sequences,), torch.int32),
             "last": BufferSpec((sequences,), torch.int64),
             **lora_specs(self.bank, tokens),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch.of_new_prompts(
-            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], bucket["tokens"]
+        batch = PagedBatch(
+            caches=self.caches,
+            page_size=self.page_size,
+            slot_mapping=buffers["slot_mapping"],
+            num_decode_rows=0,
+            cu_seqlens_q=buffers["cu_seqlens"],
+            prefill_tables=self.state["block_table"].index_select(0, buffers["slots"]),
+            prefill_lens=buffers["seq_lens"],
         )
         return {"conditioning": self.prefill(buffers, batch, self.bank)}
 

@@ -56,7 +56,7 @@ class SpeechRig:
         buckets: Sequence[int] = (),
         prefills: Sequence[Bucket] = (),
     ) -> None:
-        """prefills: buckets of captured prefills; every prefill of whole prompts alone must then fit one."""
+        """prefills: buckets of captured prefills; every prefill without decode rows must then fit one."""
         self.model = model
         self.bucket_list: list[Bucket] = [{"rows": bucket} for bucket in buckets]
         self.prefills = prefills
@@ -127,10 +127,9 @@ class SpeechRig:
             "patch_index": self._int64(index),
             "last": self._int64(last),
         }
-        whole = not decodes and len(last) == len(parts) and all(pages.length == 0 for pages, _ in parts)
         batch = self.cache.batch(prefills=parts)
-        if whole and self.prefills:
-            conditioning = self._replay_prefill(plan, batch)
+        if self.prefills and not decodes:
+            conditioning = self._replay_prefill(plan, batch, list(chunks))
         elif decodes:
             conditioning = self.model.mixed(plan, batch, self.state, self._int64(decodes))
         else:
@@ -201,13 +200,19 @@ class SpeechRig:
             buffers[name][: len(slots)] = values
         return {name: value[: len(slots)] for name, value in step.forward(buffers, bucket).items()}
 
-    def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
-        assert batch.cu_seqlens_q is not None
-        tokens, sequences = len(plan["token_ids"]), len(plan["last"])
-        runner = self._runner(self.model.prefill_step(self.cache.caches, self.cache.page_size), self.prefills)
-        arrays = {name: plan[name].cpu().numpy() for name in plan}
-        arrays |= {"slot_mapping": batch.slot_mapping.cpu().numpy(), "cu_seqlens": batch.cu_seqlens_q.cpu().numpy()}
-        required = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": sequences}
+    def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, slots: Sequence[int]) -> Tensor:
+        assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
+        tokens = len(plan["token_ids"])
+        step = self.model.prefill_step(self.state, self.cache.caches, self.cache.page_size)
+        runner = self._runner(step, self.prefills)
+        inputs = dict(plan) | {
+            "slot_mapping": batch.slot_mapping,
+            "cu_seqlens": batch.cu_seqlens_q,
+            "slots": self._int64(slots),
+            "seq_lens": batch.cu_seqlens_k.diff(),
+        }
+        arrays = {name: values.cpu().numpy() for name, values in inputs.items()}
+        required = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": len(slots)}
         bucket = runner.graph_for(required)
         assert bucket is not None
         # What an earlier call left must not show: NaN in every float, indices out of range.
@@ -216,7 +221,7 @@ class SpeechRig:
             output.fill_(float("nan"))
         run = runner.run(Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": tokens}))
         assert run.route == "replay"
-        return run.outputs["conditioning"][:sequences].clone()
+        return run.outputs["conditioning"][: len(plan["last"])].clone()
 
     def _runner(self, step: Capturable, bucket_list: Sequence[Bucket]) -> GraphRunner:
         runner = self.runners.get(step.name)

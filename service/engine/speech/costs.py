@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Literal
 
-Kind = Literal["prefill", "text_prefill", "audio_prefill", "tail", "decode", "vae", "clip"]
-"""prefill is the eager one; text_prefill (text alone) and audio_prefill (with patches) are replayed. clip: encoding a
-piece of reference audio."""
+Kind = Literal["prefill", "text_prefill", "voice_prefill", "audio_prefill", "tail", "decode", "vae", "clip"]
+"""prefill is the eager one. Replayed are text_prefill (text alone), voice_prefill (few patches: the rest of a voice's
+reference) and audio_prefill (as many patches as tokens). clip: encoding a piece of reference audio."""
+REPLAYED_PREFILLS: Sequence[Kind] = ("text_prefill", "voice_prefill", "audio_prefill")
 
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0

@@ -77,6 +77,11 @@ class Forecast:
         bucket = self._bucket(rows)
         return self.costs.bound("decode", solver_steps, bucket) + self.costs.bound("vae", 0, bucket)
 
+    def round_bound(self, decoding: Iterable[Stream]) -> float:
+        """Seconds that one decode step of each number of solver steps rarely exceeds."""
+        groups = Counter(stream.solver_steps for stream in decoding)
+        return sum(self.decode_bound(steps, min(count, self.buckets[-1])) for steps, count in groups.items())
+
     def prefill(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
         """Expected seconds until the next step, of a pass over prompt chunks and decode rows with one tail for each
         number of solver steps."""
@@ -92,12 +97,12 @@ class Forecast:
 
     def captured_bucket(self, size: PrefillSize) -> Bucket | None:
         """Bucket of the captured graph that would replay a pass over chunks alone."""
-        return None if (required := size.required) is None else self._captured(required)
+        return self._captured(size.required)
 
-    def replayable(self, tokens: int, audio: int) -> bool:
-        """Whether a whole prompt of these sizes in a pass of its own would be replayed."""
-        required = {"tokens": tokens, "audio": audio, "sequences": 1}
-        return tokens <= self._prefill_tokens and self._captured(required) is not None
+    def replayable(self, stream: Stream) -> bool:
+        """Whether the rest of a prompt in a pass of its own would be replayed."""
+        rest = PrefillChunk(stream, stream.prefilled, stream.prompt_left)
+        return rest.length <= self._prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
 
     def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import Plan, SpeechModel
+from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
 
@@ -85,18 +85,22 @@ def ragged_plan(
     return plan, batch, max(lengths_q), max(lengths_k)
 
 
-def slot_state_arrays(
-    sequences: Sequence[SpeechSequence], max_pages: int, patch_shape: tuple[int, int]
-) -> dict[str, np.ndarray]:
-    """Rows of the slot state after a prompt; models.protocol.SpeechModel describes them."""
+def block_table_arrays(sequences: Sequence[SpeechSequence], max_pages: int) -> dict[str, np.ndarray]:
+    """Rows of the block table, and their slots."""
+    tables = np.zeros((len(sequences), max_pages), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        tables[row, : len(sequence.stream.pages)] = sequence.stream.pages
+    return {"slots": slots_of(sequences), "block_table": tables}
+
+
+def slot_state_arrays(sequences: Sequence[SpeechSequence], patch_shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Rows of the slot state after a prompt, block tables aside; models.protocol.SpeechModel describes them."""
     count = len(sequences)
     prompts = [sequence.prompt for sequence in sequences]
     last_patch = np.zeros((count, *patch_shape), dtype=np.float32)
-    block_table = np.zeros((count, max_pages), dtype=np.int32)
     for row, sequence in enumerate(sequences):
         if sequence.prompt.audio_mask[-1]:
             last_patch[row] = sequence.prompt.patches[-1]
-        block_table[row, : len(sequence.stream.pages)] = sequence.stream.pages
 
     def per_row(values: Sequence[float], dtype: type) -> np.ndarray:
         return np.array(values, dtype=dtype)
@@ -104,7 +108,6 @@ def slot_state_arrays(
     return {
         "slots": slots_of(sequences),
         "last_patch": last_patch,
-        "block_table": block_table,
         "length": per_row([len(prompt.token_ids) for prompt in prompts], np.int32),
         "step": np.zeros(count, dtype=np.int32),
         "active": np.ones(count, dtype=np.bool_),
@@ -114,3 +117,14 @@ def slot_state_arrays(
         "cfg": per_row([sequence.request.cfg_value for sequence in sequences], np.float32),
         "temperature": per_row([sequence.request.temperature for sequence in sequences], np.float32),
     }
+
+
+def emitted(patches: np.ndarray) -> np.ndarray:
+    """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
+    flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
+    return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
+
+
+def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
+    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step)."""
+    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})

@@ -1,8 +1,9 @@
-"""What the operator and the hardware allow the scheduler of a speech model."""
+"""What the operator and the hardware allow the scheduler of a speech model, and its answer to what goes beyond."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,12 @@ class Policy:
     far_ahead: float = 2.0
     prefill_tokens: int = 2048
     min_chunk: int = 64
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not admitted. retry_after: seconds, None where trying again would not help."""
+
+    reason: Literal["queue_full", "first_audio", "load", "too_long"]
+    message: str
+    retry_after: float | None

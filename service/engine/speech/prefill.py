@@ -25,7 +25,7 @@ class PrefillChunk:
     @property
     def audio(self) -> int:
         """Most patches among its positions."""
-        return min(self.length, self.stream.prompt_audio)
+        return min(self.length, self.stream.new_audio)
 
 
 FindCapturedBucket = Callable[[Bucket], Bucket | None]
@@ -34,15 +34,12 @@ FindCapturedBucket = Callable[[Bucket], Bucket | None]
 
 @dataclass(frozen=True)
 class PrefillSize:
-    """What the bucket and the cost of a pass over prompt chunks depend on.
-
-    cached: whether a chunk has cached context. emitting: number of prompts that end, by solver steps.
-    """
+    """What the bucket and the cost of a pass over prompt chunks depend on. emitting: number of prompts that end, by
+    solver steps."""
 
     tokens: int = 0
     audio: int = 0
     sequences: int = 0
-    cached: bool = False
     emitting: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
@@ -60,18 +57,20 @@ class PrefillSize:
             solver_steps = chunk.stream.solver_steps
             emitting = {**emitting, solver_steps: emitting.get(solver_steps, 0) + 1}
         tokens, audio = self.tokens + chunk.length, self.audio + chunk.audio
-        return PrefillSize(tokens, audio, self.sequences + 1, self.cached or chunk.start > 0, emitting)
+        return PrefillSize(tokens, audio, self.sequences + 1, emitting)
 
     @property
-    def required(self) -> Bucket | None:
-        """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step); None with cached
-        context."""
-        return None if self.cached else {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
+    def required(self) -> Bucket:
+        """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step)."""
+        return {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
 
 
 def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
     """Kind and size under which the cost of a replayed prefill is kept."""
-    return ("audio_prefill" if bucket["audio"] else "text_prefill", bucket["tokens"])
+    tokens, audio = bucket["tokens"], bucket["audio"]
+    if not audio:
+        return "text_prefill", tokens
+    return "voice_prefill" if audio < tokens else "audio_prefill", tokens
 
 
 def eager_prefill(tokens: int) -> tuple[Kind, int]:

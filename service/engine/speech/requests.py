@@ -69,7 +69,13 @@ class SpeechRequests:
             self.fail(request.request_id, 404, "voice_not_found", message, field="voice")
             return
         try:
-            sequence = SpeechSequence(request, self._processor, model.patch_shape, model.priming_patches)
+            sequence = SpeechSequence(
+                request,
+                self._processor,
+                model.patch_shape,
+                model.priming_patches,
+                page_size=self._context.config.page_size,
+            )
         except InputError as error:
             self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
             return
@@ -106,6 +112,15 @@ class SpeechRequests:
             self.release(self._sequences[request_id])
             self.fail_queue_timeout(request_id)
         return bool(late)
+
+    def note_start(self, stream: Stream, now: float) -> None:
+        """Before a waiting stream's first step."""
+        self._sequences[stream.request_id].tally.scheduled = now
+        observations = self._context.observations
+        observations.observe("queue_duration_seconds", now - stream.arrival, model=self._name)
+        observations.count("prefix_cache_query_tokens_total", stream.prompt_tokens, model=self._name)
+        if stream.prefilled:
+            observations.count("prefix_cache_hit_tokens_total", stream.prefilled, model=self._name)
 
     # Results
 
@@ -164,7 +179,12 @@ class SpeechRequests:
         """shared: leading positions of the current segment's prompt that have keys."""
         prompt = sequence.prompt
         self._scheduler.begin_segment(
-            sequence.stream, len(prompt.token_ids), len(prompt.patches), prompt.max_patches, shared
+            sequence.stream,
+            len(prompt.token_ids),
+            len(prompt.patches),
+            prompt.max_patches,
+            cached=shared,
+            patches_before=int(prompt.audio_mask[:shared].sum()),
         )
 
     def _go_on(self, sequence: SpeechSequence) -> None:

@@ -1,7 +1,7 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
-Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills without cached
-context. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has its own CUDA
+Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
+graph. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has its own CUDA
 stream: a step's patches are decoded to audio while the next step runs. One upload per pass, one readback per step.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
+from models.protocol import Bucket, SpeechModel
 from service.engine.faults import prefill_errors
 from service.engine.pages import pages_for
 from service.engine.readback import Readback
@@ -27,6 +27,9 @@ from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
 from service.engine.speech.plans import (
     adapter_slots_of,
+    block_table_arrays,
+    emitted,
+    prefill_plan,
     ragged_plan,
     slot_state,
     slot_state_arrays,
@@ -195,11 +198,12 @@ class SpeechRunner:
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
         steps = self._steps_of(adapters)
-        graph = None if required is None or decodes else steps.prefill.graph_for(required)
+        graph = None if decodes else steps.prefill.graph_for(required)
         bucket = None if graph is None else graph.bucket
         start = self.clock.mark()
         with prefill_errors():
-            if required is None or bucket is None:
+            self._write_state(block_table_arrays([sequence for _, sequence in chunks], self._max_pages))
+            if bucket is None:
                 conditioning = self._backbone(chunks, decodes, steps, adapters)
             else:
                 conditioning = self._replay_prompts(chunks, required, steps, adapters)
@@ -332,8 +336,13 @@ class SpeechRunner:
     ) -> Tensor:
         """Conditioning of the prompts that end, in the leading rows."""
         inputs, batch, _, _ = ragged_plan(chunks, self.page_size, self.model.patch_shape)
-        arrays = inputs | {"slot_mapping": batch["slot_mapping"], "cu_seqlens": batch["cu_seqlens_q"]}
-        arrays |= steps.lora_arrays(adapters)
+        arrays = inputs | steps.lora_arrays(adapters)
+        arrays |= {
+            "slot_mapping": batch["slot_mapping"],
+            "cu_seqlens": batch["cu_seqlens_q"],
+            "slots": slots_of([sequence for _, sequence in chunks]),
+            "seq_lens": np.diff(batch["cu_seqlens_k"]),
+        }
         return steps.prefill.run(prefill_plan(arrays, required)).outputs["conditioning"]
 
     def ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
@@ -364,9 +373,13 @@ class SpeechRunner:
         emitting = [*decodes, *ready]
         if not emitting:
             return
-        arrays = slot_state_arrays(ready, self._max_pages, self.model.patch_shape)
-        device = upload(arrays | {"emitting": slots_of(emitting)}, self.device)
-        self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
+        emits = upload({"slots": slots_of(emitting)}, self.device)["slots"]
+        self.state["conditioning"].index_copy_(0, emits, conditioning[: len(emitting)])
+        self._write_state(slot_state_arrays(ready, self.model.patch_shape))
+
+    def _write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Rows of the slot state's tables, by name, for `slots`."""
+        device = upload(arrays, self.device)
         slots = device.pop("slots")
         for name, values in device.items():
             table = self.state[name]
@@ -378,14 +391,3 @@ class SpeechRunner:
 
 def _no_adapter(name: str, slot: int) -> None:
     raise AssertionError(f"adapter {name} is not there")
-
-
-def emitted(patches: np.ndarray) -> np.ndarray:
-    """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
-    flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
-    return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
-
-
-def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
-    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step)."""
-    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})

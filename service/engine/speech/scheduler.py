@@ -11,20 +11,19 @@ Pure Python on the caller's clock; times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
 
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast, Prompts
-from service.engine.speech.policy import Policy
+from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import PrefillChunk, PrefillSize
 from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.voice_pages import VoicePages
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,6 @@ class Step:
         return [chunk.stream for chunk in self.prefills if chunk.last and self.tail] + list(self.decodes)
 
 
-@dataclass(frozen=True)
-class Refusal:
-    reason: Literal["queue_full", "first_audio", "load", "too_long"]
-    message: str
-    retry_after: float | None
-
-
 class SpeechScheduler:
     """Holds every stream of one model from submission to release. forecast: of the same model and limits."""
 
@@ -61,6 +53,7 @@ class SpeechScheduler:
         self.policy = policy
         self.forecast = forecast
         self._pages = pages
+        self._voices = VoicePages(pages)
         self._adapters = adapters
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
@@ -92,6 +85,7 @@ class SpeechScheduler:
             return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
         if len(self._waiting) >= policy.max_waiting:
             return Refusal("queue_full", f"{policy.max_waiting} requests are waiting already", 1.0)
+        self._voices.look_up(stream)
         if stream.live:
             load = self.load(extra=stream)
             if self._live() and load > policy.max_load:
@@ -186,7 +180,7 @@ class SpeechScheduler:
             and self.forecast.saturates(stream for stream in self._running if stream.decodable)
             and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
             and not any(stream in slacks for stream in candidates)
-            and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
+            and all(self.forecast.replayable(stream) for stream in candidates[:1])
         )
 
     def launch(self, step: Step, start: float) -> None:
@@ -194,9 +188,8 @@ class SpeechScheduler:
         self._prefill_before = step.predicted if step.prefills else 0.0
         if step.prefills:
             self._prompts_ahead = None
+        self._admit([chunk.stream for chunk in step.prefills if chunk.stream.phase is Phase.WAITING])
         for chunk in step.prefills:
-            if chunk.stream.phase is Phase.WAITING:
-                self._admit(chunk.stream)
             chunk.stream.prefilled += chunk.length
             if chunk.last:
                 chunk.stream.phase = Phase.DECODE
@@ -206,6 +199,11 @@ class SpeechScheduler:
             stream.playback.launch(self.policy.patch_seconds)
             if stream.launched >= stream.max_patches:
                 stream.phase = Phase.IDLE
+
+    def keep_voices(self, step: Step) -> None:
+        """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
+        for chunk in step.prefills:
+            self._voices.keep(chunk)
 
     def undo(self, stream: Stream) -> None:
         """Undoes `launch` for a decode row that did not run."""
@@ -227,6 +225,7 @@ class SpeechScheduler:
         slots, pages = self._slots.num_free, self._pages.num_available
         adapters: set[str] = set()
         for stream in waiting:
+            self._voices.look_up(stream)
             needed = self._pages_for(stream.positions)
             if slots < (1 if stream.live else 1 + self.policy.max_streams // 4) or pages < needed:
                 break
@@ -248,15 +247,15 @@ class SpeechScheduler:
         policy = self.policy
         chunks, size = list[PrefillChunk](), PrefillSize()
         # After the prefill, each listener's next patch is a step away.
-        rounds = self._round_bound(slacks)
+        rounds = self.forecast.round_bound(stream for stream in slacks if stream.phase is Phase.DECODE)
         for stream in candidates:
             own = slacks.get(stream, stream.arrival + policy.first_audio_target - start)
             others = [slack for other, slack in slacks.items() if other is not stream and (slack >= 0 or slack < own)]
             budget = min(others, default=math.inf) - policy.guard
             if len(chunks) >= policy.buckets[-1]:
                 break
-            whole = stream.prefilled == 0 and self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio)
-            # The rest of a split prompt runs eagerly, so a prompt that can be replayed whole is not split.
+            # Two launches cost more than one, so a prompt that can be replayed whole is not split.
+            whole = self.forecast.replayable(stream)
             least = stream.prompt_left if whole else policy.min_chunk
             length = min(stream.prompt_left, policy.prefill_tokens - size.tokens)
             if length < stream.prompt_left and whole:
@@ -274,12 +273,6 @@ class SpeechScheduler:
 
     def _grown_bound(self, size: PrefillSize, stream: Stream, length: int) -> float:
         return self.forecast.prefill_bound(size.with_chunk(PrefillChunk(stream, stream.prefilled, length)))
-
-    def _round_bound(self, slacks: dict[Stream, float]) -> float:
-        """Seconds that one step of every listener who is decoding rarely exceeds."""
-        decoding = Counter(stream.solver_steps for stream in slacks if stream.phase is Phase.DECODE)
-        largest = self.policy.buckets[-1]
-        return sum(self.forecast.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
 
     def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
         """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
@@ -335,15 +328,16 @@ class SpeechScheduler:
 
     # Life of a stream
 
-    def _admit(self, stream: Stream) -> None:
-        """Admits a waiting stream: a slot, and pages up to its length cap."""
-        self._waiting.remove(stream)
-        self._running.append(stream)
-        stream.slot = self._slots.take()
-        stream.pages = self._pages.allocate(self._pages_for(stream.positions))
-        if stream.adapter and self._adapters is not None:
-            stream.adapter_slot = self._adapters.take(stream.adapter)
-        stream.phase = Phase.PREFILL
+    def _admit(self, streams: Sequence[Stream]) -> None:
+        """Admits waiting streams: a slot, and pages up to the length cap."""
+        self._voices.allocate(streams)
+        for stream in streams:
+            self._waiting.remove(stream)
+            self._running.append(stream)
+            stream.slot = self._slots.take()
+            if stream.adapter and self._adapters is not None:
+                stream.adapter_slot = self._adapters.take(stream.adapter)
+            stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
         """Allocates more pages for a longer segment that was appended. False when there is no room."""
@@ -359,14 +353,19 @@ class SpeechScheduler:
         return True
 
     def begin_segment(
-        self, stream: Stream, prompt_tokens: int, prompt_audio: int, max_patches: int, cached: int = 0
+        self,
+        stream: Stream,
+        prompt_tokens: int,
+        prompt_audio: int,
+        max_patches: int,
+        *,
+        cached: int = 0,
+        patches_before: int = 0,
     ) -> None:
-        """Starts the next segment of a stream; its `cached` leading positions have keys already.
-
-        They are computed again when the whole prompt can be replayed: prefills with cached context run eagerly.
-        """
+        """Starts the next segment of a stream; its `cached` leading positions, among them so many patches, have keys
+        already."""
         stream.prompt_tokens, stream.prompt_audio, stream.max_patches = prompt_tokens, prompt_audio, max_patches
-        stream.prefilled = 0 if self.forecast.replayable(prompt_tokens, prompt_audio) else cached
+        stream.prefilled, stream.patches_before = cached, patches_before
         stream.launched = 0
         stream.phase = Phase.PREFILL
         self._prompts_ahead = None

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from models.protocol import Bucket, Plan, SpeechModel
 from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.plans import slots_plan
+from service.engine.speech.plans import prefill_plan, slots_plan
 from service.engine.speech.prefill import replayed_prefill
-from service.engine.speech.runner import SpeechRunner, prefill_plan
+from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
@@ -121,11 +121,12 @@ def _rows(rows: int) -> Plan:
 
 
 def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:
-    """A prompt that fills a captured prefill."""
-    tokens, audio = bucket["tokens"], bucket["audio"]
+    """A prompt that fills a captured prefill, as far as the context allows."""
+    tokens, audio = min(bucket["tokens"], model.max_positions), bucket["audio"]
     arrays = {
-        "positions": np.arange(tokens) % model.max_positions,
+        "positions": np.arange(tokens),
         "patch_index": np.where(np.arange(tokens) < audio, np.arange(tokens), -1),
         "cu_seqlens": np.array([0, tokens], dtype=np.int32),
+        "seq_lens": np.array([tokens], dtype=np.int32),
     }
     return prefill_plan(arrays, bucket)

@@ -11,6 +11,7 @@ import numpy as np
 from models.errors import InputError
 from models.processor import SpeechProcessor
 from service.engine.speech.stream import Playback, Stream
+from service.engine.speech.voice_pages import voice_pages
 from service.engine.tally import StepTally
 from service.link.messages import SpeechRequest, SpeechSegment
 
@@ -60,7 +61,13 @@ class SpeechSequence:
     """
 
     def __init__(
-        self, request: SpeechRequest, processor: SpeechProcessor, patch_shape: tuple[int, int], priming_patches: int
+        self,
+        request: SpeechRequest,
+        processor: SpeechProcessor,
+        patch_shape: tuple[int, int],
+        priming_patches: int,
+        *,
+        page_size: int,
     ) -> None:
         """Raises InputError when the first segment does not fit the context, or for a reference of another shape."""
         self.request = request
@@ -100,6 +107,7 @@ class SpeechSequence:
             prompt_audio=len(self.prompt.patches),
             playback=Playback(request.speed),
             adapter=request.adapter,
+            voice=voice_pages(self.prompt.token_ids, self._reference, request.adapter, page_size),
             positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
         )
 

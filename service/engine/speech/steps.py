@@ -16,10 +16,16 @@ from service.graphs.buckets import spanning
 from service.graphs.runner import GraphRunner
 
 _PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
-"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens,
-an eager prefill is bound by kernel launches, not by the GPU."""
-_PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
-"""Tokens of the buckets that are captured before readiness: for text alone, with patches."""
+"""Buckets of captured prefills, each for text alone, for few patches (what is left of a voice's reference behind its
+shared pages) and for as many patches as tokens. Up to about a thousand tokens, an eager prefill is bound by kernel
+launches, not by the GPU."""
+_FEW = 4
+"""Tokens for each patch, in buckets for few patches."""
+_PREFILLS_BEFORE_READY = {
+    "cuda": ((64, 128, 256, 1024), (64, 256, 1024), (256, 1024)),
+    "cpu": ((64,), (64,), (64,)),
+}
+"""Tokens of the buckets that are captured before readiness: for text alone, with few patches, and with many."""
 _PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4
 """For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
@@ -58,7 +64,7 @@ class Steps:
         self.tail = by_steps("tail", lambda steps: model.tail(steps, state, bank))
         device = "cpu" if context.device.type == "cpu" else "cuda"
         bucket_list, before_ready = prefill_buckets(device, context.config.max_step_tokens)
-        prefill = model.prefill_step(caches, page_size, bank)
+        prefill = model.prefill_step(state, caches, page_size, bank)
         self.prefill = make_runner(name, "prefill", prefill, bucket_list, context, before_ready)
 
     @property
@@ -105,10 +111,11 @@ def make_runner(
 def prefill_buckets(device: str, most: int) -> tuple[list[Bucket], list[Bucket]]:
     """Buckets of captured prefills of at most `most` tokens, and those to capture before readiness."""
 
-    def buckets(tokens: Sequence[int], *, audio: bool) -> list[Bucket]:
+    def buckets(tokens: Sequence[int], patches: Callable[[int], int]) -> list[Bucket]:
         sizes = sorted({min(size, most) for size in tokens})
-        return [{"tokens": n, "audio": n if audio else 0, "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
+        return [{"tokens": n, "audio": patches(n), "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
 
-    bucket_list = [bucket for audio in (False, True) for bucket in buckets(_PREFILL_TOKENS[device], audio=audio)]
-    text, patches = _PREFILLS_BEFORE_READY[device]
-    return bucket_list, [*buckets(text, audio=False), *buckets(patches, audio=True)]
+    shares: Sequence[Callable[[int], int]] = (lambda _: 0, lambda tokens: max(1, tokens // _FEW), lambda tokens: tokens)
+    bucket_list = [bucket for patches in shares for bucket in buckets(_PREFILL_TOKENS[device], patches)]
+    before_ready = zip(_PREFILLS_BEFORE_READY[device], shares, strict=True)
+    return bucket_list, [bucket for tokens, patches in before_ready for bucket in buckets(tokens, patches)]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
+
+from service.engine.pages import Digest
 
 
 class Playback:
@@ -73,12 +76,20 @@ class Phase(Enum):
     """Every patch of the segment is launched, or there is no text to speak yet."""
 
 
+class VoicePage(NamedTuple):
+    """digest: of everything that its keys depend on; patches: number of its positions that hold patches."""
+
+    digest: Digest
+    patches: int
+
+
 @dataclass(eq=False)
 class Stream:
     """Written by the scheduler, except where a field says so.
 
     live: a listener plays the audio while it is made.
-    prompt_audio: prompt positions that hold patches.
+    prompt_audio: prompt positions that hold patches. voice: the pages at the front of the prompt that hold nothing but
+    the voice's reference, so that streams of the same voice can share them.
     positions: cache positions of the longest segment known so far, prompt and patches together. paused: the transport
     accepts no more audio (set by the worker).
     """
@@ -92,11 +103,15 @@ class Stream:
     positions: int
     prompt_audio: int = 0
     adapter: str = ""
+    voice: tuple[VoicePage, ...] = ()
     phase: Phase = Phase.WAITING
     slot: int = 0
     adapter_slot: int = -1
     pages: list[int] = field(default_factory=list)
     prefilled: int = 0
+    """Prompt positions that have keys. While it waits: those of its voice's pages that are in the cache now."""
+    patches_before: int = 0
+    """Patches among the positions that had keys when the current segment began."""
     launched: int = 0
     """Patches of the current segment that were launched, overrun ones included."""
     last_launch: float = 0.0
@@ -106,6 +121,11 @@ class Stream:
     @property
     def prompt_left(self) -> int:
         return self.prompt_tokens - self.prefilled
+
+    @property
+    def new_audio(self) -> int:
+        """Patches among the positions that had no keys when the current segment began."""
+        return self.prompt_audio - self.patches_before
 
     @property
     def decodable(self) -> bool:

@@ -23,7 +23,7 @@ from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
-from service.engine.speech.costs import SpeechCosts
+from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.plans import slot_state
 from service.engine.speech.policy import Policy
@@ -258,9 +258,7 @@ class SpeechWorker:
         self._observe_slack(start)
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
-                self._requests.of(chunk.stream).tally.scheduled = now
-                waited = now - chunk.stream.arrival
-                self._context.observations.observe("queue_duration_seconds", waited, model=self.name)
+                self._requests.note_start(chunk.stream, now)
         self._scheduler.launch(step, start)
         try:
             launch = self._launch(step, now)
@@ -276,6 +274,7 @@ class SpeechWorker:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
+        self._scheduler.keep_voices(step)
         self._book(launch, now)
         return True
 
@@ -371,7 +370,7 @@ class SpeechWorker:
             slots_used=len(scheduler.running),
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
-            pages_cached=0,
+            pages_cached=self._pages.num_cached,
             slack=slack if math.isfinite(slack) else None,
         )
 
@@ -383,7 +382,7 @@ class SpeechWorker:
         for timing in launch.timings:
             seconds = self._runner.clock.seconds(timing.start, timing.end)
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
-            part = "prefill" if timing.kind in ("text_prefill", "audio_prefill") else timing.kind
+            part = "prefill" if timing.kind in REPLAYED_PREFILLS else timing.kind
             observe("speech_part_duration_seconds", seconds, model=self.name, part=part)
             if timing.kind != "vae" or not self._runner.codec_beside:
                 actual += seconds

@@ -11,10 +11,10 @@ from typing import Protocol
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.policy import Policy
+from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, PrefillSize, replayed_prefill
-from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Playback, Stream
+from service.engine.speech.scheduler import SpeechScheduler, Step
+from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16
@@ -35,6 +35,7 @@ FUSED: dict[Kind, dict[int, float]] = {
     "vae": {1: 0.0004, 8: 0.0008, 32: 0.0025, 64: 0.0047, 128: 0.0094},
     "prefill": {1: 0.020, 512: 0.020, 2048: 0.040},
     "text_prefill": {32: 0.0027, 1024: 0.0086},
+    "voice_prefill": {32: 0.0029, 1024: 0.0104},
     "audio_prefill": {32: 0.0037, 1024: 0.0156},
 }
 FUSED_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
@@ -55,11 +56,12 @@ def eager(required: Bucket) -> Bucket | None:
 
 
 def replayed(required: Bucket) -> Bucket | None:
-    """The captured graphs of a GPU: 16 prompts, for text alone or with patches."""
+    """The captured graphs of a GPU: 16 prompts, for text alone, with few patches or with many."""
     tokens = next((bucket for bucket in PREFILL_BUCKETS if bucket >= required["tokens"]), None)
     if tokens is None or required["sequences"] > 16:
         return None
-    return {"tokens": tokens, "audio": tokens if required["audio"] else 0, "sequences": 16}
+    audio = next(size for size in (0, tokens // 4, tokens) if size >= required["audio"])
+    return {"tokens": tokens, "audio": audio, "sequences": 16}
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class Arrival:
     cap_factor: float = 2.0
     speed: float = 1.0
     speed_known: bool = True
+    voice: tuple[VoicePage, ...] = ()
 
     def stream(self, number: int) -> Stream:
         cap = int(self.patches * self.cap_factor)
@@ -88,6 +91,7 @@ class Arrival:
             max_patches=cap,
             playback=Playback(self.speed if self.speed_known else 1.0),
             positions=self.prompt_tokens + cap,
+            voice=self.voice,
         )
 
 
@@ -174,8 +178,7 @@ class Simulation:
         if not step.prefills:
             total += sum(mean("decode", steps, self.bucket(count)) for steps, count in rows.items())
         else:
-            required = None if step.decodes else PrefillSize.of(step.prefills).required
-            bucket = None if required is None else self.captured(required)
+            bucket = None if step.decodes else self.captured(PrefillSize.of(step.prefills).required)
             tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
             kind, size = ("prefill", tokens) if bucket is None else replayed_prefill(bucket)
             total += mean(kind, 0, size)
@@ -206,6 +209,7 @@ class Simulation:
             if step is not None:
                 self.check(step)
                 scheduler.launch(step, clock)
+                scheduler.keep_voices(step)
                 clock += self.seconds(step)
                 outcome.steps.append(step)
                 for stream in step.emitting:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.policy import Policy
+from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize
-from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Playback, Stream
+from service.engine.speech.scheduler import SpeechScheduler, Step
+from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,
@@ -255,13 +255,131 @@ def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
     assert [(chunk.length, chunk.last) for chunk in step.prefills] == [(600, True)]
 
 
-def test_what_is_cached_of_a_prompt_is_computed_again_where_that_is_a_replay() -> None:
-    for captured, prefilled in ((replayed, 0), (eager, 50)):
-        sched = scheduler(captured=captured)
-        (speaker,) = playing(sched, 1, slack=1.0)
-        sched.end_segment(speaker, speaker.launched)
-        sched.begin_segment(speaker, prompt_tokens=90, prompt_audio=40, max_patches=100, cached=50)
-        assert speaker.prefilled == prefilled
+def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
+    sched = scheduler(captured=replayed)
+    (speaker,) = playing(sched, 1, slack=1.0)
+    sched.end_segment(speaker, speaker.launched)
+    sched.begin_segment(speaker, 90, 40, 100, cached=50, patches_before=32)
+    step = sched.next_step(100.0)
+    assert step is not None
+    ((chunk),) = step.prefills
+    assert (chunk.start, chunk.length, chunk.audio, chunk.last) == (50, 40, 8, True)
+
+
+def voice(name: str, pages: int) -> tuple[VoicePage, ...]:
+    """Its pages: a token and 15 patches, then 16 patches each."""
+    return tuple(VoicePage(f"{name} {page}".encode(), 16 - (page == 0)) for page in range(pages))
+
+
+def spoken(name: str, pages: tuple[VoicePage, ...]) -> Stream:
+    """A stream whose prompt holds these pages of a voice, 8 more patches and 20 tokens."""
+    one = stream(name, prompt=16 * len(pages) + 28)
+    one.voice, one.prompt_audio = pages, 16 * len(pages) + 7
+    return one
+
+
+def prefilled(sched: SpeechScheduler) -> list[tuple[int, int, int]]:
+    """Launches the next step: start, length and patches of its chunks."""
+    step = sched.next_step(0.0)
+    assert step is not None
+    chunks = [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
+    sched.launch(step, 0.0)
+    sched.keep_voices(step)
+    return chunks
+
+
+def test_streams_of_a_voice_share_the_pages_of_its_reference() -> None:
+    sched = scheduler(captured=replayed)
+    nova = voice("nova", 2)
+    one, other, last = (spoken(name, nova) for name in ("one", "other", "last"))
+    third = spoken("third", voice("echo", 2))
+    sched.submit(one)
+    assert prefilled(sched) == [(0, 60, 39)]
+    sched.submit(other)
+    sched.submit(third)
+    assert prefilled(sched) == [(32, 28, 8), (0, 60, 39)]
+    assert other.pages[:2] == one.pages[:2] and not set(other.pages[2:]) & set(one.pages)
+    assert not set(third.pages) & set(one.pages)
+    sched.release(one)
+    sched.release(other)
+    assert sched._pages.num_cached == 2
+    sched.submit(last)
+    assert last.prompt_left == 28
+    assert prefilled(sched) == [(32, 28, 8)]
+    sched.release(last)
+    sched.release(third)
+    sched._pages.check()
+    assert sched._pages.num_used == 0 and sched._pages.num_cached == 4
+
+
+def test_streams_of_a_voice_in_one_pass_keep_their_own_pages() -> None:
+    sched = scheduler(captured=replayed)
+    nova = voice("nova", 2)
+    pair = [spoken(name, nova) for name in ("one", "other")]
+    for one in pair:
+        sched.submit(one)
+    assert prefilled(sched) == [(0, 60, 39)] * 2
+    assert not set(pair[0].pages) & set(pair[1].pages)
+    for one in pair:
+        sched.release(one)
+    sched._pages.check()
+    assert sched._pages.num_cached == 2
+
+
+def test_pages_that_a_stream_found_are_not_evicted_for_one_beside_it() -> None:
+    """Both are admitted in one step, the one that needs new pages first. The voice's pages are the oldest."""
+    sched = scheduler(pages=2 * 17, captured=replayed)
+    nova = voice("nova", 2)
+    for pages in (nova, *(voice(name, 2) for name in "abcdefgh")):
+        one = spoken("one", pages)
+        sched.submit(one)
+        prefilled(sched)
+        sched.release(one)
+    assert sched._pages.num_cached == 18
+    pair = spoken("second", voice("new", 2)), spoken("third", nova)
+    for one in pair:
+        sched.submit(one)
+    assert prefilled(sched) == [(0, 60, 39), (32, 28, 8)]
+    for one in pair:
+        sched.release(one)
+    sched._pages.check()
+
+
+def test_a_page_is_shared_once_all_of_it_is_computed() -> None:
+    """Of a prompt in chunks; and not before a step is on the GPU."""
+    sched = scheduler(prefill_tokens=64)
+    nova = voice("nova", 6)
+    sched.submit(spoken("first", nova))
+    assert prefilled(sched) == [(0, 64, 64)]
+    other = spoken("second", nova)
+    sched.submit(other)
+    assert other.prefilled == 64
+    step = sched.next_step(0.0)
+    assert step is not None
+    sched.launch(step, 0.0)
+    third = spoken("third", nova)
+    sched.submit(third)
+    assert third.prefilled == 64
+    sched.keep_voices(step)
+    while any(one.phase is not Phase.DECODE for one in (*sched.running, *sched.waiting)):
+        prefilled(sched)
+    for one in list(sched.running):
+        sched.release(one)
+    sched._pages.check()
+    assert sched._pages.num_cached == 6
+
+
+def test_shared_references_bring_the_first_sounds_of_a_burst_sooner() -> None:
+    def burst(pages: tuple[VoicePage, ...]) -> Outcome:
+        trace = [Arrival(0.0, 40, prompt_tokens=54, prompt_audio=32, voice=pages) for _ in range(64)]
+        trace.insert(0, Arrival(-1.0, 40, prompt_tokens=54, prompt_audio=32, voice=pages))
+        simulation = Simulation(trace, slots=256, buckets=FUSED_BUCKETS, costs=FUSED, captured=replayed)
+        outcome = simulation.run()
+        simulation.pages.check()
+        assert simulation.pages.num_used == 0 and outcome.underrun_seconds == 0
+        return outcome
+
+    assert burst(voice("nova", 2)).p95() < 0.8 * burst(()).p95()
 
 
 def fused(rows: int, steps: int = 10) -> SpeechScheduler:

@@ -16,7 +16,7 @@ from models.voxcpm2 import vae_layers
 from models.voxcpm2.model import load_model
 from tests.models.voxcpm2.batching import check, serve
 from tests.models.voxcpm2.golden import DIRECTORY, MODES, PREFILLS, expected, model, utterance
-from tests.models.voxcpm2.test_streams import EDGES, PROMPTS, compare_prefills
+from tests.models.voxcpm2.test_streams import CUTS, EDGES, PROMPTS, compare_prefills
 from tests.support.speech import SpeechRig
 
 pytestmark = pytest.mark.gpu
@@ -81,9 +81,9 @@ def test_streams_in_a_batch(count: int) -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(prompts=PROMPTS, edge=EDGES)
-def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
-    compare_prefills(prompts, edge, "cuda")
+@given(prompts=PROMPTS, edge=EDGES, cut=CUTS)
+def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None, cut: int) -> None:
+    compare_prefills(prompts, edge, cut, "cuda")
 
 
 @pytest.mark.parametrize("solver_steps", [10, 4, 6, 16])

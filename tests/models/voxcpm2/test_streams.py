@@ -32,14 +32,15 @@ def test_any_arrival_order(ticks: list[int], rows: int) -> None:
     check(serve(arrivals, rows))
 
 
+@pytest.mark.parametrize("replay", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("shares", [(0, 0.75, -1), (0.2, 0.2, -1), (0.8, -1)])
-def test_prefill_in_chunks(shares: tuple[float, ...]) -> None:
+def test_prefill_in_chunks(shares: tuple[float, ...], replay: bool) -> None:
     """Of the longest of the prompts."""
     asked = max(map(request, range(4)), key=lambda one: len(one.layout.token_ids))
     whole = SpeechRig(voice())
     whole.admit(1, asked)
     _, expected = whole.prefill({1: -1})
-    rig = SpeechRig(voice())
+    rig = SpeechRig(voice(), prefills=PREFILL_BUCKETS if replay else ())
     rig.admit(2, asked)
     for share in shares:
         size = -1 if share < 0 else max(1, int(share * len(asked.layout.token_ids)))
@@ -50,10 +51,11 @@ def test_prefill_in_chunks(shares: tuple[float, ...]) -> None:
 
 PROMPTS = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8), st.booleans()), min_size=1, max_size=16)
 EDGES = st.sampled_from([None, -1, 0, 1])
+CUTS = st.integers(0, 20)
 PREFILL_BUCKETS = [
     {"tokens": tokens, "audio": audio, "sequences": 16}
     for tokens in (32, 64, 96, 192, 288, 386)
-    for audio in (0, tokens)
+    for audio in (0, tokens // 4, tokens)
 ]
 
 
@@ -76,8 +78,9 @@ def prompt(number: int, text: int, clip: int, *, continued: bool) -> Utterance:
     return Utterance(SpeechLayout(ids, mask), patches, seed=number, prompt_patches=clip if continued else 0)
 
 
-def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, device: str = "cpu") -> None:
-    """Any mix of prompts; with `edge`, the last one grows to the next bucket or a token around it."""
+def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, cut: int, device: str = "cpu") -> None:
+    """Any mix of prompts; with `edge`, the last one grows to the next bucket or a token around it. The first `cut`
+    positions of each are in the cache already, of shorter ones none."""
     if edge is not None:
         tokens = sum(text + clip for text, clip, _ in prompts)
         bucket = next(bucket["tokens"] for bucket in PREFILL_BUCKETS if bucket["tokens"] > tokens)
@@ -88,6 +91,8 @@ def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, dev
         rig.clear()
         for slot, (text, clip, continued) in enumerate(prompts, start=1):
             rig.admit(slot, prompt(slot, text, clip, continued=continued))
+        if begun := {slot: cut for slot, (text, clip, _) in enumerate(prompts, start=1) if 0 < cut < text + clip}:
+            assert rig.prefill(begun)[0] == []
         slots, conditioning = rig.prefill(dict.fromkeys(range(1, len(prompts) + 1), -1))
         # The next step reads the keys that the prefill wrote.
         results.append((conditioning, rig.tail(slots, conditioning)["patch"], rig.decode(slots)["patch"]))
@@ -97,12 +102,13 @@ def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, dev
 
 
 @settings(max_examples=6, deadline=None)
-@given(prompts=PROMPTS, edge=EDGES)
-@example(prompts=[(1, 0, False)] * 16, edge=None)
-@example(prompts=[(32, 0, False)], edge=None)
-@example(prompts=[(0, 32, True)], edge=None)
-def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
-    compare_prefills(prompts, edge)
+@given(prompts=PROMPTS, edge=EDGES, cut=CUTS)
+@example(prompts=[(1, 0, False)] * 16, edge=None, cut=0)
+@example(prompts=[(32, 0, False)], edge=None, cut=0)
+@example(prompts=[(0, 32, True)], edge=None, cut=16)
+@example(prompts=[(12, 20, False), (3, 1, True), (8, 17, False)], edge=None, cut=16)
+def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None, cut: int) -> None:
+    compare_prefills(prompts, edge, cut)
 
 
 def test_overrun_rows_change_nothing() -> None:
@@ -152,7 +158,7 @@ def test_steps_can_be_captured() -> None:
     rig = SpeechRig(voice())
     rows = {"rows": 3}
     made = {"results": ((3, 4 * 8 + 3), torch.float32)}
-    prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
+    prefill = voice().prefill_step(rig.state, rig.cache.caches, rig.cache.page_size)
     conditioning = {"conditioning": ((3, *voice().state_specs()["conditioning"].shape), torch.float32)}
     for step, bucket, outputs in (
         (voice().decode_step(10, rig.state, rig.cache.caches, rig.cache.page_size), rows, made),

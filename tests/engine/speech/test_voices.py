@@ -1,0 +1,148 @@
+"""Pages of voices' references that streams share: found, kept, evicted, and never heard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.speech.voice_pages import voice_pages
+from service.engine.worker import Control, Request
+from service.link.messages import Abort, SpeechRequest
+from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
+from tests.models.voxcpm2 import golden
+
+PATCHES = (14, 15, 20, 40)
+"""In the references of the voices: with the token before them they fill 0, 1, 1 and 2 pages."""
+
+
+@pytest.fixture(scope="module")
+def model() -> VoxCPM2:
+    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    return model
+
+
+def reference(voice: int) -> np.ndarray:
+    return np.random.default_rng(voice).standard_normal((PATCHES[voice], 4, 8)).astype(np.float32)
+
+
+def spoken(number: int, voice: int, segments: int = 1) -> SpeechRequest:
+    parts = [segment(TEXTS[(number + part) % len(TEXTS)], 4, 4) for part in range(segments)]
+    return request(f"{number}", *parts, seed=number, reference=reference(voice))
+
+
+@pytest.fixture(scope="module")
+def alone(model: VoxCPM2) -> dict[tuple[int, int, int], Heard]:
+    return Alone(model)
+
+
+class Alone(dict[tuple[int, int, int], Heard]):
+    """By number, voice and segments: eagerly, in a worker that has seen nothing before."""
+
+    def __init__(self, model: VoxCPM2) -> None:
+        super().__init__()
+        self._model = model
+
+    def __missing__(self, key: tuple[int, int, int]) -> Heard:
+        rig = WorkerRig(self._model, golden.processor(), graphs=False)
+        self[key] = rig.alone(spoken(*key))
+        return self[key]
+
+
+def same(heard: Heard, expected: Heard) -> None:
+    np.testing.assert_allclose(np.stack(heard.patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
+    np.testing.assert_allclose(heard.audio, expected.audio, atol=AUDIO, rtol=0)
+
+
+def hits(rig: WorkerRig) -> tuple[float, float]:
+    """Prompt positions found in the cache, and asked for, since the last call."""
+    counts = {"hit": 0.0, "query": 0.0}
+    for event in rig.observations.drain():
+        for name in counts:
+            if event.name == f"prefix_cache_{name}_tokens_total":
+                counts[name] += event.value
+    return counts["hit"], counts["query"]
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
+def test_a_voice_that_spoke_before_is_found(
+    model: VoxCPM2, alone: dict[tuple[int, int, int], Heard], graphs: bool
+) -> None:
+    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    for number, (voice, found) in enumerate([(3, 0), (3, 32), (2, 0), (2, 16), (0, 0), (0, 0), (3, 32)]):
+        hits(rig)
+        same(rig.alone(spoken(number, voice, 2)), alone[number, voice, 2])
+        assert hits(rig)[0] == found
+        rig.assert_clean()
+    assert rig.worker.state().pages_cached == 3
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    voices=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), min_size=2, max_size=7),
+    pages=st.sampled_from([12, 20, 64]),
+)
+def test_any_mix_of_voices_sounds_as_if_each_were_alone(
+    model: VoxCPM2,
+    alone: dict[tuple[int, int, int], Heard],
+    voices: list[tuple[int, int, bool]],
+    pages: int,
+) -> None:
+    """Streams come at any turn and some leave early, over a cache that is too small for all."""
+    rig = WorkerRig(model, golden.processor(), tokens=16 * pages, step_tokens=48)
+    script: dict[int, list[Request | Control]] = {}
+    for number, (voice, turn, leaves) in enumerate(voices):
+        script.setdefault(turn, []).append(spoken(number, voice))
+        if leaves:
+            script.setdefault(turn + 3, []).append(Abort(f"{number}"))
+    heard = rig.run(script)
+    for number, (voice, _, leaves) in enumerate(voices):
+        if not leaves:
+            same(heard[f"{number}"], alone[number, voice, 1])
+    rig.assert_clean()
+
+
+@pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")])
+def test_keys_of_a_prefill_that_failed_are_not_shared(
+    model: VoxCPM2,
+    alone: dict[tuple[int, int, int], Heard],
+    monkeypatch: pytest.MonkeyPatch,
+    graphs: bool,
+    name: str,
+) -> None:
+    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+
+    def failing(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.worker._runner, name, failing)
+        assert rig.alone(spoken(0, 3)).failed is not None
+    rig.assert_clean()
+    assert rig.worker.state().pages_cached == 0
+    same(rig.alone(spoken(1, 3)), alone[1, 3, 1])
+    assert rig.worker.state().pages_cached == 2
+
+
+def test_a_page_is_known_by_all_that_its_keys_depend_on() -> None:
+    ids = np.arange(60)
+    patches = reference(3)
+    pages = voice_pages(ids, patches, "", 16)
+    assert [page.patches for page in pages] == [15, 16]
+    assert voice_pages(ids, patches.copy(), "", 16) == pages
+    changed = patches.copy()
+    changed[20] += 1
+    first, second = voice_pages(ids, changed, "", 16)
+    assert first == pages[0] and second != pages[1]
+    changed = patches.copy()
+    changed[3] += 1
+    others = [*voice_pages(ids, changed, "", 16), *voice_pages(ids, patches, "adapter", 16)]
+    assert len({page.digest for page in (*pages, *others)}) == 6
+    assert voice_pages(ids, patches[:14], "", 16) == () == voice_pages(ids, patches[:0], "", 16)
