@@ -32,11 +32,12 @@ from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Step as ChatStep
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind
+from service.engine.speech.in_flight import IN_FLIGHT, LEAD
 from service.engine.speech.policy import Policy
 from service.engine.speech.prefill import PrefillSize, replayed_prefill
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Playback, Stream
-from service.engine.speech.worker import IN_FLIGHT, LEAD, POLL
+from service.engine.speech.worker import POLL
 from service.engine.worker import UNNOTICED, Control
 from service.link.messages import ChatRequest, Command, ModelState, Outputs, SamplingParams
 from tests.engine.speech.simulator import FUSED_BUCKETS, PATCH_SECONDS, forecast_of, measured_costs, replayed
@@ -144,12 +145,18 @@ class Talker:
         return self._planned
 
     def has_work(self) -> bool:
-        if len(self._in_flight) >= IN_FLIGHT or (self._in_flight and self.backlog(self._world.now) > LEAD):
+        if not self._has_room or (self._in_flight and self.backlog(self._world.now) > LEAD):
             return False
         return self._plan() is not None
 
     def slack(self, now: float) -> float:
         return self.scheduler.least_slack(now) - self.scheduler.forecast.decode_bound(10, len(self.scheduler.running))
+
+    @property
+    def _has_room(self) -> bool:
+        """As service.engine.speech.in_flight.InFlight.has_room."""
+        with_results = sum(bool(step.emitting) for step, _, _ in self._in_flight)
+        return len(self._in_flight) <= IN_FLIGHT and with_results < IN_FLIGHT
 
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._in_flight else 0.0
@@ -192,7 +199,7 @@ class Talker:
 
     def wait(self) -> None:
         arrives, world = self._in_flight[0][2], self._world
-        if len(self._in_flight) < IN_FLIGHT:
+        if self._has_room:
             while world.now < arrives and self.backlog(world.now) > LEAD:
                 world.until(min(arrives, world.now + POLL))
             if world.now < arrives and self.has_work():

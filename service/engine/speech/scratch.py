@@ -67,6 +67,7 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
     for variant in runner.variants:
         for part in (variant.decode[solver_steps], variant.tail[solver_steps]):
             yield from part.warm_up({"rows": count} for count in rows)
+        yield from variant.prefill.warm_up(variant.prefill.bucket_list)
     prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
     prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
     for variant in runner.variants:
@@ -81,6 +82,9 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
     plan = _rows(runner.buckets[-1])
     solver_steps, variant = runner.solver_steps[0], runner.variants[-1]
     scratch_prefill(runner, [tokens], variant=variant)
+    for bucket in variant.prefill.bucket_list:
+        # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
+        variant.prefill.run(_full_prompt(runner.model, bucket), eager="disabled")
     variant.decode[solver_steps].run(plan, eager="disabled")
     variant.tail[solver_steps].run(plan, eager="disabled")
     with runner.codec_turn():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,6 +24,7 @@ from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
+from service.engine.speech.in_flight import InFlight
 from service.engine.speech.plans import slot_state
 from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
@@ -51,9 +51,6 @@ log = logging.getLogger(__name__)
 FIRST_AUDIO_TARGET = 2.0
 MAX_LOAD = 0.8
 """Defaults on a GPU. A CPU is for trying things out, so by default it refuses nothing for being slow."""
-IN_FLIGHT = 2
-LEAD = 0.004
-"""The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
 POLL = 0.0003
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
@@ -77,9 +74,7 @@ class SpeechWorker:
         self.min_pages = 1 + context_pages
         self._costs = SpeechCosts()
         self._references = ReferenceQueue(model, context.device, config.max_waiting)
-        self._in_flight: deque[InFlightStep] = deque()
-        self._free_at = -math.inf
-        """When the GPU is predicted to be free for the next step."""
+        self._in_flight = InFlight(context.clock, on_gpu=context.device.type == "cuda")
         self._planned: Step | None = None
         self._reference_turn = False
 
@@ -207,16 +202,15 @@ class SpeechWorker:
     # Stepping
 
     def has_work(self) -> bool:
-        if len(self._in_flight) >= IN_FLIGHT:
-            return False
         now = self._context.clock()
-        if self._in_flight and self._context.device.type == "cuda" and self.backlog(now) > LEAD:
+        self._in_flight.note_read(now)
+        if not (self._in_flight.has_room and self._in_flight.near_end(now)):
             return False
         return self._plan(now) is not None or len(self._references) > 0
 
     def _plan(self, now: float) -> Step | None:
         if self._planned is None:
-            self._planned = self._scheduler.next_step(max(now, self._free_at))
+            self._planned = self._scheduler.next_step(max(now, self._in_flight.free_at))
         return self._planned
 
     def slack(self, now: float) -> float:
@@ -227,7 +221,7 @@ class SpeechWorker:
         return slack - self._forecast.decode_bound(self._runner.solver_steps[0], listeners)
 
     def backlog(self, now: float) -> float:
-        return max(0.0, self._free_at - now) if self._in_flight else 0.0
+        return self._in_flight.backlog(now)
 
     def least(self) -> float:
         return self._planned.predicted if self._planned is not None else self._costs.mean("clip", 0, 1)
@@ -254,7 +248,7 @@ class SpeechWorker:
             return self._launch_reference(now, allowance)
         if step is None or step.predicted > allowance:
             return False
-        start = max(now, self._free_at)
+        start = max(now, self._in_flight.free_at)
         self._observe_slack(start)
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
@@ -275,7 +269,7 @@ class SpeechWorker:
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
         self._scheduler.keep_voices(step)
-        self._book(launch, now)
+        self._in_flight.add(launch, now)
         return True
 
     def _launch(self, step: Step, now: float) -> InFlightStep:
@@ -293,7 +287,7 @@ class SpeechWorker:
         if step is None:
             return True
         cost = self._costs.bound("clip", 0, 1)
-        self._reference_turn = not self._reference_turn and self.slack(max(now, self._free_at)) > cost
+        self._reference_turn = not self._reference_turn and self.slack(max(now, self._in_flight.free_at)) > cost
         return self._reference_turn
 
     def _launch_reference(self, now: float, allowance: float) -> bool:
@@ -317,22 +311,17 @@ class SpeechWorker:
             launch.timings = [Timing("clip", 0, 1, start, self._runner.clock.mark())]
         else:
             launch.reference_id = request_id
-        self._book(launch, now)
+        self._in_flight.add(launch, now)
         return True
 
-    def _book(self, launch: InFlightStep, now: float) -> None:
-        self._in_flight.append(launch)
-        on_gpu = self._context.device.type == "cuda"
-        self._free_at = max(now, self._free_at) + launch.predicted if on_gpu else self._context.clock()
-
     def oldest_launch(self) -> float | None:
-        return self._in_flight[0].launched_at if self._in_flight else None
+        return self._in_flight.oldest.launched_at if self._in_flight else None
 
     def wait(self) -> None:
         """Waits until the oldest results have arrived, or until it is time to choose the next step."""
-        readback = self._in_flight[0].readback
-        if len(self._in_flight) < IN_FLIGHT and self._context.device.type == "cuda":
-            while not readback.ready() and self.backlog(self._context.clock()) > LEAD:
+        readback = self._in_flight.oldest.readback
+        if self._in_flight.has_room and self._context.device.type == "cuda":
+            while not readback.ready() and not self._in_flight.near_end(self._context.clock()):
                 time.sleep(POLL)
             if not readback.ready() and self.has_work():
                 time.sleep(POLL)  # The step may have to wait for another model that is due, so the loop must not spin.
@@ -345,17 +334,14 @@ class SpeechWorker:
     def collect(self) -> Outputs:
         now = self._context.clock()
         encoded = []
-        while self._in_flight and self._in_flight[0].readback.ready():
+        while launch := self._in_flight.take(now):
             self._planned = None
-            launch = self._in_flight.popleft()
             self._learn(launch, now)
             if launch.reference_id is not None:
                 encoded.append(ReferenceEncoded(launch.reference_id, launch.readback.read()["patches"].copy()))
             for outcome in self._runner.outcomes(launch):
                 outcome.sequence.tally.add(launch.route == "replay", len(launch.rows))
                 self._requests.take(outcome, now)
-        if self._in_flight:
-            self._free_at = min(self._free_at, now + sum(launch.predicted for launch in self._in_flight))
         self._requests.send_due(now)
         deltas, failed = self._requests.drain()
         return Outputs(speech=deltas, encoded=tuple(encoded), failed=failed)
