@@ -156,6 +156,7 @@ def figures(load: SpeechLoad, records: list[Record]) -> Row:
     result = summary(load, records)
     row = {"format": load.response_format, "utterance_s": load.seconds}
     row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
+    row |= {name: result[name] for name in ("failures",) if name in result}
     if not result["succeeded"]:
         return row
     row |= {

@@ -242,6 +242,11 @@ _SHOWN = ("mean", "p50", "p95", "p99", "max")
 
 
 def _failures(records: Sequence[Record]) -> str:
-    """Counts by kind of failure: "503 refused: 3"."""
-    counts = Counter(f"{record.status or ''} {record.error}".strip() for record in records if record.error)
+    """Counts by kind of failure: "503 refused: 3, failed (the server closed the connection): 1"."""
+    counts = Counter(map(_failure, (record for record in records if record.error)))
     return ", ".join(f"{what}: {count}" for what, count in counts.most_common())
+
+
+def _failure(record: Record) -> str:
+    reason = f" ({record.message})" if record.error == "failed" and record.message else ""
+    return f"{record.status or ''} {record.error}{reason}".strip()

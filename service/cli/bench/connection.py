@@ -58,6 +58,10 @@ class Connection:
         self._timeout = timeout
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._http = h11.Connection(h11.CLIENT)
+        self._fresh = True
+        """Whether the current request is the first of its connection."""
+        self._heard = False
+        """Whether anything came since it was sent."""
 
     async def warm_up(self) -> None:
         """Opens the connection with one GET, so that no measured request is the first. Errors surface in the next
@@ -68,7 +72,19 @@ class Connection:
                 pass
 
     async def request(self, method: str, path: str, content: bytes) -> h11.Response:
-        """Sends a request and returns the head of its answer. The body must be read next."""
+        """Sends a request and returns the head of its answer. The body must be read next.
+
+        A server may close an idle connection at the moment when a request is sent on it. It has not read the request
+        then, which is sent again on a new connection."""
+        try:
+            return await self._ask(method, path, content)
+        except ConnectionFailed:
+            if self._fresh or self._heard:
+                raise
+        self.close()
+        return await self._ask(method, path, content)
+
+    async def _ask(self, method: str, path: str, content: bytes) -> h11.Response:
         try:
             writer = await self._ready()
             headers = [*self._peer.headers, ("content-type", "application/json"), ("content-length", str(len(content)))]
@@ -76,6 +92,7 @@ class Connection:
             body = self._http.send(h11.Data(data=content))
             self._http.send(h11.EndOfMessage())
             assert head is not None and body is not None
+            self._heard = False
             writer.write(head + body)
             while not isinstance(event := await self._next(), h11.Response):
                 if not isinstance(event, h11.InformationalResponse):
@@ -103,7 +120,8 @@ class Connection:
             self._http.start_next_cycle()
         else:
             self.close()
-        if self._streams is None or self._streams[0].at_eof():
+        self._fresh = self._streams is None or self._streams[0].at_eof()
+        if self._streams is None or self._fresh:
             self.close()
             async with asyncio.timeout(self._timeout):
                 self._streams = await asyncio.open_connection(self._peer.host, self._peer.port, ssl=self._peer.tls)
@@ -117,7 +135,9 @@ class Connection:
                 return event
             assert self._streams is not None
             async with asyncio.timeout(self._timeout):
-                self._http.receive_data(await self._streams[0].read(READ_BYTES))
+                data = await self._streams[0].read(READ_BYTES)
+            self._heard = self._heard or bool(data)
+            self._http.receive_data(data)
 
 
 def _failure(error: Exception) -> Exception:

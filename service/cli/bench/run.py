@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
@@ -20,6 +21,8 @@ from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
 """Seconds of head start, to tell every client the start time."""
+_REASONS = 5
+"""Number of reasons for failures in a summary, the most frequent ones."""
 QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 Report = Callable[[Record], None]
@@ -166,7 +169,8 @@ class _Client:
 
 
 def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:
-    """Counts, rates and quantiles (seconds) over the successful requests, plus every kind of failure."""
+    """Counts, rates and quantiles (seconds) over the successful requests, plus every kind of failure. failures: number
+    of requests by reason, where there are any."""
     good = [record for record in records if not record.error]
     result: dict[str, Any] = {
         "load": msgspec.to_builtins(msgspec.structs.replace(load, api_key=None)),
@@ -175,6 +179,8 @@ def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:
         "refused": sum(record.error == "refused" for record in records),
         "failed": sum(record.error == "failed" for record in records),
     }
+    if reasons := Counter(record.message for record in records if record.error == "failed"):
+        result["failures"] = dict(reasons.most_common(_REASONS))
     if not good:
         return result
     wall = max(r.start + r.duration for r in good) - min(r.start for r in good)

@@ -70,7 +70,7 @@ class Record(msgspec.Struct):
     audio: seconds of audio; underrun: seconds for which a player that began at the first byte had nothing to play.
     delay: open loop: from the moment that was drawn for the request until its client sent it.
     turn: of a conversation, from 1; a later one follows its answer at once and has no delay.
-    message: the server's words on a refusal.
+    message: the server's words on a refusal, or what the client saw of a failure.
     """
 
     start: float

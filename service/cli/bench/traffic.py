@@ -82,6 +82,7 @@ async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[s
     except (ConnectionFailed, TimeoutError, msgspec.DecodeError) as error:
         record.error = "failed"
         record.status = record.status or (408 if isinstance(error, TimeoutError) else 0)
+        record.message = str(error) or type(error).__name__
     return record
 
 
