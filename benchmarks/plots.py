@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.commands import COMMANDS
 from benchmarks.formatting import model_name
 from benchmarks.reading import Missing, Results
-from benchmarks.server_tables import gpu_busy, server_of
+from benchmarks.server_tables import gpu_busy, listeners_of, server_of
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]
@@ -162,7 +162,7 @@ def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
 
 
 def _listeners(results: Results) -> Panels:
-    rows = [row for result in results.variants("speech_http_listeners") for row in result.rows if row["succeeded"]]
+    rows = [row for result in listeners_of(results) for row in result.rows if row["succeeded"]]
     if not rows:
         raise Missing("speech_http_listeners")
     rows.sort(key=lambda row: row["listeners"])

@@ -114,8 +114,13 @@ def speech_listeners(results: Results) -> str:
 
     head = ["listeners", "requests/s", "requests", "time to first audio p50 (p25 to p75), ms", "p95, ms", "p99, ms"]
     head += ["real-time factor p50", "p95", "audio-s per s", "underruns", "refused or failed", "sustained"]
-    names = [result.name for result in results.variants("speech_http_listeners")]
+    names = [result.name for result in listeners_of(results)]
     return sourced_table(results, names or ["speech_http_listeners"], block, head)
+
+
+def listeners_of(results: Results) -> list[Result]:
+    """Of live listeners, one number of them or several in each; `..._before` is earlier code, to compare with."""
+    return [one for one in results.variants("speech_http_listeners") if not one.name.endswith("_before")]
 
 
 def chat_latency(results: Results) -> str:

@@ -218,14 +218,15 @@ def test_listeners_of_several_files_are_one_table_and_one_line(results: Results)
     assert TABLES["speech-listeners"](results).startswith("Not measured yet")
     with pytest.raises(Missing):
         PLOTS["speech_listeners"].series(results)
-    for suffix, rate in (("", 125.0), ("_110", 110.0)):
+    for suffix, rate in (("", 125.0), ("_110", 110.0), ("_100_before", 100.0)):
         row = {"rate": rate, "listeners": rate * 5.12, "requests": 9, "succeeded": 9, "refused": 0, "failed": 0}
         row |= {f"first_{name}_ms": 40.0 for name in ("p25", "p50", "p75", "p95", "p99")}
         row |= {"rtf_p50": 0.2, "rtf_p95": 0.3, "audio_s_per_s": 560.0, "streams_with_underrun": 0, "sustained": True}
-        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps({**FACTS, "rows": [row]}))
+        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": [row]}
+        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
     table = TABLES["speech-listeners"](results)
     assert "| 640 | 125 | 9 | 40.0 (40.0 to 40.0) | 40.0 | 40.0 | 0.200 | 0.300 | 560 | 0 | 0 | yes |" in table
-    assert "| 563 | 110 |" in table
+    assert "| 563 | 110 |" in table and "| 512 | 100 |" not in table
     assert [x for x, _ in PLOTS["speech_listeners"].series(results)["live listeners"]["p95"]] == [563.2, 640.0]
 
 

@@ -3,6 +3,7 @@ the kernels of eager runs."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -82,9 +83,8 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
     plan = _rows(runner.buckets[-1])
     solver_steps, variant = runner.solver_steps[0], runner.variants[-1]
     scratch_prefill(runner, [tokens], variant=variant)
-    for bucket in variant.prefill.bucket_list:
-        # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
-        variant.prefill.run(_full_prompt(runner.model, bucket), eager="disabled")
+    # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
+    deque(variant.prefill.warm_up(variant.prefill.bucket_list), maxlen=0)
     variant.decode[solver_steps].run(plan, eager="disabled")
     variant.tail[solver_steps].run(plan, eager="disabled")
     with runner.codec_turn():
