@@ -202,7 +202,7 @@ class SpeechRunner:
         bucket = None if graph is None else graph.bucket
         start = self.clock.mark()
         with prefill_errors():
-            self._write_state(block_table_arrays([sequence for _, sequence in chunks], self._max_pages))
+            self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
             if bucket is None:
                 conditioning = self._backbone(chunks, decodes, steps, adapters)
             else:
@@ -373,13 +373,13 @@ class SpeechRunner:
         emitting = [*decodes, *ready]
         if not emitting:
             return
-        emits = upload({"slots": slots_of(emitting)}, self.device)["slots"]
-        self.state["conditioning"].index_copy_(0, emits, conditioning[: len(emitting)])
-        self._write_state(slot_state_arrays(ready, self.model.patch_shape))
+        arrays = slot_state_arrays(ready, self.model.patch_shape)
+        device = upload(arrays | {"emitting": slots_of(emitting)}, self.device)
+        self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
+        self._write_rows(device)
 
-    def _write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Rows of the slot state's tables, by name, for `slots`."""
-        device = upload(arrays, self.device)
+    def _write_rows(self, device: dict[str, Tensor]) -> None:
+        """Writes rows of the slot state's tables, by name, for `slots`."""
         slots = device.pop("slots")
         for name, values in device.items():
             table = self.state[name]

@@ -11,6 +11,7 @@ import torch
 from models.voxcpm2.model import VoxCPM2, load_model
 from service.link.messages import EncodeReference
 from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.test_voices import spoken
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, request, segment, streams
 from tests.models.voxcpm2 import golden
 
@@ -113,3 +114,22 @@ def test_a_clip_is_encoded_as_the_model_encodes_it(model: VoxCPM2) -> None:
     with torch.inference_mode():
         pieces = list(model.encode_reference_pieces(torch.from_numpy(wave).cuda(), "left"))
     np.testing.assert_allclose(encoded.patches, torch.cat(pieces).cpu().numpy(), atol=HIDDEN, rtol=0)
+
+
+def test_streams_that_share_a_voice_equal_themselves_alone(model: VoxCPM2) -> None:
+    """Over a cache that is too small for all; prompts behind shared pages are replayed."""
+    requests = [spoken(number, voice) for number, voice in enumerate((3, 3, 2, 3, 0, 2, 1, 3, 3, 2))]
+    alone = [WorkerRig(model, golden.processor(), graphs=False, device="cuda").alone(one) for one in requests]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rig = WorkerRig(model, golden.processor(), tokens=24 * 16, device="cuda", capture_all=True)
+        rig.observations.drain()
+        heard = rig.run({3 * turn: requests[2 * turn : 2 * turn + 2] for turn in range(5)})
+    for one, expected in zip(requests, alone, strict=True):
+        got = heard[one.request_id]
+        np.testing.assert_allclose(np.stack(got.patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
+        np.testing.assert_allclose(got.audio, expected.audio, atol=AUDIO, rtol=0)
+    rig.assert_clean()
+    events = rig.observations.drain()
+    assert sum(event.value for event in events if event.name == "prefix_cache_hit_tokens_total") >= 32
+    routes = {e.labels["route"] for e in events if e.name == "steps_total" and e.labels["kind"] == "prefill"}
+    assert routes == {"replay"}
