@@ -132,7 +132,7 @@ def _served(scale: Scale, tiny: bool, flags: Sequence[str]) -> Iterator[tuple[Ro
         parent = Path(folder)
         made = [] if tiny else [directory_of(scale.chat_model, parent), make(scale.speech_model, parent)]
         with serve(*(random_weights(made) if made else []), *flags) as server:
-            server.wait_for_captures()
+            server.wait_until_idle()
             yield from measured(server, scale)
 
 

@@ -210,7 +210,7 @@ TINY_MODEL = "reprise/qwen2_vl"
 def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row, and the facts that its server reports at that time."""
     with serve(*flags) as server:
-        server.wait_for_captures()
+        server.wait_until_idle()
         for row in RUNS[kind](server, model, scale):
             yield row, server.facts()
 

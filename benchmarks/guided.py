@@ -200,7 +200,7 @@ def measured_beside(server: Server, model: str, scale: Scale, seeds: Iterator[in
 
 def run(model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     with serve(*flags) as server:
-        server.wait_for_captures()
+        server.wait_until_idle()
         for row in measured(server, model, scale):
             yield row, server.facts()
 

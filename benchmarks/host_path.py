@@ -211,7 +211,7 @@ def main(words: Sequence[str] | None = None) -> Path:
                 checkout=checkout,
             )
             sides.append(Side(name, stack.enter_context(serving), marks, made.name))
-            sides[-1].server.wait_for_captures()
+            sides[-1].server.wait_until_idle()
         name = chosen.name or (f"host_path_gpu_{chosen.gpu}" if chosen.gpu else "host_path")
         return record(
             name,

@@ -142,7 +142,7 @@ def started(model: str, limit: float, flags: Sequence[str]) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         weights = () if model == EMBEDDED else random_weights([directory_of(model, Path(folder))])
         with serve(*weights, *settings) as server:
-            server.wait_for_captures()
+            server.wait_until_idle()
             yield server
 
 

@@ -25,6 +25,10 @@ START_TIMEOUT = 600.0
 ANSWER_TIMEOUT = STOP_TIMEOUT = 120.0
 SETTLED = 3.0
 """Seconds without a new capture, after which there is no more to come."""
+IDLE_SHARE = 0.2
+"""Of a processor, which the engine uses at most when it has nothing to do."""
+IDLE_SECONDS = 120.0
+"""The longest wait for that."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,18 @@ class Server:
             if (now := self.captures()) != captures:
                 captures, last = now, time.monotonic()
         return last
+
+    def wait_until_idle(self) -> None:
+        """Waits for captures, and for what an idle server does behind them: warm-ups, the voices that are built in. The
+        first requests would wait for it."""
+        self.wait_for_captures()
+        deadline, used = time.monotonic() + IDLE_SECONDS, self.metric("reprise_engine_cpu_seconds_total")
+        while time.monotonic() < deadline:
+            time.sleep(SETTLED)
+            before, used = used, self.metric("reprise_engine_cpu_seconds_total")
+            if used - before < IDLE_SHARE * SETTLED:
+                return
+        print(f"the engine is not idle after {IDLE_SECONDS:g} s", flush=True)
 
     def models(self) -> list[str]:
         return [card["id"] for card in json.loads(self._get("/v1/models"))["data"]]

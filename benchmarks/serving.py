@@ -320,7 +320,7 @@ def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SE
             yield server
     else:
         with serve(*random_weights([directory]), *settings) as server:
-            server.wait_for_captures()
+            server.wait_until_idle()
             yield server
 
 

@@ -182,7 +182,7 @@ RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
 def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row, and the facts that the server reports at that time."""
     with serve(*flags) as server:
-        server.wait_for_captures()
+        server.wait_until_idle()
         for row in RUNS[kind](server, scale):
             tokens, requests = (
                 server.metric(f"reprise_request_input_tokens_{name}", model=scale.model) for name in ("sum", "count")

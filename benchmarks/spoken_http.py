@@ -156,7 +156,7 @@ def row(traffic: str, heard: Sequence[Heard]) -> Row:
 
 def measured(server: Server, models: Sequence[str], scale: Scale) -> Iterator[tuple[Row, dict[str, Any]]]:
     asyncio.run(conversations(server, models, scale.side, [0.0]))  # makes the voice, too
-    server.wait_for_captures()
+    server.wait_until_idle()
     yield row("alone", asyncio.run(alone(server, models, scale))), server.facts()
     moments = random.Random(0)
     starts = sorted(moments.uniform(0, scale.seconds) for _ in range(scale.conversations))
