@@ -84,6 +84,27 @@ class PagedBatch:
         )
 
     @classmethod
+    def of_chunks(
+        cls,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        slot_mapping: Tensor,
+        cu_seqlens: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+    ) -> PagedBatch:
+        """Prefill chunks with cached context or without; only their tokens and number are sizes of the batch."""
+        return cls(
+            caches=caches,
+            page_size=page_size,
+            slot_mapping=slot_mapping,
+            num_decode_rows=0,
+            cu_seqlens_q=cu_seqlens,
+            prefill_tables=block_tables,
+            prefill_lens=seq_lens,
+        )
+
+    @classmethod
     def of_new_prompts(
         cls,
         caches: Sequence[Mapping[str, Tensor]],

@@ -107,14 +107,9 @@ class PrefillStep:
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch(
-            caches=self.caches,
-            page_size=self.page_size,
-            slot_mapping=buffers["slot_mapping"],
-            num_decode_rows=0,
-            cu_seqlens_q=buffers["cu_seqlens"],
-            prefill_tables=self.state["block_table"].index_select(0, buffers["slots"]),
-            prefill_lens=buffers["seq_lens"],
+        tables = self.state["block_table"].index_select(0, buffers["slots"])
+        batch = PagedBatch.of_chunks(
+            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
         )
         return {"conditioning": self.prefill(buffers, batch, self.bank)}
 

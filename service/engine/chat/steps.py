@@ -223,14 +223,9 @@ class CachedPrefillStep:
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch(
-            caches=self._caches,
-            page_size=self._page_size,
-            slot_mapping=buffers["slot_mapping"],
-            num_decode_rows=0,
-            cu_seqlens_q=buffers["cu_seqlens"],
-            prefill_tables=self._state.block_tables[buffers["slots"]],
-            prefill_lens=buffers["seq_lens"],
+        tables = self._state.block_tables[buffers["slots"]]
+        batch = PagedBatch.of_chunks(
+            self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
         )
         return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 

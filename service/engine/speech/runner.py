@@ -2,7 +2,8 @@
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
 graph. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has its own CUDA
-stream: a step's patches are decoded to audio while the next step runs. One upload per pass, one readback per step.
+stream: a step's patches are decoded to audio while the next step runs. A decode step takes one upload and one
+readback.
 """
 
 from __future__ import annotations

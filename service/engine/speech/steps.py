@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ _PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cp
 """Buckets of captured prefills, each for text alone, for few patches (what is left of a voice's reference behind its
 shared pages) and for as many patches as tokens. Up to about a thousand tokens, an eager prefill is bound by kernel
 launches, not by the GPU."""
-_FEW = 4
-"""Tokens for each patch, in buckets for few patches."""
+_PATCHES_PER_TOKEN = (0.0, 0.25, 1.0)
+"""In buckets for text alone, for few patches and for many."""
 _PREFILLS_BEFORE_READY = {
     "cuda": ((64, 128, 256, 1024), (64, 256, 1024), (256, 1024)),
     "cpu": ((64,), (64,), (64,)),
@@ -111,11 +112,10 @@ def make_runner(
 def prefill_buckets(device: str, most: int) -> tuple[list[Bucket], list[Bucket]]:
     """Buckets of captured prefills of at most `most` tokens, and those to capture before readiness."""
 
-    def buckets(tokens: Sequence[int], patches: Callable[[int], int]) -> list[Bucket]:
+    def buckets(tokens: Sequence[int], patches: float) -> list[Bucket]:
         sizes = sorted({min(size, most) for size in tokens})
-        return [{"tokens": n, "audio": patches(n), "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
+        return [{"tokens": n, "audio": ceil(n * patches), "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
 
-    shares: Sequence[Callable[[int], int]] = (lambda _: 0, lambda tokens: max(1, tokens // _FEW), lambda tokens: tokens)
-    bucket_list = [bucket for patches in shares for bucket in buckets(_PREFILL_TOKENS[device], patches)]
-    before_ready = zip(_PREFILLS_BEFORE_READY[device], shares, strict=True)
+    bucket_list = [bucket for patches in _PATCHES_PER_TOKEN for bucket in buckets(_PREFILL_TOKENS[device], patches)]
+    before_ready = zip(_PREFILLS_BEFORE_READY[device], _PATCHES_PER_TOKEN, strict=True)
     return bucket_list, [bucket for tokens, patches in before_ready for bucket in buckets(tokens, patches)]

@@ -1,4 +1,4 @@
-"""Pages with the keys of a voice's reference, which the streams of that voice share.
+"""The prefix cache of speech: pages with the keys of a voice's reference, which the streams of that voice share.
 
 A prompt begins with its reference, so the keys of pages that hold nothing else depend on the reference alone. They stay
 in the cache until their pages are needed.

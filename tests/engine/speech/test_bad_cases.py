@@ -159,7 +159,7 @@ def test_it_is_sent_when_the_listeners_sound_runs_low(rig: Rig) -> None:
     rig.runaways = {1: 1}
     rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 8)))
     while len(rig.heard["one"].patches) < LONG + 3:
-        rig.turn()
+        assert rig.turn()
     assert rig.sent() == [0] * LONG
     (stream,) = rig.worker._scheduler.running
     assert stream.playback.in_hand(rig.now) == pytest.approx(0.16 * LONG)
@@ -184,7 +184,7 @@ def test_the_listeners_clock_forgets_what_was_thrown_away(rig: Rig) -> None:
 def test_leaving_while_audio_waits_leaves_nothing(rig: Rig) -> None:
     rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 30)))
     while len(rig.heard["one"].patches) < LONG + 3:
-        rig.turn()
+        assert rig.turn()
     rig.run({0: [Abort("one")]})
     assert rig.sent() == [0] * LONG
 
