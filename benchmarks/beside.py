@@ -20,6 +20,7 @@ from benchmarks.checkpoints import SIZES, make
 from benchmarks.record import Row, record
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.serving import directory_of
+from benchmarks.speech_http import VOICES
 from service.cli.bench.run import Clients, run_together, summary
 from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
 
@@ -80,6 +81,7 @@ def speech(server: Server, scale: Scale) -> Clients:
         text_words=13,
         seconds=scale.utterance,
         solver_steps=SOLVER_STEPS,
+        voices=VOICES,
     )
     return Clients(load, scale.speech_processes, until=until)
 

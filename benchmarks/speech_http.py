@@ -5,8 +5,8 @@ rates, and live listeners for minutes.
     python -m benchmarks.speech_http listeners [--rates 110 125 137] [--ramp 60] [--seconds 300] [--max-running 256]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Utterances have a fixed
-number of patches, since the decisions of a random stop head are of no use. Every text is new; the codec is part of
-every step.
+number of patches, since the decisions of a random stop head are of no use. Every text is new, in one of the built-in
+voices; the codec is part of every step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from benchmarks.checkpoints import make
 from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
+from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import Record, SpeechLoad
 
 MODEL = "voxcpm2"
 SOLVER_STEPS = 10
+VOICES = (DEFAULT_VOICE, *OPENAI_VOICES)
+"""Streams of one voice share the keys of its reference, so listeners have different ones."""
 FIRST_AUDIO_P95 = 0.150
 """Seconds of time to first audio up to which a rate without an underrun counts as sustained."""
 
@@ -98,6 +101,7 @@ def closed(server: Server, scale: Scale, response_format: str) -> Iterator[Row]:
             seconds=scale.long,
             response_format=response_format,
             solver_steps=SOLVER_STEPS,
+            voices=VOICES,
         )
         yield {"streams": streams, **_row(load, min(scale.processes, streams))}
 
@@ -133,6 +137,7 @@ def _arriving(server: Server, scale: Scale, rate: float, seconds: float) -> Spee
         text_words=6,
         seconds=scale.short,
         solver_steps=SOLVER_STEPS,
+        voices=VOICES,
     )
 
 
@@ -222,6 +227,7 @@ def main(words: Sequence[str] | None = None) -> Path:
             _measured(kind, scale, [*hosted, *settings]),
             model=scale.model,
             solver_steps=SOLVER_STEPS,
+            voices=list(VOICES),
             flags=settings,
             **held,
         )

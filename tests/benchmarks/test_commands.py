@@ -38,6 +38,7 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     accept(speech_http.main(["listeners", "--tiny", "--rates", "2", "--seconds", "4"]), "speech_http_listeners")
     facts = results["speech_http_closed"].facts
     assert facts["prefix_cache_hit_tokens"] > 0 and facts["steps"]["vae replay captured"] > 0
+    assert len(facts["voices"]) > 2
     (row,) = results["speech_http_listeners"].rows
     assert 0 < row["succeeded"] == row["requests"] < 10 and row["listeners"] == pytest.approx(2 * 0.64)
     assert row["first_p25_ms"] <= row["first_p50_ms"] <= row["first_p75_ms"]

@@ -61,6 +61,12 @@ def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
         assert parsed.stream_options is not None and parsed.stream_options.include_usage
 
 
+def test_of_several_voices_one_is_drawn_for_each_request() -> None:
+    rng, load = np.random.default_rng(0), SpeechLoad("http://x", "m", 1, 0, voices=("alloy", "nova", "tom"))
+    assert {payload(load, rng)["voice"] for _ in range(50)} == {"alloy", "nova", "tom"}
+    assert payload(SpeechLoad("http://x", "m", 1, 0), rng)["voice"] == "default"
+
+
 def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
     body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
     assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63

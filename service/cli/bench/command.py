@@ -163,9 +163,19 @@ def speech(
     ] = 0.0,
     response_format: Annotated[str, typer.Option("--format", help="pcm, wav, flac, mp3, opus or aac.")] = "pcm",
     steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
+    voices: Annotated[
+        list[str] | None, typer.Option("--voice", help="Voice; of several, one is drawn for each request.")
+    ] = None,
 ) -> SpeechLoad:
     """Speech: time to first audio, real-time factor, gaps in playback."""
-    return SpeechLoad(**load, text_words=words, seconds=seconds, response_format=response_format, solver_steps=steps)
+    return SpeechLoad(
+        **load,
+        text_words=words,
+        seconds=seconds,
+        response_format=response_format,
+        solver_steps=steps,
+        voices=tuple(voices or ("default",)),
+    )
 
 
 def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:

@@ -51,12 +51,14 @@ class ChatLoad(Load, frozen=True, tag="chat"):
 
 
 class SpeechLoad(Load, frozen=True, tag="speech"):
-    """Speech requests with new random text each; `seconds` caps the audio of one (0: the server decides)."""
+    """Speech requests with new random text each; `seconds` caps the audio of one (0: the server decides). voices: one
+    of them is drawn for each request."""
 
     text_words: int = 12
     seconds: float = 0.0
     response_format: str = "pcm"
     solver_steps: int | None = None
+    voices: tuple[str, ...] = ("default",)
 
 
 AnyLoad = ChatLoad | SpeechLoad

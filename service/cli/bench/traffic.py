@@ -187,10 +187,12 @@ def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any
     body: dict[str, Any] = {
         "model": load.model,
         "input": " ".join(rng.choice(_SPOKEN, load.text_words)) + ".",
-        "voice": "default",
+        "voice": load.voices[0],
         "response_format": load.response_format,
         "seed": int(rng.integers(1 << 31)),
     }
+    if len(load.voices) > 1:
+        body["voice"] = str(rng.choice(load.voices))
     if load.seconds:
         body["min_len"] = body["max_len"] = _patches(load)
     if load.solver_steps:
