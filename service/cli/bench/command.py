@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
@@ -216,7 +217,7 @@ def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Recor
     counts = Table.grid(padding=(0, 2))
     counts.add_row("requests", str(result["requests"]))
     if failures := _failures(records):
-        counts.add_row("[red]without an answer[/red]", failures)
+        counts.add_row("[red]without an answer[/red]", Text(failures))
     times = Table("", *_SHOWN, box=box.SIMPLE_HEAD)
     for column in times.columns[1:]:
         column.justify = "right"
@@ -237,7 +238,9 @@ def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Recor
             quantiles("later turns (ms)", result["first_later"])
         quantiles("between tokens (ms)", result["gap"])
     else:
-        counts.add_row("audio s/s", f"{result.get('audio_seconds_per_second', 0.0):.2f}")
+        known = "audio_seconds_per_second" in result
+        rate = f"{result['audio_seconds_per_second']:.2f}" if known else "known only as pcm or with --seconds"
+        counts.add_row("audio s/s", rate)
         if load.response_format == "pcm" and "streams_with_underrun" in result:
             silence = f"{result['underrun_seconds']:.2f} s in {result['streams_with_underrun']} streams"
             counts.add_row("underruns", silence)
