@@ -28,6 +28,7 @@ from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.logits_engine import LogitsEngine
 from tests.support.prompts import prompt_of
+from tests.support.routes import replayed_if_captured as replayed_if_captured
 
 PICTURES = with_most(DIRECTORY)
 
@@ -42,6 +43,7 @@ class CapturedEngine(LogitsEngine):
         return largest_difference(rows, expected()[f"prompt.{golden}.generated_logits"][:, : rows.shape[1]])
 
 
+@pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("max_step_tokens", [512, 37])

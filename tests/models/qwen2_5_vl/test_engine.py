@@ -27,6 +27,7 @@ from tests.support.golden import inputs, media_files
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.prompts import prompt_of
+from tests.support.routes import replayed_if_captured as replayed_if_captured
 
 
 def engine(device: str = "cpu", **settings: object) -> InlineEngine:
@@ -39,6 +40,7 @@ def golden_log_probabilities(name: str) -> np.ndarray:
     return logits.gather(1, torch.tensor(golden_tokens(name))[:, None]).squeeze(1).numpy()
 
 
+@pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("max_step_tokens", [512, 37])

@@ -1,0 +1,18 @@
+"""For tests that require a replay: on a GPU that other tests share, an eager pass may be measured to be faster."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.graphs.observations import Route
+from service.graphs.pool import RouteSeconds
+
+
+@pytest.fixture
+def replayed_if_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a captured graph holds is replayed, whatever was measured at its capture."""
+
+    def current(self: RouteSeconds, current: Route = "replay", *, gain: float = 0.0) -> Route:
+        return current
+
+    monkeypatch.setattr(RouteSeconds, "faster", current)
