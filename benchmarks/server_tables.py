@@ -340,6 +340,12 @@ def server_of(result: Result) -> str:
     return f"{engine}, {count} API processes" if count > 1 else engine
 
 
+def _variant(result: Result, name: str) -> str:
+    """What the name of a result says beyond that of its load, except for engines and numbers of API processes."""
+    said = result.name.removeprefix(name).strip("_").replace("_", " ")
+    return f", {said}" if said and not said.endswith("api processes") and said != result.facts["engine"] else ""
+
+
 def gpu_busy(row: dict[str, Any]) -> float | None:
     """The share of a load's time in which steps ran (older results: steps_share); None where it is not told."""
     share: float | None = row.get("gpu_busy_share", row.get("steps_share"))
@@ -354,7 +360,7 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
     def block(result: Result) -> list[list[str]]:
         return [
             [
-                server_of(result) + device_mark(result),
+                server_of(result) + _variant(result, name) + device_mark(result),
                 number(row[what[1]]),
                 *(number(row[key]) if key in row else "" for _, key in columns),
                 str(row["requests"] - row["succeeded"]),

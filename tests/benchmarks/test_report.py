@@ -295,6 +295,6 @@ def test_engines_under_one_load_stand_in_one_table(results: Results) -> None:
     figures = "49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |"
     assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 98.7 % | 90.1 % |"
     assert lines[3] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |  |"
-    assert lines[4] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % | 98.5 % |  |"
+    assert lines[4] == f"| reprise, before | 8.00 | 2,998 | {figures} 12.5 % | 98.5 % |  |"
     assert lines[5] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |  |"
     assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)
