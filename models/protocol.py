@@ -175,7 +175,7 @@ class SpeechModel(Protocol):
     def lora_places(self) -> Mapping[str, LoraPlace]:
         """The layers that adapters may change. The steps below take a `bank` of adapters, and with it the buffers
         lora_slots, lora_order and lora_tiles (models.layers.lora.LoraRows), with one unit for each row or prompt
-        position."""
+        position; the rows of decode_step and tail are sorted by adapter."""
         ...
 
     def cache_specs(self) -> list[CacheSpec]: ...

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
-from models.layers.lora import StackLora, add_lora
+from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
@@ -75,9 +74,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """[..., n, hidden_size] -> the outputs of the heads [..., n, num_heads * head_dim], for all rows or for those
         in `keep`. lora: adapters of the projections."""
-        qkv = gemm(normed, self.qkv.weight, self.qkv.bias)
-        if lora is not None:
-            add_lora(qkv, normed, lora.layers[layer].qkv, lora.rows)
+        qkv = gemm(normed, self.qkv.weight, self.qkv.bias, lora=None if lora is None else lora.qkv(layer))
         q, k, v = self.split(qkv)
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
 
@@ -146,16 +143,12 @@ def run_rows(
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
     for index, (block, following) in enumerate(zip(front, layers[1:], strict=True)):
         attended = block.attention(normed, attend, index, lora=lora)
-        if lora is not None:
-            x = _adapted(x, attended, lora, index)
-        normed, x = _attention_added(block, attended, x)
+        normed, x = _attention_added(block, attended, x, None if lora is None else lora.out(index))
         normed, x = _mlp_added(block, normed, _with_features(x, features, index), following.attention_norm)
     attended = last.attention(normed, attend, len(front), keep, lora)
     if keep is not None:
         x = x[..., keep, :]
-    if lora is not None:
-        x = _adapted(x, attended, lora, len(front))
-    normed, x = _attention_added(last, attended, x)
+    normed, x = _attention_added(last, attended, x, None if lora is None else lora.out(len(front)))
     x = _with_features(x, features, len(front))
     if isinstance(last.mlp, MixtureOfExperts):
         assert isinstance(normed, Tensor)
@@ -164,20 +157,12 @@ def run_rows(
     return gemm_add_norm(last.mlp.gated(normed), down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
 
 
-def _adapted(x: Tensor, attended: Tensor, lora: StackLora, layer: int) -> Tensor:
-    """x plus what the adapters add to the attention's output projection. Written in place, except for the first layer,
-    whose x belongs to the caller."""
-    if layer == 0 or not x.is_contiguous():
-        x = x.clone(memory_format=torch.contiguous_format)
-    return add_lora(x, attended, lora.layers[layer].out, lora.rows)
-
-
-def _attention_added(block: Block, attended: Tensor, x: Tensor) -> tuple[Normed, Tensor]:
+def _attention_added(block: Block, attended: Tensor, x: Tensor, lora: GemmLora | None) -> tuple[Normed, Tensor]:
     """x += the attention's output projection: (mlp_norm(x), x)."""
     out, norm = block.attention.out, block.mlp_norm
     if isinstance(block.mlp, MixtureOfExperts):  # its router reads the norm too, so the norm cannot be left to a GEMM
-        return gemm_add_norm(attended, out.weight, out.bias, x, norm.weight, norm.eps)
-    return add_and_norm(out, attended, x, norm)
+        return gemm_add_norm(attended, out.weight, out.bias, x, norm.weight, norm.eps, lora)
+    return add_and_norm(out, attended, x, norm, lora)
 
 
 def _mlp_added(block: Block, normed: Normed, x: Tensor, norm: RMSNorm) -> tuple[Normed, Tensor]:
@@ -194,9 +179,11 @@ def _with_features(x: Tensor, features: Sequence[Tensor], layer: int) -> Tensor:
     return x + features[layer] if layer < len(features) else x
 
 
-def add_and_norm(layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm) -> tuple[Normed, Tensor]:
-    """x += layer(y): (norm(x) for a GEMM to read, x)."""
-    return gemm_add_deferrable_norm(y, layer.weight, layer.bias, x, norm.weight, norm.eps)
+def add_and_norm(
+    layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm, lora: GemmLora | None = None
+) -> tuple[Normed, Tensor]:
+    """x += layer(y): (norm(x) for a GEMM to read, x). lora: adapters of the layer."""
+    return gemm_add_deferrable_norm(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora)
 
 
 def _run_vector(

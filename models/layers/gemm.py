@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_mul
+from models.layers.lora import GemmLora, add_lora
 from models.layers.op import op
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]
@@ -35,10 +36,21 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight.dequantised(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
 
 
-@op(cuda="models.layers.kernels.gemm:gemm")
-def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
-    """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]."""
+def _gemm_host(
+    x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
+) -> Tensor:
+    y = gemm.reference(x, weight, bias, epilogue)
+    return y if lora is None else add_lora(y, x, lora.pair, lora.rows)
+
+
+@op(cuda="models.layers.kernels.gemm:gemm", cpu=_gemm_host)
+def gemm(
+    x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
+) -> Tensor:
+    """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]. lora: adapters, of a GEMM without an epilogue."""
     y = linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
+    if lora is not None:
+        return add_lora.reference(y, x, lora.pair, lora.rows)
     match epilogue:
         case "silu_mul":
             return silu_mul.reference(y)
@@ -54,25 +66,43 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _gemm_add_norm_host(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return add_rms_norm_host(linear(x, weight, bias), residual, norm_weight, eps)
+    return add_rms_norm_host(_gemm_host(x, weight, bias, lora=lora), residual, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm_add_norm", cpu=_gemm_add_norm_host)
 def gemm_add_norm(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias)."""
-    return add_rms_norm.reference(linear(x, weight, bias), residual, norm_weight, eps)
+    """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias, lora=lora)."""
+    return add_rms_norm.reference(gemm.reference(x, weight, bias, lora=lora), residual, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm", cpu=_gemm_add_norm_host)
 def gemm_add_deferrable_norm(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
     """gemm_add_norm whose norm only `gemm` reads, so that it may be a DeferredNorm."""
-    return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps)
+    return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps, lora)
 
 
 @op(cuda="models.layers.kernels.gemv:gemv")

@@ -45,12 +45,14 @@ class LoraRows:
     for each entry of `slots`.
 
     slots int32 [units], -1 for none. For kernels: order int32 [units], units sorted by slot; tiles int32 [tiles, 3],
-    (first, count, slot) of each run in `order`, of TILE_UNITS units at most; unused tiles have count 0.
+    (first, count, slot) of each run in `order`, of TILE_UNITS units at most; unused tiles have count 0. in_order: the
+    units are sorted already, so that `order` counts up; in a batch that stands there twice, in each half.
     """
 
     slots: Tensor
     order: Tensor
     tiles: Tensor
+    in_order: bool = False
 
     def twice(self) -> LoraRows:
         """The rows of a batch that holds the same units twice, one after the other."""
@@ -61,6 +63,7 @@ class LoraRows:
             self.slots.repeat(2),
             torch.cat((self.order, self.order + units)),
             torch.cat((self.tiles, behind)),
+            self.in_order,
         )
 
 
@@ -73,11 +76,25 @@ class LoraLayer:
 
 
 @dataclass(frozen=True, eq=False)
+class GemmLora:
+    """Adapters of one GEMM, and the rows of the batch that it multiplies."""
+
+    pair: LoraPair
+    rows: LoraRows
+
+
+@dataclass(frozen=True, eq=False)
 class StackLora:
     """Adapters of a stack's layers, and the rows of the batch that runs through it."""
 
     layers: Sequence[LoraLayer]
     rows: LoraRows
+
+    def qkv(self, layer: int) -> GemmLora:
+        return GemmLora(self.layers[layer].qkv, self.rows)
+
+    def out(self, layer: int) -> GemmLora:
+        return GemmLora(self.layers[layer].out, self.rows)
 
 
 def num_tiles(units: int, slots: int) -> int:

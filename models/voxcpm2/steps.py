@@ -37,10 +37,11 @@ def lora_specs(bank: LoraBank | None, units: int) -> dict[str, BufferSpec]:
     }
 
 
-def lora_of(bank: LoraBank | None, buffers: Mapping[str, Tensor]) -> Lora | None:
+def lora_of(bank: LoraBank | None, buffers: Mapping[str, Tensor], *, in_order: bool = False) -> Lora | None:
+    """in_order: the units of the batch are sorted by adapter."""
     if bank is None:
         return None
-    return Lora(bank, LoraRows(buffers["lora_slots"], buffers["lora_order"], buffers["lora_tiles"]))
+    return Lora(bank, LoraRows(buffers["lora_slots"], buffers["lora_order"], buffers["lora_tiles"], in_order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class DecodeStep:
         return {"slots": BufferSpec((bucket["rows"],), torch.int64), **lora_specs(self.bank, bucket["rows"])}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, lora = buffers["slots"], lora_of(self.bank, buffers)
+        slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
         rows = step_inputs(slots, self.network, self.state, self.page_size)
         batch = PagedBatch.of_decode_rows(
             self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens
@@ -127,7 +128,7 @@ class Tail:
         return {"slots": BufferSpec((bucket["rows"],), torch.int64), **lora_specs(self.bank, bucket["rows"])}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, lora = buffers["slots"], lora_of(self.bank, buffers)
+        slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
         lm, residual = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
         return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual, lora)}
 

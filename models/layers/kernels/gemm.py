@@ -19,14 +19,16 @@ from models.layers.e4m3 import E4M3Weight, Weight, for_rows
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_configs import config_for, default_split, e4m3_tile, fitted
+from models.layers.kernels.gemm_configs import config_for, default_split, e4m3_tile, fitted, streaming_tile
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
+from models.layers.kernels.lora import add_lora
 from models.layers.kernels.norms import add_rms_norm, rms_norm
 from models.layers.kernels.packed import add_quick_gelu
 from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
-from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, takes_lora, tiled_gemm
+from models.layers.lora import GemmLora
 
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
@@ -37,6 +39,10 @@ _VOCABULARY = 1 << 16
 """Outputs from which a layer is taken for a head over a vocabulary."""
 _MOST_VECTORS = 64
 """Rows that each read a narrow weight for themselves."""
+_MANY_ROWS_TILE = Tile(128, 128, 64, warps=8, stages=4, tma=True)
+"""For output projections with adapters. cuBLAS and a norm take a microsecond less for VoxCPM2's 1,408 rows (14.0 for 15.2
+us, benchmarks/results/kernels/gemms.json), but a kernel for the adapters takes more."""
+_MOST_WITH_LORA = 1408
 _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 """For hundreds of rows of some 64 columns, which larger tiles give to a few thread blocks."""
 
@@ -118,8 +124,12 @@ def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
     return Way("cublas")
 
 
-def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
+def gemm(
+    x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
+) -> Tensor:
     """models.layers.gemm.gemm."""
+    if lora is not None:
+        return _adapted_gemm(x, weight, bias, lora)
     kind: Kind = epilogue or "plain"
     weight = _for(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if isinstance(x, DeferredNorm):
@@ -139,6 +149,18 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
         return add_quick_gelu(_product(way, x, weight), bias)
     y = _product(way, x, weight, bias)
     return silu_mul(y) if epilogue == "silu_mul" else y
+
+
+def _adapted_gemm(x: Normed, weight: Weight, bias: Tensor | None, lora: GemmLora) -> Tensor:
+    """gemm with adapters, in its kernel where that is a tiled one."""
+    rows = x.rows if isinstance(x, DeferredNorm) else x
+    way = way_of("plain", rows, weight)
+    deferred = isinstance(x, DeferredNorm)
+    if not isinstance(weight, E4M3Weight) and (way.kernel == "tiled" or deferred):
+        tile = way.tile or streaming_tile(rows.numel() // rows.shape[-1])
+        if takes_lora(lora, tile):
+            return tiled_gemm(x, weight, bias, tile, lora=lora)
+    return add_lora(gemm(x, weight, bias), x, lora.pair, lora.rows)
 
 
 def _for(x: Tensor, weight: Weight) -> Weight:
@@ -175,36 +197,82 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def gemm_add_norm(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm."""
     weight = _for(x, weight)
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
+        if lora is not None:
+            add_lora(total, x, lora.pair, lora.rows)
         return rms_norm(total, norm_weight, eps), total
+    if lora is not None and not _takes_lora(way, x, lora):
+        residual, lora = _adapted(residual, x, lora), None
     after = residual, norm_weight, eps
     if way.kernel in ("cublas", "eight_bit"):
         return add_rms_norm(_product(way, x, weight, bias), *after)
     if way.variant is not None and way.variant.deferred:
-        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way))
+        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way), lora=lora)
         return rms_norm(total, norm_weight, eps), total
     split = way.variant.split if way.variant is not None else None
     if split is None and way.tile is not None:
         split = default_split(weight.shape[0], weight.shape[1], way.tile.columns)
-    return split_gemm_add_norm(x, weight, bias, *after, split=split, tile=way.tile, eight_bit=_narrow(way))
+    return split_gemm_add_norm(x, weight, bias, *after, split=split, tile=way.tile, eight_bit=_narrow(way), lora=lora)
 
 
 def gemm_add_deferrable_norm(
-    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
     """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
     weight = _for(x, weight)
     way = way_of("add_norm", x, weight)
-    if way.variant is not None and way.variant.deferred:
-        after = residual, norm_weight, eps
-        return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way))
-    return gemm_add_norm(x, weight, bias, residual, norm_weight, eps)
+    if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight):
+        way = Way("tiled", fitted(_MANY_ROWS_TILE), Variant(fitted(_MANY_ROWS_TILE), deferred=True))
+    if way.variant is None or not way.variant.deferred:
+        return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
+    if lora is not None and not _takes_lora(way, x, lora):
+        residual, lora = _adapted(residual, x, lora), None
+    after = residual, norm_weight, eps
+    return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way), lora=lora)
+
+
+def _tiled_with_lora(x: Tensor, weight: Weight) -> bool:
+    """Whether _MANY_ROWS_TILE takes a GEMM with adapters that cuBLAS takes without them. Only so many rows that a gated
+    GEMM of as many, which then scales by the norm, was measured, too."""
+    rows = x.numel() // x.shape[-1]
+    tile = _MANY_ROWS_TILE
+    return (
+        not isinstance(weight, E4M3Weight)
+        and rows <= _MOST_WITH_LORA
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
+        and weight.stride(1) == 1
+        and weight.shape[0] % tile.columns == 0
+        and weight.shape[1] % tile.depth == 0
+    )
+
+
+def _adapted(residual: Tensor, x: Tensor, lora: GemmLora) -> Tensor:
+    """residual plus what the adapters add to a GEMM of x whose kernel does not."""
+    return add_lora(residual.clone(memory_format=torch.contiguous_format), x, lora.pair, lora.rows)
+
+
+def _takes_lora(way: Way, x: Tensor, lora: GemmLora) -> bool:
+    tile = way.tile or streaming_tile(x.numel() // x.shape[-1])
+    return way.kernel == "tiled" and not _narrow(way) and takes_lora(lora, tile)
 
 
 def streams(x: Tensor, weight: Weight) -> bool:

@@ -1,13 +1,17 @@
-"""Adapters of a batch on a GPU, in two kernels: shrink, A x in shares of K, and expand, which adds B (A x) to y.
+"""Adapters of a batch on a GPU: shrink, A x in shares of K, and the expansion, which adds B (A x) to y.
 
 Reference: models.layers.lora.add_lora. A program takes rows of one adapter, so that its A and B are read once for up to
 64 rows; rows of no adapter are in no program. Under programmatic dependent launch a program finds its rows and asks for
 its A or B while the kernel before still runs: order and tiles are inputs of the step, which no kernel of it writes.
+
+The expansion is a kernel of its own, or, where the units of a batch are sorted by adapter, the end of a tiled GEMM that
+multiplies while the shrink still runs (models.layers.kernels.tiled_gemm).
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,7 +20,7 @@ from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
-from models.layers.lora import TILE_UNITS, LoraPair, LoraRows
+from models.layers.lora import TILE_UNITS, GemmLora, LoraPair, LoraRows
 
 _SHARE = 256
 """Inputs of one program of the shrink, where K is a multiple of them: the other shares run beside it."""
@@ -100,11 +104,14 @@ def _shrink_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    BESIDE_GEMM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BLOCK_M rows of one adapter times BLOCK_R rows of its A, over a share of K. hidden float32 [shares,
-    rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their inputs, [rows, SQUARES]."""
-    release_next(PDL)
+    rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their inputs, [rows, SQUARES]. BESIDE_GEMM: the kernel
+    after reads x before it waits for this one, so it may begin only when what wrote x has ended."""
+    if not BESIDE_GEMM:
+        release_next(PDL)
     row, here, slot, any_here = _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT, PADDED, BLOCK_M)
     share = tl.program_id(2)
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -115,6 +122,8 @@ def _shrink_kernel(
         lines = a_ptr + slot * stride_slot + r[:, None] * K + share * K_SHARE + line[None, :]
         _ask_for(tl.where(asked, lines, a_ptr + slot * stride_slot))
     wait_for_previous(PDL)
+    if BESIDE_GEMM:
+        release_next(PDL)
     if any_here:
         k = share * K_SHARE + tl.arange(0, BLOCK_K)
         x_rows = x_ptr + row[:, None] * stride_x
@@ -184,35 +193,130 @@ def _expand_kernel(
         tl.store(place, y.to(kind), mask=here[:, None])
 
 
+@triton.jit
+def add_expansion(
+    acc,
+    hidden_ptr,
+    b_ptr,
+    tiles_ptr,
+    num_tiles,
+    rows,
+    stride_slot,
+    first_row,
+    first_column,
+    RANK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SHARES: tl.constexpr,
+    SECOND: tl.constexpr,
+    THIRD: tl.constexpr,
+    UNIT: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """acc float32 [BLOCK_M, BLOCK_N] of a GEMM's program, whose rows and columns begin at these, plus B (A x) of its
+    rows, which are sorted by adapter. SECOND, THIRD: as in _expand_kernel."""
+    m = first_row + tl.arange(0, BLOCK_M)
+    n = first_column + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, RANK)
+    part = (first_column >= SECOND).to(tl.int32) + (first_column >= THIRD).to(tl.int32)
+    sources = hidden_ptr + m[:, None].to(tl.int64) * WIDTH + part * RANK + r[None, :]
+    hidden = tl.zeros((BLOCK_M, RANK), tl.float32)
+    for share in tl.static_range(SHARES):
+        hidden += tl.load(sources + share * rows.to(tl.int64) * WIDTH, mask=m[:, None] < rows, other=0.0)
+    every = tl.arange(0, PADDED)
+    first = tl.load(tiles_ptr + every * 3, mask=every < num_tiles, other=0) * UNIT
+    count = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0) * UNIT
+    meets = (count > 0) & (first < first_row + BLOCK_M) & (first + count > first_row)
+    begin = tl.min(tl.where(meets, every, PADDED), 0)
+    end = tl.max(tl.where(meets, every + 1, 0), 0)
+    kind = b_ptr.dtype.element_ty
+    for index in range(begin, end):
+        tile = tiles_ptr + index * 3
+        own_first = tl.load(tile) * UNIT
+        own_end = own_first + tl.load(tile + 1) * UNIT
+        if own_end > own_first:  # tiles without units stand between the halves of a batch behind itself
+            b = tl.load(b_ptr + tl.load(tile + 2).to(tl.int64) * stride_slot + n[None, :] * RANK + r[:, None])
+            # Rows without an adapter have no A x: what lies there is not read into a product.
+            own = tl.where(((m >= own_first) & (m < own_end))[:, None], hidden, 0.0)
+            acc = tl.dot(own.to(kind), b, acc=acc)
+    return acc
+
+
+class Expansion(NamedTuple):
+    """What a tiled GEMM adds to its product, after the shrink of the same x was launched just before it."""
+
+    hidden: Tensor
+    """float32 [shares, rows, width of A], written only for rows with an adapter."""
+    lora: GemmLora
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of add_expansion."""
+        pair, rows = self.lora.pair, self.lora.rows
+        second, third = _edges(pair)
+        return {
+            "RANK": pair.rank,
+            "WIDTH": pair.a.shape[1],
+            "SHARES": self.hidden.shape[0],
+            "SECOND": second,
+            "THIRD": third,
+            "UNIT": self.hidden.shape[1] // rows.slots.shape[0],
+            "PADDED": _padded(rows.tiles.shape[0]),
+        }
+
+
 def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     """models.layers.lora.add_lora. Layers' widths are multiples of 16, and so is the rank, a power of two."""
-    before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
-    inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-    count, units = inputs.shape[0], rows.slots.shape[0]
-    if count == 0 or rows.tiles.shape[0] == 0:
+    plain = x.rows if isinstance(x, DeferredNorm) else x
+    if plain.numel() == 0 or rows.tiles.shape[0] == 0:
         return y
-    unit = count // units
-    block_m = 16 if unit == 1 else 64
-    num_tiles = rows.tiles.shape[0]
-    one_each = TILE_UNITS * unit <= block_m
-    programs = (
-        num_tiles
-        if one_each
-        else min(num_tiles * triton.cdiv(TILE_UNITS * unit, block_m), num_tiles + count // block_m)
+    hidden = _shrink(x, pair, rows)
+    outputs = y.view(-1, y.shape[-1])
+    programs, tile = _programs(outputs.shape[0], rows)
+    columns, rank = pair.b.shape[1:]
+    block_n = math.gcd(_columns(tile["UNIT"], rank), *pair.widths)
+    second, third = _edges(pair)
+    launch(
+        _expand_kernel,
+        (programs, columns // block_n),
+        hidden,
+        pair.b,
+        rows.order,
+        rows.tiles,
+        outputs,
+        outputs.shape[0],
+        rows.tiles.shape[0],
+        pair.b.stride(0),
+        N=columns,
+        RANK=rank,
+        WIDTH=pair.a.shape[1],
+        SHARES=hidden.shape[0],
+        SECOND=second,
+        THIRD=third,
+        BLOCK_N=block_n,
+        PRECISION=dot_precision(plain),
+        num_warps=4 if tile["BLOCK_M"] * block_n <= 64 * 128 and rank < 64 else 8,
+        **tile,
     )
-    depth, (columns, rank), width = inputs.shape[1], pair.b.shape[1:], pair.a.shape[1]
+    return y
+
+
+def expansion(x: Normed, lora: GemmLora) -> Expansion:
+    """Launches the shrink for a tiled GEMM of x, which is to be launched next."""
+    return Expansion(_shrink(x, lora.pair, lora.rows, beside_gemm=True), lora)
+
+
+def _shrink(x: Normed, pair: LoraPair, rows: LoraRows, *, beside_gemm: bool = False) -> Tensor:
+    """A x in shares of K, float32 [shares, rows, width]."""
+    before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
+    inputs = x.reshape(-1, x.shape[-1])
+    count, depth, width = *inputs.shape, pair.a.shape[1]
     share = _SHARE if depth % _SHARE == 0 else depth
     shares = depth // share
-    edges = [sum(pair.widths[:part]) for part in (1, 2)] if len(pair.widths) == 3 else [columns, columns]
-    block_n = math.gcd(_columns(unit, rank), *pair.widths)
-    block_r = max(16, triton.next_power_of_2(width)) if width <= _MOST_TOGETHER else min(rank, 64)
+    block_r = max(16, triton.next_power_of_2(width)) if width <= _MOST_TOGETHER else min(pair.rank, 64)
     hidden = torch.empty((shares, count, width), device=inputs.device, dtype=torch.float32)
-    tile = {
-        "UNIT": unit,
-        "PADDED": 0 if one_each else max(_LEAST_PADDED, triton.next_power_of_2(num_tiles)),
-        "BLOCK_M": block_m,
-        "PRECISION": dot_precision(inputs),
-    }
+    programs, tile = _programs(count, rows)
     launch(
         _shrink_kernel,
         (programs, triton.cdiv(width, block_r), shares),
@@ -223,7 +327,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         rows.tiles,
         hidden,
         count,
-        num_tiles,
+        rows.tiles.shape[0],
         inputs.stride(0),
         pair.a.stride(0),
         before.eps if before is not None else 0.0,
@@ -234,31 +338,36 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         SQUARES=before.squares.shape[1] if before is not None else 0,
         BLOCK_R=block_r,
         BLOCK_K=min(_DEPTH, max(16, triton.next_power_of_2(share))),
+        PRECISION=dot_precision(inputs),
+        BESIDE_GEMM=beside_gemm,
         num_warps=4,
         **tile,
     )
-    launch(
-        _expand_kernel,
-        (programs, columns // block_n),
-        hidden,
-        pair.b,
-        rows.order,
-        rows.tiles,
-        outputs,
-        count,
-        num_tiles,
-        pair.b.stride(0),
-        N=columns,
-        RANK=rank,
-        WIDTH=width,
-        SHARES=shares,
-        SECOND=edges[0],
-        THIRD=edges[1],
-        BLOCK_N=block_n,
-        num_warps=4 if block_m * block_n <= 64 * 128 and rank < 64 else 8,
-        **tile,
+    return hidden
+
+
+def _programs(count: int, rows: LoraRows) -> tuple[int, dict[str, int]]:
+    """How many programs `count` rows take, and the constants of _rows_of_program."""
+    unit, num_tiles = count // rows.slots.shape[0], rows.tiles.shape[0]
+    block_m = 16 if unit == 1 else 64
+    one_each = TILE_UNITS * unit <= block_m
+    programs = (
+        num_tiles
+        if one_each
+        else min(num_tiles * triton.cdiv(TILE_UNITS * unit, block_m), num_tiles + count // block_m)
     )
-    return y
+    return programs, {"UNIT": unit, "PADDED": 0 if one_each else _padded(num_tiles), "BLOCK_M": block_m}
+
+
+def _padded(num_tiles: int) -> int:
+    return max(_LEAST_PADDED, triton.next_power_of_2(num_tiles))
+
+
+def _edges(pair: LoraPair) -> tuple[int, int]:
+    """The columns where the second and the third layer begin."""
+    if len(pair.widths) < 3:
+        return pair.b.shape[1], pair.b.shape[1]
+    return pair.widths[0], pair.widths[0] + pair.widths[1]
 
 
 def _columns(unit: int, rank: int) -> int:

@@ -1,4 +1,5 @@
-"""The tiled GEMM with what stands around it: a norm's scale before, a gate, a GELU, or a residual and a norm behind.
+"""The tiled GEMM with what stands around it: a norm's scale before; adapters, a gate, a GELU, or a residual and a norm
+behind.
 
 Few rows are bound by reading the weight once; six stages of weights are in flight in every thread block then.
 Prefetching them into L2 while the kernel before still runs was slower: 1563 us without, 1731 us with for VoxCPM2's
@@ -7,7 +8,7 @@ language model at one row. References: models.layers.gemm.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,17 +19,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.e4m3 import GROUP, E4M3Weight, Weight
 from models.layers.gemm import Epilogue
-from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, narrow_halves, parts, quantise_rows
+from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, narrow_halves, parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
+from models.layers.kernels.gemm_operands import AddNorm, Operand, operand_of
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.kernels.lora import Expansion, add_expansion, expansion
 from models.layers.kernels.norms import sum_add_rms_norm
+from models.layers.lora import GemmLora
 
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
+_WITHOUT_LORA = dict.fromkeys(("RANK", "WIDTH", "SHARES", "SECOND", "THIRD", "UNIT", "PADDED"), 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "num_tiles"])
 def _linear_kernel(
     x_source,
     weight_source,
@@ -40,10 +45,15 @@ def _linear_kernel(
     squares_ptr,
     out_ptr,
     scaled_ptr,
+    hidden_ptr,
+    b_ptr,
+    tiles_ptr,
     rows,
     stride_x,
     stride_weight,
     eps,
+    num_tiles,
+    stride_slot,
     N: tl.constexpr,
     K: tl.constexpr,
     K_SHARE: tl.constexpr,
@@ -61,6 +71,13 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
+    RANK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SHARES: tl.constexpr,
+    SECOND: tl.constexpr,
+    THIRD: tl.constexpr,
+    UNIT: tl.constexpr,
+    PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BLOCK_M rows of BLOCK_N columns over a share of K_SHARE inputs. The sources are pointers, with TMA
@@ -70,7 +87,8 @@ def _linear_kernel(
     bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
     with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: the
     how the weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its
-    rows. ROW_SCALED: x is in e4m3, too, times the factors of its rows.
+    rows. ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: what follows it is of adapters, which
+    the kernel before, their shrink, prepares while this one multiplies.
     """
     if ONE_ROW_TILE:
         first_row = 0
@@ -88,7 +106,8 @@ def _linear_kernel(
     x_here = m[:, None] < rows
     share = tl.program_id(1)
     release_next(PDL)
-    wait_for_previous(PDL)
+    if RANK == 0:
+        wait_for_previous(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if SWAP:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -148,17 +167,41 @@ def _linear_kernel(
         row_scale = tl.load(row_scale_ptr + m, mask=m < rows, other=0.0)[:, None]
         acc *= row_scale
         acc_up *= row_scale
+    if RANK > 0:
+        wait_for_previous(PDL)
+    if SQUARES > 0:
+        tile = tl.arange(0, triton.next_power_of_2(SQUARES))[None, :]
+        squares = tl.load(squares_ptr + m[:, None] * SQUARES + tile, mask=x_here & (tile < SQUARES), other=0.0)
+        scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
+        acc *= scale
+        acc_up *= scale
+    if RANK > 0:  # noqa: SIM102 (a constant first: Triton drops the branch)
+        if share == 0:
+            acc = add_expansion(
+                acc,
+                hidden_ptr,
+                b_ptr,
+                tiles_ptr,
+                num_tiles,
+                rows,
+                stride_slot,
+                first_row,
+                first_column,
+                RANK,
+                WIDTH,
+                SHARES,
+                SECOND,
+                THIRD,
+                UNIT,
+                PADDED,
+                BLOCK_M,
+                BLOCK_N,
+            )
     if PARTIAL:
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
     else:
         kind = out_ptr.dtype.element_ty
-        if SQUARES > 0:
-            tile = tl.arange(0, triton.next_power_of_2(SQUARES))[None, :]
-            squares = tl.load(squares_ptr + m[:, None] * SQUARES + tile, mask=x_here & (tile < SQUARES), other=0.0)
-            scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
-            acc *= scale
-            acc_up *= scale
         if BIAS:
             acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
             if ACTIVATION == "silu_mul":
@@ -204,16 +247,23 @@ def tiled_gemm(
     epilogue: Epilogue = "",
     *,
     eight_bit: bool = False,
+    lora: GemmLora | None = None,
 ) -> Tensor:
     """models.layers.gemm.gemm; tile: by default that of few rows. Rounded once but for "silu_mul", as its reference.
 
-    eight_bit: x is quantised to e4m3 row by row, as the weight is already.
+    eight_bit: x is quantised to e4m3 row by row, as the weight is already. lora: adapters that `takes_lora`.
     """
     columns = weight.shape[0] // (2 if epilogue == "silu_mul" else 1)
-    operand, shape, kind = _operand(x, eight_bit=eight_bit)
+    operand, shape, kind = operand_of(x, eight_bit=eight_bit)
     out = torch.empty((operand.rows.shape[0], columns), device=operand.rows.device, dtype=kind)
-    _launch(operand, weight, out, columns, tile, bias=bias, epilogue=epilogue)
+    added = None if lora is None else expansion(x, lora)
+    _launch(operand, weight, out, columns, tile, bias=bias, epilogue=epilogue, added=added)
     return out.view(*shape[:-1], columns)
+
+
+def takes_lora(lora: GemmLora, tile: Tile) -> bool:
+    """Whether a GEMM of this tile can add these adapters: each of its programs in the columns of one layer."""
+    return lora.rows.in_order and lora.rows.tiles.shape[0] > 0 and not any(w % tile.columns for w in lora.pair.widths)
 
 
 def split_gemm_add_norm(
@@ -227,13 +277,15 @@ def split_gemm_add_norm(
     split: int | None = None,
     tile: Tile | None = None,
     eight_bit: bool = False,
+    lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm by split-K: the norm's kernel adds the `split` partial sums."""
-    operand, _, _ = _operand(x, eight_bit=eight_bit)
+    operand, _, _ = operand_of(x, eight_bit=eight_bit)
     width = weight.shape[0]
     split = split or default_split(width, weight.shape[1])
     partial = torch.empty((split, operand.rows.shape[0], width), device=x.device, dtype=torch.float32)
-    _launch(operand, weight, partial, width, tile, split=split)
+    added = None if lora is None else expansion(x, lora)
+    _launch(operand, weight, partial, width, tile, split=split, added=added)
     normed, total = sum_add_rms_norm(partial, bias, residual, norm_weight, eps)
     return normed.view(residual.shape), total.view(residual.shape)
 
@@ -248,47 +300,18 @@ def gemm_add_deferred_norm(
     tile: Tile | None = None,
     *,
     eight_bit: bool = False,
+    lora: GemmLora | None = None,
 ) -> tuple[DeferredNorm, Tensor]:
     """models.layers.gemm.gemm_add_norm in one kernel, with the norm's scale left to the GEMMs that read it."""
-    operand, _, kind = _operand(x, eight_bit=eight_bit)
+    operand, _, kind = operand_of(x, eight_bit=eight_bit)
     rows, width = operand.rows.shape[0], weight.shape[0]
     tile = tile or streaming_tile(rows)
     total, scaled = (torch.empty((rows, width), device=x.device, dtype=kind) for _ in range(2))
     squares = torch.empty((rows, width // tile.columns), device=x.device, dtype=torch.float32)
     add = AddNorm(residual.reshape(-1, width).contiguous(), norm_weight, scaled, squares)
-    _launch(operand, weight, total, width, tile, bias=bias, add=add)
+    added = None if lora is None else expansion(x, lora)
+    _launch(operand, weight, total, width, tile, bias=bias, add=add, added=added)
     return DeferredNorm(scaled.view(residual.shape), squares, eps), total.view(residual.shape)
-
-
-class AddNorm(NamedTuple):
-    """The epilogue of a GEMM whose norm is deferred: residual and the norm's weight go in, the rest comes out."""
-
-    residual: Tensor
-    norm_weight: Tensor
-    scaled: Tensor
-    squares: Tensor
-
-
-class Operand(NamedTuple):
-    """x as a launch reads it: rows [n, K], in e4m3 with their factors [n, 1], or with a norm before them."""
-
-    rows: Tensor
-    row_scale: Tensor | None = None
-    before: DeferredNorm | None = None
-
-
-def _operand(x: Normed, *, eight_bit: bool) -> tuple[Operand, torch.Size, torch.dtype]:
-    """x's operand, shape and dtype."""
-    plain = x.rows if isinstance(x, DeferredNorm) else x
-    if eight_bit:
-        return Operand(*quantise_rows(x)), plain.shape, plain.dtype
-    before = x if isinstance(x, DeferredNorm) else None
-    return Operand(_rows(plain), before=before), plain.shape, plain.dtype
-
-
-def _rows(x: Tensor) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _launch(
@@ -302,6 +325,7 @@ def _launch(
     bias: Tensor | None = None,
     epilogue: Epilogue = "",
     add: AddNorm | None = None,
+    added: Expansion | None = None,
 ) -> None:
     x, row_scale, before = operand
     values, scale, form = parts(weight)
@@ -335,10 +359,15 @@ def _launch(
         squares if squares is not None else x,
         out,
         add.scaled if add is not None else out,
+        added.hidden if added is not None else out,
+        added.lora.pair.b if added is not None else out,
+        added.lora.rows.tiles if added is not None else out,
         rows,
         x.stride(0),
         values.stride(0),
         before.eps if before is not None else 0.0,
+        added.lora.rows.tiles.shape[0] if added is not None else 0,
+        added.lora.pair.b.stride(0) if added is not None else 0,
         N=columns,
         K=inputs,
         K_SHARE=inputs // split,
@@ -356,6 +385,7 @@ def _launch(
         BLOCK_K=tile.depth,
         SWAP=tile.swap,
         TMA=tile.tma,
+        **(added.constants if added is not None else _WITHOUT_LORA),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

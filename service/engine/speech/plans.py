@@ -29,6 +29,11 @@ def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
     return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
 
 
+def adapter_slot(sequence: SpeechSequence) -> int:
+    """By which the rows of a step are sorted."""
+    return sequence.stream.adapter_slot
+
+
 def adapter_slots_of(
     rows: Sequence[SpeechSequence], chunks: Sequence[tuple[PrefillChunk, SpeechSequence]] = ()
 ) -> np.ndarray:

@@ -27,6 +27,7 @@ from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
 from service.engine.speech.plans import (
+    adapter_slot,
     adapter_slots_of,
     block_table_arrays,
     emitted,
@@ -173,6 +174,7 @@ class SpeechRunner:
         self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
     ) -> InFlightStep:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
+        sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
         start = self.clock.mark()
         adapters = adapter_slots_of(sequences)
@@ -221,7 +223,7 @@ class SpeechRunner:
         else:
             part, size = replayed_prefill(bucket)
         timings = [Timing(part, 0, size, start, self.clock.mark())]
-        emitting = [*decodes, *ready] if tail else []
+        emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs: list[tuple[Run, list[int]]] = []
         for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]

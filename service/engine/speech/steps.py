@@ -73,7 +73,8 @@ class Steps:
         return [*self.decode.values(), *self.tail.values(), self.prefill]
 
     def plan(self, slots: np.ndarray, adapters: np.ndarray) -> Plan:
-        """Inputs of a step over rows with these request slots and adapters' slots."""
+        """Inputs of a step over rows with these request slots and adapters' slots, which rise."""
+        assert (np.diff(adapters) >= 0).all(), adapters
         arrays = {"slots": slots} | self.lora_arrays(adapters)
         return Plan(arrays=arrays, required={"rows": len(slots)}, fills={"lora_slots": -1})
 

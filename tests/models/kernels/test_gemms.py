@@ -193,6 +193,8 @@ def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.Monke
     def deferred(*given: Any) -> Any:
         nonlocal asked
         asked += 1
+        *given, lora = given
+        assert lora is None
         return gemm_add_deferred_norm(*given, TILES[0])
 
     monkeypatch.setattr(block, "gemm_add_deferrable_norm", deferred)

@@ -10,10 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm
-from models.layers.lora import TILE_UNITS, LoraPair, LoraRows, add_lora, rows_arrays
+from models.layers.gemm import gemm, gemm_add_norm
+from models.layers.kernels import gemm as kernels
+from models.layers.kernels import gemm_configs
+from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from models.layers.lora import TILE_UNITS, GemmLora, LoraPair, LoraRows, add_lora, rows_arrays
 from tests.models.kernels.checking import relative_error, replayed, upcast
 
 SLOTS = 5
+EPS = 1e-5
+
+
+def half(device: torch.device) -> torch.dtype:
+    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
 def pair_of(device: torch.device, dtype: torch.dtype, inputs: int, widths: tuple[int, ...], rank: int) -> LoraPair:
@@ -28,7 +39,8 @@ def pair_of(device: torch.device, dtype: torch.dtype, inputs: int, widths: tuple
 
 def rows_of(slots: list[int], device: torch.device) -> LoraRows:
     arrays = rows_arrays(np.array(slots, dtype=np.int32), SLOTS)
-    return LoraRows(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return LoraRows(**tensors, in_order=slots == sorted(slots))
 
 
 def wide(pair: LoraPair, rows: LoraRows) -> tuple[LoraPair, LoraRows]:
@@ -97,8 +109,7 @@ def test_a_norm_that_waits_is_applied_to_what_the_adapters_read(device: torch.de
 
 
 def test_sixteen_bits_are_rounded_where_the_published_layer_rounds(device: torch.device) -> None:
-    # The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths.
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = half(device)
     slots = [3, -1, 0, 3, 1]
     pair, rows = pair_of(device, kind, 256, (64, 32, 32), 32), rows_of(slots, device)
     x, y = (torch.randn(5 * 22, width, device=device).to(kind) for width in (256, 128))
@@ -131,3 +142,109 @@ def test_a_batch_behind_itself_uses_the_same_adapters(slots: list[int]) -> None:
         for unit in twice.order[first : first + count].tolist()
     ]
     assert sorted(seen) == [(unit, slot) for unit, slot in enumerate(slots + slots) if slot >= 0]
+
+
+FUSED = [
+    ([-1, 0, 0, 3], 1, False),
+    ([-1, -1, -1], 11, False),
+    ([2] * (TILE_UNITS + 5), 11, False),
+    ([-1, 0, 1, 1, 1, 2, 4], 11, True),
+    ([-1, -1, 3], 4, True),
+    ([0, 1, 2, 3, 4], 22, True),
+]
+"""Adapters of sorted units, rows of a unit, and whether the batch stands there twice."""
+FUSED_TILES = [
+    Tile(64, 32, 32, stages=3),
+    Tile(16, 32, 64, stages=2, swap=True),
+    Tile(128, 64, 32, 8, 2, tma=True),
+]
+
+
+class AdaptedGemm:
+    """Operands of a GEMM of 128 inputs with adapters, and its product in float64."""
+
+    def __init__(
+        self, device: torch.device, slots: list[int], unit: int, widths: tuple[int, ...], *, twice: bool
+    ) -> None:
+        kind = half(device)
+        pair, rows = pair_of(device, kind, 128, widths, 16), rows_of(slots, device)
+        self.slots, self.unit = slots * (2 if twice else 1), unit
+        self.lora = GemmLora(pair, rows.twice() if twice else rows)
+        count, columns = len(self.slots) * unit, sum(widths)
+        self.x = torch.randn(count, 128, device=device).to(kind)
+        self.weight = (torch.randn(columns, 128, device=device) / 8).to(kind)
+        self.bias, self.norm = (torch.randn(columns, device=device).to(kind) for _ in range(2))
+        self.residual = torch.randn(count, columns, device=device).to(kind)
+
+    def product(self, x: Tensor) -> Tensor:
+        x, weight, bias = upcast(x, self.weight, self.bias)
+        return by_hand(x @ weight.T + bias, x, self.lora.pair, self.slots)
+
+    def sum_and_norm(self) -> tuple[Tensor, Tensor]:
+        total = self.product(self.x) + upcast(self.residual)[0]
+        return total * torch.rsqrt(total.square().mean(1, keepdim=True) + EPS) * upcast(self.norm)[0], total
+
+
+@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
+@pytest.mark.parametrize("slots, unit, twice", FUSED)
+def test_a_tiled_gemm_adds_the_adapters_of_its_rows(
+    device: torch.device, slots: list[int], unit: int, twice: bool, tile: Tile
+) -> None:
+    given = AdaptedGemm(device, slots, unit, (64, 64, 64), twice=twice)
+    out = replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile, lora=given.lora))
+    assert relative_error(out, given.product(given.x)) < 3e-3
+    plain = replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile))
+    untouched = [row for row in range(len(given.x)) if given.slots[row // unit] < 0]
+    assert torch.equal(out[untouched], plain[untouched])
+
+
+@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
+def test_a_tiled_gemm_scales_by_a_norm_that_waits_and_adds_adapters(device: torch.device, tile: Tile) -> None:
+    given = AdaptedGemm(device, [-1, 0, 0, 3, 4], 11, (64, 64, 64), twice=True)
+    parts = given.x.float().square().view(len(given.x), 2, 64).sum(2)
+    scaled = upcast(given.x)[0] * torch.rsqrt(upcast(given.x)[0].square().mean(1, keepdim=True) + EPS)
+    waiting = DeferredNorm(given.x, parts, EPS)
+    out = replayed(device, lambda: tiled_gemm(waiting, given.weight, given.bias, tile, lora=given.lora))
+    assert relative_error(out, given.product(scaled)) < 3e-3
+
+
+@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
+@pytest.mark.parametrize("slots, unit, twice", FUSED)
+def test_adapters_before_a_residual_and_a_norm(
+    device: torch.device, slots: list[int], unit: int, twice: bool, tile: Tile
+) -> None:
+    given = AdaptedGemm(device, slots, unit, (64,), twice=twice)
+    expected = given.sum_and_norm()
+    operands = given.x, given.weight, given.bias, given.residual, given.norm, EPS
+    for split in (1, 2):
+        made = replayed(device, lambda s=split: split_gemm_add_norm(*operands, split=s, tile=tile, lora=given.lora))
+        assert all(relative_error(out, one) < 3e-3 for out, one in zip(made, expected, strict=True))
+    waiting, total = replayed(device, lambda: gemm_add_deferred_norm(*operands, tile, lora=given.lora))
+    assert relative_error(total, expected[1]) < 3e-3
+    assert relative_error(waiting.normed(), expected[0]) < 3e-3
+
+
+@pytest.mark.parametrize("slots", [[-1, 0, 0, 3], [3, 0, -1, 0], [2]])
+@pytest.mark.parametrize(
+    "variant", [None, Variant(FUSED_TILES[0]), Variant(FUSED_TILES[0], split=2), Variant(FUSED_TILES[0], deferred=True)]
+)
+def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[int], variant: Variant | None) -> None:
+    """Sorted or not, in the GEMM or beside it, a vector or rows."""
+    given = AdaptedGemm(device, slots, 1, (64,), twice=False)
+    assert given.lora.rows.in_order == (slots == sorted(slots))
+    choices = () if variant is None else (Choice(1, 64, variant),)
+    shapes = [Shape(kind, 128, 64) for kind in ("plain", "add_norm")]
+    with gemm_configs.using(dict.fromkeys(shapes, choices)):
+        out = replayed(device, lambda: gemm.kernel(given.x, given.weight, given.bias, lora=given.lora))
+        assert relative_error(out, given.product(given.x)) < 3e-3
+        operands = given.x, given.weight, given.bias, given.residual, given.norm, EPS, given.lora
+        before = given.residual.clone()
+        for operation in (gemm_add_norm, kernels.gemm_add_deferrable_norm):
+            kernel = getattr(operation, "kernel", operation)
+            normed, total = replayed(device, lambda k=kernel: k(*operands))
+            normed = normed.normed() if isinstance(normed, DeferredNorm) else normed
+            for made, expected in zip((normed, total), given.sum_and_norm(), strict=True):
+                assert relative_error(made, expected) < 3e-3
+        assert torch.equal(given.residual, before)
+    reference = gemm_add_norm.reference(*operands)
+    assert all(relative_error(out, one) < 3e-3 for out, one in zip(reference, given.sum_and_norm(), strict=True))
