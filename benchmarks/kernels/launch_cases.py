@@ -31,7 +31,7 @@ from models.layers.kernels import (
     varlen,
 )
 from models.layers.kernels.gemm_types import Kind
-from models.layers.lora import LoraPair, LoraRows, num_tiles
+from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
 from models.layers.norms import RMSNorm
 from models.layers.precision import Precision
 from models.voxcpm2.kernels import flow_solver as speech_solve
@@ -273,8 +273,8 @@ def around_speech(rows: int) -> None:
 
 
 def adapters(rows: int, rank: int) -> None:
-    """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32
-    slots."""
+    """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32 slots:
+    beside GEMMs, and in those of steps, whose rows are sorted."""
     tiles = empty(num_tiles(rows, 32), 3, dtype=torch.int32)
     index = empty(rows, dtype=torch.int32)
     of_rows = LoraRows(index, index, tiles)
@@ -289,6 +289,16 @@ def adapters(rows: int, rank: int) -> None:
         lora.add_lora(empty(count, 1024), empty(count, 2048), out, of_rows)
     same = LoraPair(empty(32, rank, 2048), empty(32, 2048, rank), (2048,))
     lora.add_lora(empty(rows, 2048), empty(rows, 2048), same, of_rows)
+    in_order = LoraRows(index, index, tiles, in_order=True)
+    for count, width, pair in ((rows, 2048, same), (22 * rows, 1024, out), (8 * rows, 1024, out)):
+        residual, of_out = empty(count, width), GemmLora(pair, in_order)
+        attended, weight = empty(count, 2048), empty(width, 2048)
+        normed, _ = gemm.gemm_add_deferrable_norm(attended, weight, None, residual, empty(width), EPS, of_out)
+        gemm.gemm(normed, empty(2 * 4096, width), None, "silu_mul")
+        qkv = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))
+        waiting = DeferredNorm(residual, empty(count, width // 64, dtype=torch.float32), EPS)
+        for read in (residual, waiting):
+            gemm.gemm(read, empty(2560, width), lora=GemmLora(qkv, in_order))
 
 
 def sampling(rows: int) -> None:

@@ -40,8 +40,8 @@ _VOCABULARY = 1 << 16
 _MOST_VECTORS = 64
 """Rows that each read a narrow weight for themselves."""
 _MANY_ROWS_TILE = Tile(128, 128, 64, warps=8, stages=4, tma=True)
-"""For output projections with adapters. cuBLAS and a norm take a microsecond less for VoxCPM2's 1,408 rows (14.0 for 15.2
-us, benchmarks/results/kernels/gemms.json), but a kernel for the adapters takes more."""
+"""For output projections with adapters. Alone cuBLAS and a norm are faster, 14.0 us for 15.2 at VoxCPM2's 1,408 rows
+(benchmarks/results/kernels/gemms.json), but adapters would take another kernel."""
 _MOST_WITH_LORA = 1408
 _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 """For hundreds of rows of some 64 columns, which larger tiles give to a few thread blocks."""

@@ -23,6 +23,7 @@ from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, narrow_halves, pa
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_operands import AddNorm, Operand, operand_of
 from models.layers.kernels.gemm_types import Tile
+from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.lora import Expansion, add_expansion, expansion
 from models.layers.kernels.norms import sum_add_rms_norm
@@ -30,6 +31,7 @@ from models.layers.lora import GemmLora
 
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
+_MOST_RANK = 32
 _WITHOUT_LORA = dict.fromkeys(("RANK", "WIDTH", "SHARES", "SECOND", "THIRD", "UNIT", "PADDED"), 0)
 
 
@@ -262,8 +264,15 @@ def tiled_gemm(
 
 
 def takes_lora(lora: GemmLora, tile: Tile) -> bool:
-    """Whether a GEMM of this tile can add these adapters: each of its programs in the columns of one layer."""
-    return lora.rows.in_order and lora.rows.tiles.shape[0] > 0 and not any(w % tile.columns for w in lora.pair.widths)
+    """Whether a GEMM of this tile adds these adapters: each of its programs in the columns of one layer, and, as was
+    measured on an H100, of ranks whose product fits into registers beside its own."""
+    return (
+        current_gpu().capability == (9, 0)
+        and lora.rows.in_order
+        and lora.rows.tiles.shape[0] > 0
+        and lora.pair.rank <= _MOST_RANK
+        and not any(width % tile.columns for width in lora.pair.widths)
+    )
 
 
 def split_gemm_add_norm(

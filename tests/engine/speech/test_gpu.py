@@ -50,7 +50,6 @@ def test_streams_that_come_and_go_equal_themselves_alone(
             buckets=buckets,
             tokens=8192,
             step_tokens=48,
-            target=1e6,
             device="cuda",
             capture_all=True,
         )

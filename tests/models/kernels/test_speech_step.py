@@ -186,18 +186,22 @@ def test_patches(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     compare_patches(device, dtype, 4, ROWS[rows])
 
 
+@pytest.mark.parametrize("adapters", [[1, -1, 2, 1, 0, -1, 0], [-1, -1, 0, 0, 1, 1, 2]], ids=["mixed", "sorted"])
 @pytest.mark.parametrize("rows", ROWS)
 @torch.inference_mode()
-def test_patches_of_rows_with_adapters(device: torch.device, dtype: torch.dtype, rows: str) -> None:
+def test_patches_of_rows_with_adapters(
+    device: torch.device, dtype: torch.dtype, rows: str, adapters: list[int]
+) -> None:
     """The two halves of a stream lie side by side here and far apart in the reference."""
-    compare_patches(device, dtype, 4, ROWS[rows], adapters=[1, -1, 2, 1, 0, -1, 0])
+    compare_patches(device, dtype, 4, ROWS[rows], adapters)
 
 
 def lora_of(model: VoxCPM2, device: torch.device, dtype: torch.dtype, adapters: Sequence[int]) -> Lora:
     bank = LoraBank(LoraLayout(model.lora_places(), ("dit", "lm_to_dit_proj"), 16), 3, device, dtype)
     bank.table.normal_(std=0.1)
     arrays = rows_arrays(np.array(adapters), bank.num_slots)
-    return Lora(bank, LoraRows(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()}))
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return Lora(bank, LoraRows(**tensors, in_order=list(adapters) == sorted(adapters)))
 
 
 def compare_patches(
