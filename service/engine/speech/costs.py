@@ -15,15 +15,19 @@ _WEIGHT = 0.2
 _DEVIATIONS = 2.0
 _PRIOR = 0.02
 """Seconds assumed while nothing of a kind was measured."""
+_MAX_OVER_MEAN = 3.0
+"""A measurement counts as at most this many times what was expected."""
 
 
 class SpeechCosts:
     """Running means of seconds by (kind, solver steps, size), with deviations for safe bounds.
 
-    Size is tokens for "prefill", the bucket's tokens for replayed prefills, the bucket's rows for a step and 1 for a
-    piece of reference audio; solver steps is 0 where a cost has none. Means and deviations are exponentially weighted,
-    as TCP estimates a round trip (RFC 6298). A size without a measurement is interpolated between its neighbours; above
-    the largest measured size cost grows in proportion, below the smallest it stays the same.
+    Size is rounded tokens for "prefill" (prefill.eager_prefill), the bucket's tokens for replayed prefills, the bucket's
+    rows for a step and 1 for a piece of reference audio; solver steps is 0 where a cost has none. Means and deviations
+    are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size without a measurement is interpolated
+    between its neighbours; above the largest measured size cost grows in proportion, below the smallest it stays the
+    same. A launch that was held up counts as one that took _MAX_OVER_MEAN times the estimate, also where it is the first
+    of its size: a rare size would keep it for long.
     """
 
     def __init__(self) -> None:
@@ -32,8 +36,11 @@ class SpeechCosts:
         """Of what was measured so far: the next step is chosen from hundreds of them."""
 
     def observe(self, kind: Kind, solver_steps: int, size: int, seconds: float) -> None:
-        self._estimates.clear()
         sizes = self._seen.setdefault((kind, solver_steps), {})
+        expected = self.mean(kind, solver_steps, size) if sizes else 0.0
+        if expected > 0:
+            seconds = min(seconds, _MAX_OVER_MEAN * expected)
+        self._estimates.clear()
         if size not in sizes:
             sizes[size] = (seconds, seconds / 8)
             return

@@ -74,4 +74,7 @@ def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
 
 
 def eager_prefill(tokens: int) -> tuple[Kind, int]:
-    return ("prefill", tokens)
+    """Kind and size under which the cost of an eager prefill is kept: four sizes for each power of two, so that each is
+    measured often."""
+    step = 1 << max(0, tokens.bit_length() - 3)
+    return "prefill", -(-tokens // step) * step

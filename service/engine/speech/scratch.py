@@ -14,7 +14,7 @@ from torch import Tensor
 from models.protocol import Bucket, Plan, SpeechModel
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.plans import prefill_plan, slots_plan
-from service.engine.speech.prefill import replayed_prefill
+from service.engine.speech.prefill import eager_prefill, replayed_prefill
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
@@ -41,7 +41,8 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
         with runner.codec_turn():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
-        costs.observe("prefill", 0, length, _timed(runner, partial(scratch_prefill, runner, [length])))
+        kind, size = eager_prefill(length)
+        costs.observe(kind, 0, size, _timed(runner, partial(scratch_prefill, runner, [length])))
     for captured in runner.prefill.captured:
         kind, size = replayed_prefill(captured)
         plan = _full_prompt(runner.model, captured)
