@@ -126,6 +126,7 @@ class Engine:
             if runner.misses >= MISSES_BEFORE_CAPTURE:
                 self._capture_missed(runner)
         now = self._clock()
+        building = any(worker.building() for worker in self.workers.values())
         launched = self._launch(now)
         waited = not (launched and self._overlapped) and self._wait_for_oldest()
         self._send(self._clock(), hurried=waited and not launched)
@@ -133,8 +134,10 @@ class Engine:
             self._busy_at = now
             self._may_capture = True
             return True
-        if any(worker.building() for worker in self.workers.values()):
-            self._receive(timeout=_BUILD_WAIT)
+        if building:
+            # What was built meanwhile can be launched at once.
+            if any(worker.building() for worker in self.workers.values()):
+                self._receive(timeout=_BUILD_WAIT)
             self._busy_at = now
             return True
         if now - self._busy_at >= QUIET_BEFORE_CAPTURE and self._may_capture:

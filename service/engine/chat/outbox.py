@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.chat.mask_server import COMPLETE
+from service.engine.chat.mask_server import BROKEN, COMPLETE
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatDelta, Failed, Outputs
 
@@ -35,6 +35,9 @@ class Outbox:
         """Adds the output that ends an answer because of its grammar. verdict: see service.engine.chat.mask_server."""
         if verdict == COMPLETE:
             self.deltas.append(sequence.delta((), (), "stop"))
+        elif verdict == BROKEN:
+            message = "the process that follows the grammar of this answer failed"
+            self.failed.append(Failed(sequence.request_id, 503, "engine_error", message, retry_after=1.0))
         else:
             message = f"the answer cannot match its grammar: {verdict}"
             self.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))

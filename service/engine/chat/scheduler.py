@@ -164,8 +164,8 @@ class Scheduler:
     def has_prefills(self) -> bool:
         return bool(self._prefilling or self.waiting)
 
-    def never_scheduled(self, *, arrived_before: float) -> list[ChatSequence]:
-        return [s for s in self.waiting if s.tally.scheduled is None and s.request.arrival < arrived_before]
+    def never_scheduled(self, *, submitted_before: float) -> list[ChatSequence]:
+        return [s for s in self.waiting if s.tally.scheduled is None and s.submitted < submitted_before]
 
     def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
         """Whether a prompt has begun or could begin, given room."""
@@ -317,7 +317,8 @@ class Scheduler:
                 self.rows.add(sequence)
 
     def computed(self, sequence: ChatSequence, num_keys: int) -> None:
-        """Puts full pages into the prefix index, now that the keys of the first `num_keys` tokens have been written."""
+        """Puts full pages into the prefix index: launched steps write the keys of the first `num_keys` tokens to the
+        pages that the sequence has now."""
         full = num_keys // self.pages.page_size
         if not sequence.slot or full <= sequence.num_indexed:
             return

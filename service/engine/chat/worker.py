@@ -108,6 +108,7 @@ class ChatWorker:
             self._outbox.failed.append(failure)
             return
         sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
+        sequence.submitted = self._context.clock()
         if request.grammar:
             self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
@@ -120,7 +121,7 @@ class ChatWorker:
             self._finish(sequence)
 
     def fail_timed_out(self, now: float) -> None:
-        for sequence in self._scheduler.never_scheduled(arrived_before=now - self._context.config.queue_timeout):
+        for sequence in self._scheduler.never_scheduled(submitted_before=now - self._context.config.queue_timeout):
             self._outbox.failed.append(queue_timeout(sequence.request_id))
             self._finish(sequence)
 
@@ -332,7 +333,8 @@ class ChatWorker:
         if launch.alone and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         for chunk in launch.chunks:
-            self._scheduler.computed(chunk.sequence, chunk.end)
+            # A sequence that was preempted meanwhile has other pages, which may not be computed as far.
+            self._scheduler.computed(chunk.sequence, min(chunk.end, chunk.sequence.num_prefilled))
             if not chunk.is_last:
                 chunk.sequence.tally.add(launch.route == "replay", launch.rows)
         first = phase_times(launch.chunks, now)

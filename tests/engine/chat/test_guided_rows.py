@@ -421,3 +421,21 @@ def test_tokens_that_are_not_allowed_cannot_win() -> None:
     masked = mask_logits(logits, allowed)
     torch.testing.assert_close(masked[0], logits[0])
     assert torch.isfinite(masked[1]).nonzero().flatten().tolist() == [33, *range(35, 64)]
+
+
+def test_an_idle_engine_starts_an_answer_as_soon_as_its_grammar_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the news arrives with the results of a turn that found nothing to launch."""
+    engine = InlineEngine(max_step_tokens=64)
+    receive, waits = engine.channel.receive, list[float | None]()
+
+    def noted(timeout: float | None) -> Any:
+        waits.append(timeout)
+        return receive(timeout)
+
+    monkeypatch.setattr(engine.channel, "receive", noted)
+    for name in ("first", "again"):
+        ask(engine, name, grammar=choice_grammar(["red", "blue"]))
+        waits.clear()
+        engine.run()
+        assert text(engine, name) in ("red", "blue")
+        assert max(wait for wait in waits if wait is not None) <= service.engine.engine._BUILD_WAIT

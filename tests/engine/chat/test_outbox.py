@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from service.engine.chat.mask_server import BROKEN
 from service.engine.chat.outbox import Outbox
-from service.link.messages import ChatDelta, Failed
+from service.engine.chat.sequence import ChatSequence
+from service.link.messages import ChatDelta, ChatRequest, Failed, SamplingParams
+from tests.support.tiny_chat import tiny_prompt
 
 
 def delta(token: int) -> ChatDelta:
@@ -34,3 +37,13 @@ def test_a_cpu_keeps_nothing_back() -> None:
     outbox = Outbox(keeps=False)
     outbox.deltas.append(delta(1))
     assert len(outbox.take(keep_back=True).chat) == 1
+
+
+def test_a_mask_server_that_failed_is_no_fault_of_the_client() -> None:
+    request = ChatRequest("one", "tiny", tiny_prompt([[1]]), SamplingParams(max_tokens=1), 0.0)
+    outbox, sequence = Outbox(keeps=False), ChatSequence(request, 1, 4)
+    outbox.end_guided(sequence, BROKEN)
+    outbox.end_guided(sequence, "no token can follow")
+    failed = outbox.take(keep_back=False).failed
+    assert [(one.status, one.code) for one in failed] == [(503, "engine_error"), (400, "grammar_failed")]
+    assert failed[0].retry_after and not failed[1].retry_after

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from service.link.messages import ChatRequest, SamplingParams
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_prompt
 
@@ -29,3 +30,16 @@ def test_a_chat_request_that_waits_too_long_is_answered_503() -> None:
         assert failed["second"].retry_after
         assert len(engine.tokens("first")) == 40
         engine.assert_nothing_left()
+
+
+def test_what_came_before_the_queue_does_not_count() -> None:
+    """A large upload, or a video that was decoded for long."""
+    with torch.inference_mode():
+        engine = InlineEngine(max_running=1, queue_timeout=60.0)
+        arrival = time.monotonic() - 100
+        prompt, sampling = tiny_prompt([[1, 2, 3]]), SamplingParams(max_tokens=4, temperature=0.0)
+        engine.channel.commands.append(ChatRequest("late", "tiny", prompt, sampling, arrival))
+        engine.engine._receive(timeout=0.0)
+        engine.worker.fail_timed_out(time.monotonic())
+        engine.run()
+        assert not engine.failures() and len(engine.tokens("late")) == 4
