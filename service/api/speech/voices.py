@@ -9,13 +9,12 @@ import secrets
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import CLIENT_CLOSED, ApiError, bad_request
+from service.api.http.forms import Form, FormLimits, form_boundary, read_form
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
 from service.api.http.routing import get
@@ -42,8 +41,8 @@ PATH = "/v1/audio/voices"
 NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
 SEED = re.compile(r"[0-9]{1,18}")
-MAX_FIELD = 4096
-MAX_FIELDS = 16
+SAMPLE = "audio_sample"
+FORM = FormLimits(VoiceUpload.__struct_fields__, SAMPLE, max_fields=16, max_characters=4096)
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
@@ -104,15 +103,17 @@ async def upload_voice(request: Request) -> Response:
     return _json(_object(context, voice))
 
 
-async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
+async def _store(context: ServerContext, form: Form, request: Request) -> Voice:
     record = record_of(request.scope)
     model = speech_model(context, _field(form, "model"), record)
     name = _new_name(context, form)
     consent = _field(form, "consent")
-    sample = form.get("audio_sample")
+    sample = form.files.get(SAMPLE)
+    if form.texts.get(SAMPLE):
+        raise bad_request(f"{SAMPLE}: must be a file.", SAMPLE)
     ref_text = _field(form, "ref_text")
     description = _field(form, "speaker_description")
-    if not isinstance(sample, UploadFile):
+    if sample is None:
         if description is None:
             message = "audio_sample: required: an audio file, unless speaker_description describes the voice."
             raise bad_request(message, "audio_sample")
@@ -123,7 +124,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise bad_request("consent: required: a statement that the speaker agrees, or true.", "consent")
     try:
         context.voices.check_room(name)
-        if isinstance(sample, UploadFile):
+        if sample is not None:
             latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
         else:
             latents, seconds = await _described(context, model, description or "", _field(form, "seed"))
@@ -145,9 +146,11 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise
 
 
-def _new_name(context: ServerContext, form: FormData) -> str:
+def _new_name(context: ServerContext, form: Form) -> str:
     name = _field(form, "name")
-    if name is None or not NAME.fullmatch(name):
+    if name is None:
+        raise bad_request("name: this field is required.", "name")
+    if not NAME.fullmatch(name):
         raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
     if name_key(name) in RESERVED:
         raise bad_request("name: this is the name of a built-in voice.", "name")
@@ -185,34 +188,19 @@ async def _described(
     return {"reference": patches}, seconds
 
 
-async def _parse_form(request: Request) -> FormData:
-    """The parsed body. A large file part is spooled to disk; max_body limits it."""
-    kind = request.headers.get("content-type", "")
-    if not kind.lower().startswith("multipart/form-data"):
+async def _parse_form(request: Request) -> Form:
+    """The parsed body; max_body limits it."""
+    boundary = form_boundary(request.headers.get("content-type", ""))
+    if boundary is None:
         raise bad_request("The body must be multipart/form-data, with name, and audio_sample or speaker_description.")
-    parser = MultiPartParser(
-        request.headers, request.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD * 4
-    )
-    try:
-        return await parser.parse()
-    except (MultiPartException, KeyError, UnicodeError) as error:
-        message = (
-            f"The body is not a valid form: at most {MAX_FIELDS} fields of {MAX_FIELD} characters each and one file "
-            "are allowed."
-        )
-        raise bad_request(message) from error
+    return await read_form(boundary, request.stream(), FORM)
 
 
-def _field(form: FormData, name: str) -> str | None:
+def _field(form: Form, name: str) -> str | None:
     """A text field; None when it is missing or empty."""
-    value = form.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
+    if name in form.files:
         raise bad_request(f"{name}: must be text, not a file.", name)
-    if len(value) > MAX_FIELD:
-        raise bad_request(f"{name}: too long: {len(value)} characters given, at most {MAX_FIELD} allowed.", name)
-    return value.strip() or None
+    return form.texts.get(name, "").strip() or None
 
 
 def _store_error(error: VoiceStoreError) -> ApiError:
