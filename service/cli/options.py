@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -40,15 +43,32 @@ Local = Annotated[bool, typer.Option("--local", help="Start a server just for th
 Model = Annotated[str, typer.Option("--model", help="Served name; default: the first model of the right kind.")]
 
 
-def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[ApiClient]:
+@contextmanager
+def connect(url: str, key: str, local: bool | None) -> Iterator[ApiClient]:
     """A client of the server at `url`, or of one that is started for the occasion. local: None if the command has no
-    --local."""
+    --local. SIGTERM ends what is done with it as Ctrl-C does, with all that is cleaned up then."""
     if not (local or _is_address(url)):
         raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
     chosen = key_for(DEFAULT_URL if local else url, key)
     if not (chosen.isascii() and chosen.isprintable()):
         raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
-    return local_server(chosen) if local else ApiClient(url, chosen, local is not None)
+    with _ended_by_sigterm(), local_server(chosen) if local else ApiClient(url, chosen, local is not None) as client:
+        yield client
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only there signals have handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_writable(*files: Path | None) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.footprint import children
@@ -18,12 +23,13 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
 from service.cli.bench import command
 from service.cli.bench import run as bench_run
-from service.cli.bench.run import BenchError, Clients, run_load, run_together, summary
-from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
+from service.cli.bench.run import BenchError, Clients, cached_prompts, run_load, run_together, summary
+from service.cli.bench.spec import Assignment, ChatLoad, Record, SpeechLoad
 from service.cli.bench.traffic import PATCH_SECONDS, payload, questions
 from service.cli.bench.words import WORDS
 from service.cli.main import app
-from tests.support.processes import ServerProcess
+from tests.support.processes import ROOT, ServerProcess
+from tests.support.waiting import GENEROUS
 
 SMALL = ["--requests", "4", "--warmup", "1"]
 
@@ -85,6 +91,75 @@ def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -
         assert record["tokens"] == 5 and 0 < record["first"] < record["duration"] and record["status"] == 200
         assert record["cached_tokens"] == 0
     assert result["first"]["p10"] <= result["first"]["p50"] <= result["first"]["p99"] <= result["first"]["max"]
+
+
+def test_a_second_run_sends_new_contents_unless_it_has_the_seed_of_the_first(
+    embedded_server: ServerProcess, tmp_path: Path
+) -> None:
+    """The server's prefix cache holds the prompts of the first run."""
+    file = tmp_path / "chat.json"
+    small = ["--images", "0", "--text", "600", "--tokens", "1", "--concurrency", "1", "--json", str(file)]
+
+    def again(*flags: str) -> tuple[int, int, str]:
+        done = invoke("chat", "--url", embedded_server.url, *SMALL, *small, *flags)
+        assert done.exit_code == 0, done.output
+        result = json.loads(file.read_text())
+        assert f"seed {result['load']['seed']}" in done.output
+        return result["load"]["seed"], result["cached_tokens"], done.output
+
+    first, second = again(), again()
+    assert first[0] != second[0] and first[1] == second[1] == 0 and "in its cache" not in first[2] + second[2]
+    seed, cached, said = again("--seed", str(second[0]))
+    assert seed == second[0] and cached > 0 and "The server had 4 prompts of this run in its cache" in said
+
+
+def test_what_all_prompts_share_is_no_sign_of_an_earlier_run() -> None:
+    load = ChatLoad("http://x", "m", 1, 0)
+    shared = msgspec.structs.replace(load, system_tokens=100)
+
+    def record(cached: int, turn: int = 1) -> Record:
+        return Record(start=0.0, status=200, cached_tokens=cached, turn=turn)
+
+    assert cached_prompts(load, [record(0), record(48), record(500, turn=2)]) == 0
+    assert cached_prompts(load, [record(0), record(112), record(500)]) == 2
+    assert cached_prompts(shared, [record(112)]) == 0 and cached_prompts(shared, [record(2000)]) == 1
+
+
+def test_the_bar_has_room_for_its_count_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    terminal = Console(file=written, width=60, force_terminal=True, color_system=None)
+    monkeypatch.setattr(command, "Console", lambda **options: terminal)
+    with command._progress(ChatLoad("http://x", "a-model/with-a-long-name-of-its-own", 1000, 0, concurrency=4)):
+        pass
+    assert "0/1000 0:00:00" in written.getvalue()
+
+
+def test_sigterm_ends_a_load_and_its_clients_quietly(tmp_path: Path) -> None:
+    """As `timeout 3 reprise bench chat` does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        arguments = ["bench", "chat", "--model", "m", "--images", "0", "--warmup", "0", "--url", url]
+        run = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4):
+            silent.accept()  # the load has begun
+        run.terminate()
+        _, said = run.communicate(timeout=GENEROUS)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "32 requests, 4 at a time" in said and len(said.splitlines()) == 1
+
+
+def test_a_client_whose_parent_was_killed_says_nothing() -> None:
+    assignment = Assignment(SpeechLoad("http://127.0.0.1:9", "m", 1, 0, concurrency=1), 0, 1, 1)
+    client = subprocess.Popen(bench_run.CLIENT, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
+    assert client.stdin is not None and client.stdout is not None and client.stderr is not None
+    client.stdout.close()
+    client.stdin.write(msgspec.json.encode(assignment) + b"\n")
+    client.stdin.flush()
+    assert client.wait(GENEROUS) == 1 and client.stderr.read() == b""
+    client.stdin.close()
+    client.stderr.close()
 
 
 def test_answers_that_follow_a_schema(embedded_server: ServerProcess, tmp_path: Path) -> None:

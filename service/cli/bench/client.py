@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -76,8 +77,11 @@ def _read() -> bytes:
 
 
 def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the parent has ended, and nobody is left to be told
 
 
 def _barrier() -> bytes:

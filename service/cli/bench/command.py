@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,17 +16,19 @@ import msgspec
 import typer
 from rich import box
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.bench.run import run_load, summary
+from service.cli.bench.run import cached_prompts, run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.cli.client import ApiClient, ServerError
+from service.cli.numbers import counted
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
 from service.cli.plain_help import PlainCommand, PlainGroup
 
 LATE_SECONDS = 0.05
+_SEEDS = 1_000_000_000
 
 bench = typer.Typer(
     name="bench",
@@ -51,7 +54,10 @@ class Options:
         None
     )
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement, one after the other.")] = 2
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Random seed; the same one makes the same contents again. Default: a new one."),
+    ] = None
     processes: Annotated[int, typer.Option(min=1, help="Client processes; use more if one is too slow.")] = 1
     timeout: Annotated[float, typer.Option(min=1, help="Longest wait for a byte of an answer (s).")] = 300.0
     out: Annotated[Path | None, typer.Option("--json", help="File for the summary and the data of every request.")] = (
@@ -68,7 +74,7 @@ class Options:
             "url": client.url,
             "model": self.model or client.first(kind),
             "requests": self.requests,
-            "seed": self.seed,
+            "seed": secrets.randbelow(_SEEDS) if self.seed is None else self.seed,
             "concurrency": 0 if self.rate is not None else self.concurrency or 4,
             "rate": self.rate or 0.0,
             "warmup": self.warmup,
@@ -192,23 +198,28 @@ def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
         raise ServerError(f"no request succeeded ({_failures(records)}). {words}".rstrip())
     if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
         console.print("The clients sent requests late: raise --processes.", style="yellow")
+    if cached := cached_prompts(load, records):
+        what = f"The server had {counted(cached, 'prompt')} of this run in its cache, so the times are too good"
+        console.print(f"{what}: run it with another --seed.", style="yellow")
 
 
 @contextmanager
 def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
-    """A bar on a terminal, one line otherwise. Yields the function to call with each record."""
+    """A line, and on a terminal a bar. Yields the function to call with each record."""
     console = Console(stderr=True)
     how = f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at a time"
     turns = load.turns if isinstance(load, ChatLoad) else 1
-    counted = f"{load.requests} conversations of {turns} turns" if turns > 1 else f"{load.requests} requests"
-    what = f"{load.model}: {counted}, {how}"
+    many = counted(load.requests, "request")
+    if turns > 1:
+        many = f"{counted(load.requests, 'conversation')} of {turns} turns"
+    typer.echo(f"{load.model}: {many}, {how}, seed {load.seed}", err=True)
     if not console.is_terminal:
-        typer.echo(what, err=True)
         yield lambda record: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # The line above stays; beside it a narrow terminal would have no room for the count and the time.
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=load.requests * turns)
+        task = progress.add_task("", total=load.requests * turns)
         yield lambda record: progress.advance(task)
 
 

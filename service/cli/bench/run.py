@@ -17,12 +17,15 @@ import numpy as np
 from service.children import python_command, python_environment
 from service.cli.bench.client import READY
 from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
+from service.cli.bench.traffic import shared_prompt
 
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
 """Seconds of head start, to tell every client the start time."""
 _REASONS = 5
 """Number of reasons for failures in a summary, the most frequent ones."""
+_TEMPLATE_TOKENS = 64
+"""More tokens than a chat template writes before what a request brings."""
 QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 Report = Callable[[Record], None]
@@ -166,6 +169,15 @@ class _Client:
 
     def _failure(self) -> BenchError:
         return BenchError(f"a load client ended with status {self._process.wait()}")
+
+
+def cached_prompts(load: AnyLoad, records: Iterable[Record]) -> int:
+    """Number of first turns of which the server's prefix cache held more than all prompts share: an earlier run made
+    the same contents."""
+    if not isinstance(load, ChatLoad):
+        return 0
+    most = _TEMPLATE_TOKENS + len(shared_prompt(load))  # a token has at least one character
+    return sum(record.turn == 1 and record.cached_tokens > most for record in records)
 
 
 def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:

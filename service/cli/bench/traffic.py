@@ -107,8 +107,7 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if load.system_message:
         # A separate system turn keeps even the first page of the prefix index from being shared.
-        shared = text(np.random.default_rng(SYSTEM_SEED), load.system_tokens)
-        messages.insert(0, {"role": "system", "content": shared or _letters(rng, 16)})
+        messages.insert(0, {"role": "system", "content": shared_prompt(load) or _letters(rng, 16)})
     guided = {"guided_json": msgspec.json.decode(load.json_schema)} if load.json_schema else {}
     return {
         "model": load.model,
@@ -120,6 +119,11 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
         "stream_options": {"include_usage": True},
         **guided,
     }
+
+
+def shared_prompt(load: ChatLoad) -> str:
+    """The system prompt of all requests; "" if each has its own, or none."""
+    return text(np.random.default_rng(SYSTEM_SEED), load.system_tokens) if load.system_message else ""
 
 
 def _asked(load: ChatLoad, rng: np.random.Generator) -> str:
