@@ -159,7 +159,8 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         if error.status_code == 405:
             return _other_method(request, routes)
         if error.status_code == 404:
-            return _upgrade_required() if _is_socket(request, routes) else _no_such_path(request, routes)
+            path = request.scope["path"]
+            return _upgrade_required() if _is_socket(path, routes) else _no_such_path(path, routes).response()
         response = ApiError(error.status_code, "The request cannot be processed.").response()
         response.headers.update(error.headers or {})
         return response
@@ -169,6 +170,15 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         fields = ", ".join(".".join(str(part)[:40] for part in problem["loc"][1:]) for problem in error.errors()[:5])
         return bad_request(f"Invalid fields: {fields}.", fields.split(",")[0] or None).response()
 
+    no_http_path = app.router.default
+
+    async def no_path(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await refuse_socket(_no_such_socket(scope["path"], routes), scope, receive, send)
+        else:
+            await no_http_path(scope, receive, send)
+
+    app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(ClientDisconnect, left)
@@ -186,18 +196,25 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         app.add_exception_handler(kind, known)
 
 
-def _is_socket(request: Request, routes: Sequence[BaseRoute]) -> bool:
-    path = request.scope["path"]
+def _is_socket(path: str, routes: Sequence[BaseRoute]) -> bool:
     return any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
 
 
-def _no_such_path(request: Request, routes: Sequence[BaseRoute]) -> Response:
+def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
     """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
-    parts = [part for part in request.scope["path"].split("/") if part not in ("", "v1")]
+    parts = [part for part in path.split("/") if part not in ("", "v1")]
     known = {getattr(route, "path", None) for route in routes}
     meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
-    return ApiError(404, f"This server has no such path; {hint}", code="not_found").response()
+    return ApiError(404, f"This server has no such path; {hint}", code="not_found")
+
+
+def _no_such_socket(path: str, routes: Sequence[BaseRoute]) -> ApiError:
+    """404 for a handshake."""
+    if any(isinstance(route, Route) and route.path_regex.match(path) for route in routes):
+        message = "This path is not a WebSocket: send an HTTP request without an upgrade."
+        return ApiError(404, message, code="not_found")
+    return _no_such_path(path, [route for route in routes if isinstance(route, WebSocketRoute)])
 
 
 def _upgrade_required() -> Response:

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from service.api.chat.schema import REFUSED, ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
 from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
@@ -155,6 +157,24 @@ def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str,
     missing = httpx.post(server.url + path, json={})
     assert missing.status_code == 404
     assert missing.json()["error"]["message"] == f"This server has no such path; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/realtime/?model=tiny", "This server has no such path; did you mean /v1/realtime?"),
+        ("/realtime", "This server has no such path; did you mean /v1/realtime?"),
+        ("/v1/nope", "This server has no such path; GET /docs describes the others."),
+        ("/v1/models", "This path is not a WebSocket: send an HTTP request without an upgrade."),
+    ],
+)
+async def test_a_handshake_with_a_path_that_is_no_socket_is_told(server: RunningServer, path: str, said: str) -> None:
+    with pytest.raises(InvalidStatus) as refusal:
+        await connect(server.url.replace("http", "ws") + path)
+    response = refusal.value.response
+    assert response.status_code == 404 and response.headers["x-request-id"].startswith("req_")
+    error = json.loads(response.body or b"")["error"]
+    assert (error["message"], error["code"], error["type"]) == (said, "not_found", "not_found_error")
 
 
 def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServer) -> None:
