@@ -22,12 +22,12 @@ _MAX_OVER_MEAN = 3.0
 class SpeechCosts:
     """Running means of seconds by (kind, solver steps, size), with deviations for safe bounds.
 
-    Size is rounded tokens for "prefill" (prefill.eager_prefill), the bucket's tokens for replayed prefills, the bucket's
-    rows for a step and 1 for a piece of reference audio; solver steps is 0 where a cost has none. Means and deviations
-    are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size without a measurement is interpolated
-    between its neighbours; above the largest measured size cost grows in proportion, below the smallest it stays the
-    same. A launch that was held up counts as one that took _MAX_OVER_MEAN times the estimate, also where it is the first
-    of its size: a rare size would keep it for long.
+    Size is rounded tokens for "prefill" (prefill.eager_prefill), the bucket's tokens for replayed prefills, the rows of
+    the bucket for a step and 1 for a piece of reference audio; solver steps is 0 where a cost has none. Means and
+    deviations are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size without a measurement is
+    interpolated between its neighbours; above the largest measured size cost grows in proportion, below the smallest it
+    stays the same. A launch that was held up counts as one that took _MAX_OVER_MEAN times the estimate, also the first
+    of a size: a rare size would keep it for long.
     """
 
     def __init__(self) -> None:

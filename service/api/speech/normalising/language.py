@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from service.api.speech.normalising.english_words import WORDS
+
 Language = Literal["english", "chinese", "other"]
 """other: numbers are left to the model, which speaks many languages."""
 
@@ -14,6 +16,10 @@ NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
 """Part of a class of characters: superscripts and fractions, which \\w takes for letters."""
 WORD = re.compile(rf"(?<![^\W_])[^\W\d_{NUMERALS}]+")
 """A unit right behind its number is no word."""
+NEUTRAL = re.compile(
+    rf"(?<![\w.])(?:{'|'.join(map(re.escape, WORDS))})(?!\w)|\bo['’]clock\b|\b(?:El|Los|Las|Costa)(?= [A-Z])"
+)
+"""English that looks foreign: e.g., o'clock, Los Angeles."""
 
 ENGLISH = frozenset(
     "the and of to is are was were it its that this these those with for from by at on he she they we you his her "  # noqa: SIM905
@@ -31,6 +37,9 @@ FOREIGN = frozenset(
     "jest w na się nie i do że och att det som är på av inte og på ikke er".split()
 ) - frozenset("i do page on or en see per w".split())  # noqa: SIM905
 
+AMBIGUOUS = frozenset({"met", "van", "pour", "er"})
+"""Foreign words that are English ones, too."""
+
 
 def language_of(clause: str, before: Language) -> Language:
     """before: the language of the clauses before this one, which holds where this one says nothing about its own."""
@@ -39,11 +48,12 @@ def language_of(clause: str, before: Language) -> Language:
     if HAN.search(clause):
         return "chinese"
     # A capital by itself is a name or a variable: E = mc².
-    words = [word.lower() for word in WORD.findall(clause) if len(word) > 1 or word.islower() or word in "IA"]
-    if not words:
-        return before
+    found = WORD.findall(NEUTRAL.sub(" ", clause))
+    words = [word.lower() for word in found if len(word) > 1 or word.islower() or word in "IA"]
     english = sum(word in ENGLISH for word in words)
-    foreign = sum(word in FOREIGN or not word.isascii() for word in words)
-    if english != foreign:
-        return "english" if english > foreign else "other"
+    foreign = [word for word in words if word in FOREIGN or not word.isascii()]
+    if len(set(foreign)) == 1 and foreign[0] in AMBIGUOUS:
+        foreign = []
+    if english != len(foreign):
+        return "english" if english > len(foreign) else "other"
     return before

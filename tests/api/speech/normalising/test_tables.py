@@ -81,6 +81,11 @@ ENGLISH = {
     "Mrs. Dalloway": "Missus Dalloway",
     "St. Paul, Elm St.": "Saint Paul, Elm St.",
     "e.g. this": "for example this",
+    "Bring 2 snacks, e.g. 3 apples, 4 pears.": "Bring two snacks, for example three apples, four pears.",
+    "Costs vary, e.g. $5.": "Costs vary, for example five dollars.",
+    "Met 3 people": "Met three people",
+    "5 o'clock": "five o'clock",
+    "Las Vegas, 3 hotels": "Las Vegas, three hotels",
     "R&D, cats & dogs": "R&D, cats and dogs",
     "Henry VIII": "Henry the Eighth",
     "3.14 and 1,000,000": "three point one four and one million",
@@ -129,6 +134,11 @@ CHINESE = {
 
 OTHERS = [
     "Ich habe 5 Äpfel, und 3 Birnen. Es kostet 5 €.",
+    "J'ai 5 pommes.",
+    "Peter hat 3 Birnen.",
+    "Los 3 hermanos, El Paso 5",
+    "ICH HABE 5 KATZEN",
+    "Met 3 van de 5",
     "J'ai 5 pommes et 3 poires.",
     "El 5 de mayo hay 3 clases para los niños.",
     "私は5個のりんごを2026年に",
