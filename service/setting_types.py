@@ -11,8 +11,9 @@ from pydantic_settings import NoDecode
 from service.byte_sizes import parse_bytes
 
 
-def _words(value: Any) -> Any:
-    return tuple(value.split()) if isinstance(value, str) else value
+def _several(value: Any) -> Any:
+    """One value stands for a list of one; it may hold blanks. Only variables are split at blanks."""
+    return (value,) if isinstance(value, str | int | float) else value
 
 
 def _number(value: Any) -> Any:
@@ -60,17 +61,17 @@ def _api_processes(value: Any) -> int | str:
 
 
 ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
+Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_several)]
 Steps = Annotated[
     tuple[Annotated[int, Field(ge=4, le=32)], ...],
     NoDecode,
-    BeforeValidator(_words),
+    BeforeValidator(_several),
     Field(max_length=8),
     AfterValidator(_distinct),
 ]
 PcmRate = Annotated[Literal[48000, 24000, 16000], BeforeValidator(_number)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_several)]
 BYTES = BeforeValidator(_bytes)
 """Marks settings that are a number of bytes."""
 Bytes = Annotated[int, BYTES, Field(ge=0)]

@@ -1,12 +1,11 @@
 """Every setting in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a
 YAML file (--config). Flags override variables, variables override the file.
 
-Lists are repeated flags, YAML lists, or words separated by spaces in a variable.
+Lists are repeated flags, YAML lists, or words separated by spaces in a variable; one value may stand for a list of one.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,6 +25,7 @@ from service.byte_sizes import MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
 from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, PcmRate, Seconds, Secrets, Share, Steps, Words
+from service.settings_reading import Variables, explain, suggestion, yaml_problem
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -346,7 +345,7 @@ class Settings(BaseSettings):
         file = flags.pop("file", {})
         return (
             InitSettingsSource(settings_cls, flags),
-            EnvSettingsSource(settings_cls),
+            Variables(settings_cls),
             InitSettingsSource(settings_cls, file),
         )
 
@@ -359,11 +358,11 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     file = _read_file(config) if config else {}
     for key in file:
         if key not in Settings.model_fields:
-            raise SettingsError(f"{config}: unknown key {key!r}{_suggestion(key)}")
+            raise SettingsError(f"{config}: unknown key {key!r}{suggestion(key, Settings.model_fields)}")
     try:
         return Settings(**{**(flags or {}), "file": file})
     except ValidationError as error:
-        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+        raise SettingsError("\n".join(explain(problem) for problem in error.errors())) from None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -372,7 +371,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     for variable in sorted(environ):
         key = variable.removeprefix(ENV_PREFIX).lower()
         if variable.startswith(ENV_PREFIX) and key not in OTHER_VARIABLES and key not in Settings.model_fields:
-            unknown.append(f"{variable}{_suggestion(key, ENV_PREFIX)}")
+            unknown.append(f"{variable}{suggestion(key, Settings.model_fields, ENV_PREFIX)}")
     return unknown
 
 
@@ -382,19 +381,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: not a YAML file ({' '.join(str(error).split())})") from error
+        raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def _suggestion(key: str, prefix: str = "") -> str:
-    close = difflib.get_close_matches(key, Settings.model_fields, n=1)
-    return f" (did you mean {prefix}{close[0].upper() if prefix else close[0]}?)" if close else ""
-
-
-def _explain(problem: Any) -> str:
-    where, value = ".".join(map(str, problem["loc"])), problem["input"]
-    message = problem["msg"].removeprefix("Value error, ")
-    given = f" ({value!r:.80} given)" if isinstance(value, str | int | float) and "api_key" not in where else ""
-    return f"{where}: {message}{given}" if where else message

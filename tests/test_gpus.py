@@ -49,7 +49,7 @@ def test_a_number_all_or_a_list(written: object, chosen: tuple[str, ...]) -> Non
         ({"gpus": "2", "engines": "2"}, "engines: is for several engines on the CPU"),
         ({"gpus": "2", "device": "cpu"}, "gpus: there is none with --device cpu"),
         ({"engines": "2", "device": "cuda"}, "engines: is for several engines on the CPU"),
-        ({"engines": "0"}, "engines: Input should be greater than or equal to 1"),
+        ({"engines": "0"}, "engines: must be greater than or equal to 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(flags: dict[str, str], says: str) -> None:

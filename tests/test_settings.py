@@ -42,6 +42,17 @@ def test_lists_come_from_words_lists_and_repeated_flags(tmp_path: Path, monkeypa
     assert load_settings({"model": ["e"]}).model == ("e",)
 
 
+def test_only_variables_are_split_at_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text('model: "/tmp/a dir/ck"\napi_key: "correct horse battery"\nsolver_steps: 8\n')
+    settings = load_settings(config=file)
+    assert settings.model == ("/tmp/a dir/ck",) and settings.keys() == ("correct horse battery",)
+    assert settings.solver_steps == (8,)
+    assert load_settings({"model": ["/tmp/a dir/ck"]}).model == ("/tmp/a dir/ck",)
+    monkeypatch.setenv("REPRISE_API_KEY", "correct horse")
+    assert load_settings(config=file).keys() == ("correct", "horse")
+
+
 def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRISE_SOLVER_STEPS", "32 4 32")
     assert load_settings().solver_steps == (32, 4)
@@ -102,13 +113,47 @@ def test_an_invalid_setting_is_named(flags: dict[str, object], key: str) -> None
 
 def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRISE_PORT", "http")
-    with pytest.raises(SettingsError, match=r"^port: Input should be a valid integer.* \('http' given\)$"):
+    with pytest.raises(SettingsError, match=r"^port: must be a valid integer \('http' given\)$"):
         load_settings()
     with pytest.raises(SettingsError, match=r"^max_n: .* \(1000 given\)$"):
         load_settings({"port": 1, "max_n": 1000})
-    with pytest.raises(SettingsError, match=r"^api_key\.0: ") as caught:
+    with pytest.raises(SettingsError, match=r"^api_key: ") as caught:
         load_settings({"port": 1, "api_key": [12345678]})
     assert "12345678" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"solver_steps": ["10", "3"]}, "solver_steps: must be greater than or equal to 4 ('3' given)"),
+        ({"solver_steps": list(range(4, 13))}, "solver_steps: must have at most 8 items, not 9"),
+        ({"model": {"a": 1}}, "model: must be a list"),
+        ({"graphs": "maybe"}, "graphs: must be a valid boolean ('maybe' given)"),
+        ({"port": 1.5}, "port: must be a valid integer (1.5 given)"),
+        ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "max_n: 1\nport: [\n",
+            "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
+        ),
+        ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
+    ],
+)
+def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config=tmp_path / "bad.yaml")
+    assert f"bad.yaml: not a YAML file ({said}" in str(caught.value) and "unicode" not in str(caught.value)
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""How variables become settings, and messages about what cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
+
+_SUBJECT = re.compile(r"^\w+ should ")
+"""How pydantic begins: "Input should be", "Tuple should have"."""
+_REASON = re.compile(r", (unable to|got) .*$| after validation\b")
+
+
+class Variables(EnvSettingsSource):
+    """The variables of the environment, where the values of a list are separated by spaces."""
+
+    def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
+        if isinstance(value, str) and get_origin(field.annotation) is tuple:
+            return tuple(value.split())
+        return super().prepare_field_value(field_name, field, value, value_is_complex)
+
+
+def explain(problem: Any) -> str:
+    """A problem that pydantic found, in one line. Of a list the value that does not fit is shown, not its place."""
+    where, value = str(next(iter(problem["loc"]), "")), problem["input"]
+    message = problem["msg"].removeprefix("Value error, ")
+    message = _REASON.sub("", _SUBJECT.sub("must ", message)).replace("a valid tuple", "a list")
+    given = f" ({value!r:.80} given)" if isinstance(value, str | int | float) and where != "api_key" else ""
+    return f"{where}: {message}{given}" if where else message
+
+
+def yaml_problem(error: UnicodeDecodeError | yaml.YAMLError) -> str:
+    """What a parser says about a file, in one line with the place, if it has one."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return " ".join(str(error).split())
+    context = f"{found}: " if (found := getattr(error, "context", None)) else ""
+    return f"{context}{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
+def suggestion(key: str, names: Iterable[str], prefix: str = "") -> str:
+    """The name that may have been meant, in words; "" if none is close."""
+    close = difflib.get_close_matches(key, list(names), n=1)
+    return f" (did you mean {prefix}{close[0].upper() if prefix else close[0]}?)" if close else ""
