@@ -28,6 +28,9 @@ NAME_RULE = "1 to 64 letters, digits, _ and - allowed"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """A function without `parameters` has none, as in OpenAI's API."""
 
+NO_CALL = "not the id of a call in the assistant message before"
+NO_RESULT = "must be followed by a message with role tool and the id of this call"
+
 
 @dataclass(frozen=True)
 class ToolUse:
@@ -172,7 +175,7 @@ def _take_result(id: str | None, field: str, results: dict[str, int | None], ind
     if id is None:
         raise bad_request(f"{field}: this field is required.", field)
     if id not in results:
-        raise bad_request(f"{field}: not the id of a call in the assistant message before.", field)
+        raise bad_request(f"{field}: {NO_CALL}.", field)
     if results[id] is not None:
         raise bad_request(f"{field}: this call has a result already.", field)
     results[id] = index
@@ -183,6 +186,6 @@ def _results(caller: int, results: dict[str, int | None]) -> list[int]:
     for number, index in enumerate(results.values()):
         if index is None:
             field = f"messages[{caller}].tool_calls[{number}]"
-            raise bad_request(f"{field}: must be followed by a message with role tool and the id of this call.", field)
+            raise bad_request(f"{field}: {NO_RESULT}.", field)
         indices.append(index)
     return indices

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 from contextlib import aclosing
 
 from msgspec import UNSET
 from starlette.websockets import WebSocketDisconnect
 
+from models.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.route import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message
@@ -32,6 +32,7 @@ from service.api.realtime.events import (
 from service.api.realtime.items import ConversationItem, Status, new_id
 from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
 from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, RetentionRatio, chat_tools
+from service.api.realtime.sourced import SourcedMessage, renamed, renamed_message
 from service.api.realtime.truncation import truncated
 from service.api.sockets import StreamClosed
 
@@ -42,6 +43,7 @@ class Answer:
     """`task`, which starts at once, makes the answer, sends it and writes it into the conversation.
 
     conversation: None for an answer that is not kept. record: of this response; its ticket is released at the end.
+    whole: CONVERSATION or INPUT, where the messages are from, which errors name.
     turns: if the messages are the conversation's, the ids of the items that are a user's. event_id, size (bytes): of
     the client's response.create, which may hold items of its own. A request that is refused before the response begins
     gets an error event; a later failure is the status of response.done.
@@ -54,8 +56,9 @@ class Answer:
         record: RequestRecord,
         conversation: Conversation | None,
         config: RealtimeConfig,
-        messages: Sequence[Message],
+        messages: Sequence[SourcedMessage],
         *,
+        whole: str,
         turns: Sequence[str] = (),
         metadata: Metadata | None = None,
         event_id: str | None = None,
@@ -73,7 +76,10 @@ class Answer:
         self._metadata = metadata
         self._event_id = event_id
         self._size = size
-        self._body = _request(record.model, config, messages)
+        self._messages = {id(one.message): one for one in messages}
+        """By the identity of the message: a request may leave out the oldest."""
+        self._whole = whole
+        self._body = _request(record.model, config, [one.message for one in messages])
         self._job: ChatJob | None = None
         self._begun = False
         self._message: MessageOutput | None = None
@@ -157,7 +163,11 @@ class Answer:
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
         self._record.ticket.release()
         self._record.ticket.grow(1, self._size)
-        return await prepare_job(self._context, body, self._record)
+        try:
+            return await prepare_job(self._context, body, self._record)
+        except (ApiError, InputError) as error:
+            messages = [self._messages.get(id(message)) for message in body.messages]
+            raise renamed_message(as_api_error(error), messages, self._whole) from error
 
     async def _tell(self, part: TextDelta | bytes) -> None:
         """part: text and calls, or samples (pcm16)."""
@@ -234,10 +244,10 @@ class Answer:
         log.info("realtime response %s", status, extra=extra)
 
 
-def _request(model: str, config: RealtimeConfig, messages: Sequence[Message]) -> ChatRequestBody:
+def _request(model: str, config: RealtimeConfig, messages: list[Message]) -> ChatRequestBody:
     return ChatRequestBody(
         model=model,
-        messages=list(messages),
+        messages=messages,
         stream=True,
         max_completion_tokens=None if config.max_output_tokens == "inf" else config.max_output_tokens,
         temperature=config.temperature,
@@ -246,28 +256,3 @@ def _request(model: str, config: RealtimeConfig, messages: Sequence[Message]) ->
         audio=config.audio if config.spoken else None,
         **chat_tools(config),
     )
-
-
-RENAMED = (
-    (r"messages\b.*", "conversation"),
-    (r"audio((?:\..*)?)", r"response.audio.output\1"),
-    (r"max_completion_tokens", "response.max_output_tokens"),
-    (r"tools\[(\d+)\]\.function(.*)", r"response.tools[\1]\2"),
-    (r"tool_choice\.function\.(.*)", r"response.tool_choice.\1"),
-    (r"(tools|tool_choice)", r"response.\1"),
-    (r"modalities", "response.output_modalities"),
-    (r"(temperature|seed)", r"response.\1"),
-)
-"""Fields of a chat request, and the names that they have here."""
-
-
-def renamed(error: ApiError, within: str) -> ApiError:
-    """The error for a field of a chat request, under the name that the field has here. within: session or response."""
-    if error.param is None:
-        return error
-    for pattern, name in RENAMED:
-        if found := re.fullmatch(pattern, error.param):
-            param = found.expand(name.replace("response.", f"{within}.", 1))
-            problem = error.message.removeprefix(f"{error.param}: ")
-            return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code)
-    return error

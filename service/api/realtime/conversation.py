@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.api.chat.schema import Message
 from service.api.http.admission import Ticket
 from service.api.http.errors import bad_request
-from service.api.realtime.items import ConversationItem, as_messages, new_id, pictures
+from service.api.realtime.items import ConversationItem, new_id, pictures
 from service.api.realtime.played import Playback, heard
+from service.api.realtime.sourced import Source, SourcedMessage, as_messages
 from service.settings import Settings
 
 ROOT = "root"
@@ -57,9 +57,9 @@ class Conversation:
         """Approximate size of an item in bytes."""
         return self._entry(id).size
 
-    def messages(self, *, shortened: bool) -> list[Message]:
+    def messages(self, *, shortened: bool) -> list[SourcedMessage]:
         """shortened: without the items that `leave_out` left out."""
-        return as_messages(self._shown(shortened))
+        return as_messages(Source(item) for item in self._shown(shortened))
 
     def turns(self, *, shortened: bool) -> list[str]:
         """The ids of the user's items in `messages`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,8 +13,6 @@ from PIL import Image
 from models.errors import InputError
 from models.media import MediaItem
 from models.processor import ChatProcessor
-from service.api.chat.schema import ContentPart, MediaUrl, Message
-from service.api.chat.tool_schema import CalledFunction, ToolCallEntry
 from service.api.chat.tools import arguments_of, check_call_id, check_name
 from service.api.context import ServerContext
 from service.api.http.decoding import Decoding
@@ -163,37 +161,3 @@ async def _load(
             raise InputError(field, str(error)) from error
 
     return await context.media.image(part.image_url or "", prepare, field=field, budget=budget, charge=decoding.take)
-
-
-def as_messages(items: Iterable[ConversationItem]) -> list[Message]:
-    """The items as chat messages. Calls belong to the answer before them. A call that was cut off is left out, and so
-    is an answer that nobody heard any of."""
-    messages: list[Message] = []
-    for item in items:
-        if item.type == "function_call":
-            if item.status != "completed":
-                continue
-            call = ToolCallEntry(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
-            after_answer = bool(messages) and messages[-1].role == "assistant"
-            answer = messages.pop() if after_answer else Message("assistant")
-            messages.append(msgspec.structs.replace(answer, tool_calls=[*(answer.tool_calls or ()), call]))
-        elif item.type == "function_call_output":
-            messages.append(Message("tool", item.output, tool_call_id=item.call_id))
-        elif (message := _as_message(item)) is not None:
-            messages.append(message)
-    return messages
-
-
-def _as_message(item: ConversationItem) -> Message | None:
-    assert item.role is not None and item.content is not None
-    if item.role != "user":
-        text = "".join(part.text or part.transcript or "" for part in item.content)
-        return Message(item.role, text) if text else None
-    return Message(item.role, [_as_part(part) for part in item.content])
-
-
-def _as_part(part: ItemContent) -> ContentPart:
-    if part.type == "input_text":
-        return ContentPart(type="text", text=part.text)
-    assert part.image_url is not None
-    return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))

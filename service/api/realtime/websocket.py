@@ -22,7 +22,7 @@ from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
-from service.api.realtime.answer import Answer, renamed
+from service.api.realtime.answer import Answer
 from service.api.realtime.conversation import Conversation, check_counts, max_items
 from service.api.realtime.events import (
     AnyClientEvent,
@@ -49,7 +49,6 @@ from service.api.realtime.events import (
 from service.api.realtime.items import (
     NO_RECOGNITION,
     ConversationItem,
-    as_messages,
     check_pictures,
     created_item,
     new_id,
@@ -62,6 +61,7 @@ from service.api.realtime.session_config import (
     shown,
     updated,
 )
+from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages, renamed
 from service.api.request_stream import EngineError
 from service.api.sockets import (
     FAILED,
@@ -291,36 +291,37 @@ class Session:
             conversation if kept else None,
             config,
             messages,
+            whole=CONVERSATION if given.input is None else INPUT,
             turns=turns,
             metadata=given.metadata,
             event_id=event_id,
             size=size,
         )
 
-    def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[Message]:
+    def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[SourcedMessage]:
         if given.input is None:
             shortened = isinstance(config.truncation, RetentionRatio)
             messages = self._conversation.messages(shortened=shortened)
         else:
-            check_counts(given.input, self._context.settings, "response.input")
+            check_counts(given.input, self._context.settings, INPUT)
             named = [item.id for item in given.input if item.type == "item_reference"]
             if len(set(named)) < len(named):
                 # A large item that is named a thousand times would otherwise be copied a thousand times.
-                raise bad_request("response.input: an item can be referred to once.", "response.input")
+                raise bad_request(f"{INPUT}: an item can be referred to once.", INPUT)
             messages = as_messages(self._input(item, place) for place, item in enumerate(given.input))
         if config.instructions:
-            messages = [Message("system", config.instructions), *messages]
+            messages = [SourcedMessage(Message("system", config.instructions)), *messages]
         if not messages:
             raise bad_request("There is nothing to respond to; send conversation.item.create first.")
         return messages
 
-    def _input(self, item: ConversationItem, place: int) -> ConversationItem:
-        field = f"response.input[{place}]"
+    def _input(self, item: ConversationItem, place: int) -> Source:
+        field = f"{INPUT}[{place}]"
         if item.type != "item_reference":
-            return created_item(item, field)
+            return Source(created_item(item, field), field, given=True)
         if item.id is None:
             raise bad_request(f"{field}.id: this field is required.", f"{field}.id")
-        return self._conversation.item(item.id, f"{field}.id")
+        return Source(self._conversation.item(item.id, f"{field}.id"), field)
 
     async def _cancel(self, response_id: str | None) -> None:
         answer = self._answer

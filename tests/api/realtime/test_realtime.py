@@ -46,6 +46,12 @@ from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, until
 
 CALL = {"call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
+BROKEN = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}],
+}
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -559,7 +565,12 @@ def test_plain_http_is_told_that_this_is_a_websocket(conversing: Conversing, pat
         ({"audio": {"output": {"model": "tiny"}}}, "response.audio.output.model"),
         ({"output_modalities": ["text"], "tools": [{"type": "function", "name": "a b"}]}, "response.tools[0].name"),
         ({"output_modalities": ["text"], "tool_choice": "required"}, "response.tool_choice"),
-        ({"instructions": "x" * 65000, "input": [message("x" * 65000)]}, "conversation"),
+        ({"instructions": "x" * 65000, "input": [message("x" * 65000)]}, "response.input"),
+        ({"input": [message("x"), BROKEN]}, "response.input[1].content[0].image_url"),
+        ({"input": [message("x"), OUTPUT]}, "response.input[1].call_id"),
+        ({"input": [message("x"), {"type": "function_call", **CALL}]}, "response.input[1]"),
+        ({"input": [message("x"), *[{"type": "function_call", **CALL}] * 2, OUTPUT]}, "response.input[2].call_id"),
+        ({"input": [{"type": "function_call", **CALL}, OUTPUT, OUTPUT]}, "response.input[2].call_id"),
     ],
 )
 async def test_a_response_that_cannot_begin_is_an_error(
@@ -569,8 +580,38 @@ async def test_a_response_that_cannot_begin_is_an_error(
     before = conversing.responses().get("refused", 0)
     error = await refused(socket, "response.create", response=response)
     assert error["param"] == param and error["message"].startswith(f"{param}: ")
+    assert "role tool" not in error["message"] and "messages" not in error["message"]
     assert conversing.responses()["refused"] == before + 1
     assert (await answer(socket))[-1]["response"]["status"] == "completed"
+
+
+async def test_a_call_or_an_output_that_stands_alone_is_named(socket: ClientConnection) -> None:
+    """In the words of the protocol, which has no messages of a role tool."""
+    error = await refused(socket, "response.create", response={"input": [message("x"), OUTPUT]})
+    assert "this function_call_output has the call_id c, which no function_call before it has" in error["message"]
+    output = {**OUTPUT, "call_id": "<b>"}
+    error = await refused(socket, "response.create", response={"input": [output]})
+    assert "has the call_id, which" in error["message"], "what is no plain id is not repeated"
+    await tell(socket, "conversation.item.create", item={"type": "function_call", **CALL, "call_id": "call_7"})
+    await up_to(socket, "conversation.item.done")
+    error = await refused(socket, "response.create")
+    assert error["param"] == "conversation" and "with the call_id call_7, must be followed by" in error["message"]
+
+
+async def test_an_item_that_is_referred_to_is_named_by_its_place(socket: ClientConnection) -> None:
+    await tell(socket, "conversation.item.create", item={**OUTPUT, "id": "alone"})
+    await up_to(socket, "conversation.item.done")
+    given = [message("x"), {"type": "item_reference", "id": "alone"}]
+    error = await refused(socket, "response.create", response={"input": given})
+    assert error["param"] == "response.input[1]" and "call_id c" in error["message"]
+
+
+async def test_items_are_named_by_their_place_where_the_oldest_are_left_out(socket: ClientConnection) -> None:
+    await tell(socket, "session.update", session={"truncation": "auto", "output_modalities": ["text"]})
+    await said(socket)
+    given = [message("x" * 3000), message("x" * 3000), BROKEN]
+    error = await refused(socket, "response.create", response={"input": given, "instructions": "Be short."})
+    assert error["param"] == "response.input[2].content[0].image_url"
 
 
 @pytest.mark.parametrize("text", ["!fail", f"!endless Begin it, then {MUTE} it goes. And on."])
