@@ -243,6 +243,8 @@ class VoiceStore:
             raise VoiceStoreError("disk", "the voice's latents cannot be read") from error
         if "reference" not in tensors or not tensors.keys() <= TENSORS:
             raise VoiceStoreError("disk", "the voice's file of latents has other tensors than expected")
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise VoiceStoreError("disk", "the voice's latents hold values that are not finite numbers")
         with self._lock:
             if voice.id in self._voices:  # what was deleted while it was read is not kept
                 self._cache[voice.id] = tensors

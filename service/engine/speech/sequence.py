@@ -40,7 +40,8 @@ class SegmentPrompt:
         return len(self.token_ids) + self.max_patches
 
     def common_prefix(self, other: SegmentPrompt) -> int:
-        """Leading positions whose keys are the same in both: equal ids, and equal patches where there is audio."""
+        """Leading positions whose keys are the same in both: equal ids, and equal patches where there is audio. Patches
+        are compared by their bits, as by voice_pages: a NaN differs from itself."""
         shortest = min(len(self.token_ids), len(other.token_ids))
         same = (self.token_ids[:shortest] == other.token_ids[:shortest]) & (
             self.audio_mask[:shortest] == other.audio_mask[:shortest]
@@ -48,7 +49,8 @@ class SegmentPrompt:
         index = np.cumsum(self.audio_mask[:shortest]) - 1
         at_audio = np.flatnonzero(self.audio_mask[:shortest] & same)
         at_audio = at_audio[index[at_audio] < min(len(self.patches), len(other.patches))]
-        differing = (self.patches[index[at_audio]] != other.patches[index[at_audio]]).any(axis=(1, 2))
+        mine, others = (one.patches[index[at_audio]].view(np.uint32) for one in (self, other))
+        differing = (mine != others).any(axis=(1, 2))
         same[at_audio[differing]] = False
         return int(shortest if same.all() else np.argmin(same))
 

@@ -453,6 +453,16 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
         again.latents(bad)
 
 
+def test_latents_that_are_not_finite_are_not_spoken(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path, 10)
+    broken = patches(1)
+    broken["reference"][0, 0, 0] = np.nan
+    voice = store.add(name="bad", encoder="e", consent="c", seconds=1, latents=broken)
+    with pytest.raises(VoiceStoreError, match="not finite"):
+        store.latents(voice)
+    assert store.cached(voice) is None
+
+
 @contextmanager
 def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeTalker]]:
     """A server that speaks some descriptions of voices for ever."""

@@ -84,6 +84,17 @@ def test_a_voice_that_spoke_before_is_found(
     assert rig.worker.state().pages_cached == 3
 
 
+def test_a_reference_with_a_value_that_is_no_number_ends_nothing(model: VoxCPM2) -> None:
+    """Its page is found in the cache by the bits of its patches, and so for the next segment."""
+    rig = WorkerRig(model, golden.processor(), graphs=False)
+    broken = spoken(0, 2, 2)
+    assert broken.reference is not None
+    broken.reference[3, 0, 0] = np.nan
+    assert len(rig.alone(broken).patches) == 8
+    assert hits(rig)[0] == 0
+    rig.assert_clean()
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     voices=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), min_size=2, max_size=7),
