@@ -13,7 +13,16 @@ import torch
 
 from service.link.messages import Failed
 
-LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
+LAUNCH_ERRORS = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+)
 """Errors that the contents of a batch may cause; RuntimeError includes torch.OutOfMemoryError."""
 _RETRY_AFTER = 1.0
 """Seconds after which other requests may have freed memory."""

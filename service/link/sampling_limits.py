@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from service.link.messages import SamplingParams
 
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+"""Of float32, the slots' table's type (slot_state.py)."""
 MAX_STOP_IDS = 32
 MAX_BIASES = 320
 """Columns of the slots' tables (slot_state.py). OpenAI's clients may bias 300 tokens."""
@@ -33,26 +34,24 @@ def sampling_problem(sampling: SamplingParams, vocab_size: int) -> tuple[str, st
         return "logit_bias", _too_many("biased tokens", len(sampling.logit_bias), MAX_BIASES)
     if any(not 0 <= token < vocab_size for token in sampling.logit_bias):
         return "logit_bias", f"a token id is outside the vocabulary of {vocab_size}"
-    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
-        return "logit_bias", "a bias is not a finite number"
+    if not all(abs(bias) <= LARGEST_FLOAT for bias in sampling.logit_bias.values()):
+        return "logit_bias", f"a bias is not a number from {-LARGEST_FLOAT} to {LARGEST_FLOAT}"
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
         return "top_logprobs", f"top_logprobs is {sampling.logprobs}, expected 0 to {MAX_LOGPROBS}"
     ranges = {
-        "temperature": (0.0, math.inf),
+        "temperature": (0.0, LARGEST_FLOAT),
         "top_p": (0.0, 1.0),
         "min_p": (0.0, 1.0),
-        "top_k": (0, math.inf),
-        "min_tokens": (0, math.inf),
-        "presence_penalty": (-math.inf, math.inf),
-        "frequency_penalty": (-math.inf, math.inf),
+        "top_k": (0, LARGEST_INT),
+        "min_tokens": (0, LARGEST_INT),
+        "presence_penalty": (-LARGEST_FLOAT, LARGEST_FLOAT),
+        "frequency_penalty": (-LARGEST_FLOAT, LARGEST_FLOAT),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, LARGEST_FLOAT),
     }
     for name, (low, high) in ranges.items():
         value = getattr(sampling, name)
-        if not (math.isfinite(value) and low <= value <= high):
+        if not low <= value <= high:
             return name, f"{name} is {value}, expected {low} to {high}"
-    if not MIN_REPETITION_PENALTY <= sampling.repetition_penalty < math.inf:
-        problem = f"is {sampling.repetition_penalty}, expected at least {MIN_REPETITION_PENALTY}"
-        return "repetition_penalty", f"repetition_penalty {problem}"
     return None
 
 
