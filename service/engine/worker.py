@@ -133,7 +133,7 @@ class ModelWorker(Protocol):
     # Stepping.
 
     def has_work(self) -> bool:
-        """Whether something could be launched now (at most two launches are in flight)."""
+        """Whether something could be launched now; a worker limits its own launches in flight."""
         ...
 
     def slack(self, now: float) -> float:

@@ -24,14 +24,13 @@ from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, ke
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.demand import Demand
 from service.graphs.observations import EagerReason, Observations, Route
-from service.graphs.pool import Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
+from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
 from service.graphs.trials import RouteTrial
 
 log = logging.getLogger(__name__)
 
 _MAX_CHOICES = 4096
 """Number of sizes whose graph is remembered; pictures come in any number of sizes."""
-_TIMED_REPLAYS = 3
 _PADDED_MISS = 1 / 16
 """Share of a miss that a replay counts as, if a smaller bucket of the list would hold the plan but is not captured
 yet."""
@@ -255,7 +254,7 @@ class GraphRunner:
         if graph is None:
             return None
         graph.static.fill(graph.layout, plan)
-        return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(_TIMED_REPLAYS))
+        return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(TIMED_REPLAYS))
 
     def capture_next(self, *, idle: bool) -> bool:
         """Captures the next wanted bucket; False when none is wanted. Nothing may be in flight.

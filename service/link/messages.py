@@ -255,7 +255,7 @@ class ModelState(Struct, frozen=True):
     pages_cached: int
     encoder_cache_bytes: int = 0
     slack: float | None = None
-    """The fewest seconds of audio that any live listener has left; None without listeners."""
+    """Seconds that other work may take before a live listener runs out of audio; None without listeners."""
 
 
 class ProcessUsage(Struct, frozen=True):

@@ -64,9 +64,8 @@ def _nothing() -> None:
 class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory.
 
-    shared: once it is launched, other processes may attach themselves to the engine at `address` (attached.py). This
-    one
-        supervises the engine, and gets only metric events and the state.
+    shared: once it is launched, other processes may attach themselves to the engine at `address` (attached.py); this
+        one supervises it, and gets only metric events and the state.
     standby: the standby processes, which all starts of the engine share; None: there are none.
     """
 

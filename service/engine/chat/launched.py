@@ -75,7 +75,7 @@ class InFlightStep:
     held: HeldSampling | None = None
     masks: MaskJob | None = None
     """The masks that a held step waits for."""
-    alone: bool = True
+    timing_valid: bool = True
     """False if its duration says nothing about its cost: for a held step with an encoder pass between its layers and
     its sampling, and behind a launch of another model."""
 
@@ -140,18 +140,18 @@ class InFlight:
 
     def add(self, step: InFlightStep) -> None:
         """Adds a step, or an encoder pass, whose results arrive before those of a held step."""
-        step.alone, self._behind_others = not self._behind_others, False
+        step.timing_valid, self._behind_others = not self._behind_others, False
         if (held := self.held) is None:
             self._steps.append(step)
         else:
-            held.alone = False
+            held.timing_valid = False
             self._steps.insert(len(self._steps) - 1, step)
 
     def others_launched(self) -> None:
         """Another model launched: behind the last step here, or between the layers of a held one and its sampling."""
         self._behind_others = True
         if (held := self.held) is not None:
-            held.alone = False
+            held.timing_valid = False
 
     def take(self, now: float) -> tuple[InFlightStep, float]:
         """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since

@@ -159,12 +159,13 @@ class ChatWorker:
         self._vision.request_all(self._scheduler.waiting)
         if self._in_flight.held is not None:
             return self._launch_encode(now, allowance, must)
-        turns = (self._launch_step, self._launch_encode)
-        for launch in turns if self._encoded_last else turns[::-1]:
-            if launch(now, allowance, must):
-                self._encoded_last = launch == self._launch_encode or (self._encoded_last and self._chunks_put_off)
-                return True
-        return False
+        if not self._encoded_last and self._launch_encode(now, allowance, must):
+            self._encoded_last = True
+            return True
+        if self._launch_step(now, allowance, must):
+            self._encoded_last = self._encoded_last and self._chunks_put_off
+            return True
+        return self._encoded_last and self._launch_encode(now, allowance, must)
 
     def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         rows = len(self._scheduler.rows.slots)
@@ -330,7 +331,7 @@ class ChatWorker:
         if launch.encoded is not None and launch.readback is not None:
             seconds = launch.readback.seconds() or seconds
             self._vision.observe(launch.encoded, seconds, now)
-        if launch.alone and timed:
+        if launch.timing_valid and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         for chunk in launch.chunks:
             # A sequence that was preempted meanwhile has other pages, which may not be computed as far.
