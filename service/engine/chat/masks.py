@@ -98,7 +98,7 @@ class MaskTable:
 
 class RowGuide(Protocol):
     """The grammar of a row. number: its id at its server. server: index of the server that has its matcher. problem:
-    why it has no masks; empty if it has. ended: its answer needs no more of them. num_consumed: tokens of the answer that
+    why it has no masks; empty if it has. ended: its answer needs no more. num_consumed: tokens of the answer that
     were sent to its matcher."""
 
     number: int

@@ -170,9 +170,9 @@ def test_a_held_step_between_whose_parts_another_model_launches_has_no_duration_
     in_flight = InFlight()
     held = InFlightStep("decode", 1, "replay", 0.0, 0.0, DECODE, None)
     in_flight.add(held)
-    assert held.alone
+    assert held.timing_valid
     in_flight.others_launched()
-    assert not held.alone
+    assert not held.timing_valid
 
 
 def test_rows_that_end_leave_nothing_due() -> None:

@@ -220,7 +220,7 @@ def test_an_encoder_pass_runs_while_a_step_is_held(monkeypatch: pytest.MonkeyPat
         assert engine.steps()["encoder", "replay", "captured"] == 1
         held = engine.worker._in_flight.held
         assert held is not None and not engine.tokens("guided")
-        assert not held.alone, "its seconds are not those of a step"
+        assert not held.timing_valid, "its seconds are not those of a step"
     engine.run()
     engine.assert_nothing_left()
     assert engine.tokens("picture") == alone(picture)
