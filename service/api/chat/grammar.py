@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,10 @@ def _check_schema(schema: Any) -> None:
 
 def _too_large(key: str | None, value: float) -> str:
     """Why a number would be rounded to another one; "" if it would not be."""
-    if (key in LOWER and value > MAX_INTEGER) or (key in UPPER and value < -MAX_INTEGER):
+    # The library takes a larger integer as an upper bound: no answer reaches it.
+    if (key in LOWER and abs(value) > MAX_INTEGER) or (
+        key in UPPER and not -MAX_INTEGER <= value <= sys.float_info.max
+    ):
         return f"{key}: too large: a number from -{MAX_INTEGER} to {MAX_INTEGER} allowed"
     if key in LOWER | UPPER:
         exclusive = key is not None and key.startswith("exclusive")

@@ -17,7 +17,7 @@ from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS,
 
 
 Fps = Annotated[float, Meta(ge=1e-4)]
-Frames = Annotated[int, Meta(ge=1)]
+Frames = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)]
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
@@ -140,7 +140,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
+from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.api.steps import StepReport
 
 Modality = Literal["text", "audio"]
@@ -29,7 +29,7 @@ class AudioParams(msgspec.Struct, frozen=True):
     sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: int | None = None
+    inference_timesteps: SolverSteps | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None

@@ -15,7 +15,7 @@ from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, Name
 from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
-from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
+from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.media import g711
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -42,7 +42,7 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
     """audio/pcm: 16-bit mono samples, little-endian, at 24 kHz. audio/pcmu, audio/pcma: G.711 at 8 kHz."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
-    rate: int | None = None
+    rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
 
     @property
     def sample_rate(self) -> int:
@@ -72,7 +72,7 @@ class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instructions: ShortText | None = None
     seed: Int64 | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: int | None = None
+    inference_timesteps: SolverSteps | None = None
     temperature: Temperature | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None

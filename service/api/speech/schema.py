@@ -14,6 +14,8 @@ from service.api.steps import StepReport
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 StreamFormat = Literal["audio", "sse"]
 ShortText = Annotated[str, Meta(max_length=4096)]
+SolverSteps = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""A server offers a few small numbers; the bounds keep long ones out of messages."""
 Granularities = list[Literal["segment", "word"]]
 MAX_ENTRIES = 100
 LexiconEntries = Annotated[
@@ -55,7 +57,7 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_text: ShortText | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: int | None = None
+    inference_timesteps: SolverSteps | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None

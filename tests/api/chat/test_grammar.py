@@ -226,6 +226,7 @@ def test_a_part_that_many_references_name_is_looked_at_once(monkeypatch: pytest.
         ({"minimum": 2**53 + 1}, [2**53 + 2, 2**60], [2**53, 2**53 - 1]),
         ({"minimum": 0, "maximum": 2**53 + 3}, [0, 2**53 + 2], [2**53 + 4]),
         ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**62], [2**63]),
+        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**62], [-1]),
         ({"exclusiveMaximum": -(2**53) - 1}, [-(2**53) - 4], [-(2**53), -(2**53) - 1]),
     ],
 )
@@ -265,6 +266,10 @@ def test_a_bound_that_is_no_number_is_refused() -> None:
         ({"type": "integer", "minimum": 10**40, "maximum": 10**40 + 5}, "minimum: too large"),
         ({"type": "integer", "minimum": -(10**40) - 5, "maximum": -(10**40)}, "maximum: too large"),
         ({"type": "integer", "minimum": 1e40, "maximum": 1e41}, "minimum: too large"),
+        ({"type": "integer", "minimum": -(10**400)}, "minimum: too large"),
+        ({"type": "integer", "exclusiveMinimum": -(2**63)}, "exclusiveMinimum: too large"),
+        ({"type": "number", "minimum": -1e30}, "minimum: too large"),
+        ({"type": "integer", "maximum": 10**400}, "maximum: too large"),
         ({"const": 123456789012345678901234567890}, "an integer of 30 digits"),
         ({"type": "array", "items": {"enum": [1, [-(2**64)]]}}, "an integer of 20 digits"),
     ],

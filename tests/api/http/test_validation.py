@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from msgspec import Meta
 
+from service.api.chat.schema import ChatRequestBody
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import MAX_SIGNS, parse
+from service.api.realtime.session_config import SessionParams
 from service.api.request_stream import EngineError
+from service.api.speech.schema import SpeechRequestBody
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,6 +68,36 @@ def test_messages_name_the_field_and_what_it_takes(body: Any, param: str | None,
         parse(msgspec.json.encode(body), Body)
     error = as_api_error(caught.value)
     assert (error.status, error.param, error.message) == (400, param, message)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+VIDEO = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:", "num_frames": 10**30}}]}]
+CHAT = {"model": "tiny", "messages": [MESSAGE]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (ChatRequestBody, CHAT | {"min_tokens": 10**600}, "min_tokens"),
+        (ChatRequestBody, CHAT | {"messages": VIDEO}, "messages[0].content[0].video_url.num_frames"),
+        (ChatRequestBody, CHAT | {"mm_processor_kwargs": {"max_frames": 10**600}}, "mm_processor_kwargs.max_frames"),
+        (
+            ChatRequestBody,
+            CHAT | {"audio": {"format": "wav", "inference_timesteps": 10**600}},
+            "audio.inference_timesteps",
+        ),
+        (SpeechRequestBody, {"input": "x", "inference_timesteps": -(10**600)}, "inference_timesteps"),
+        (SessionParams, {"audio": {"output": {"inference_timesteps": 10**600}}}, "audio.output.inference_timesteps"),
+        (SessionParams, {"audio": {"output": {"format": {"rate": 10**400}}}}, "audio.output.format.rate"),
+    ],
+)
+def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any, param: str) -> None:
+    """To repeat them would push the limit out of the message."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        parse(json.dumps(body), kind)
+    error = as_api_error(caught.value)
+    assert error.param == param
+    assert re.fullmatch(r"must be at (most|least) \d{1,10}\.", error.message.removeprefix(f"{param}: "))
 
 
 @pytest.mark.parametrize(
