@@ -294,6 +294,9 @@ class GraphRunner:
                 specs = self.capturable.buffer_specs(bucket)
                 buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
                 self.capturable.forward(buffers, bucket)
+                if self._pool.device.type == "cuda":
+                    # Inputs of a later call may be copied on a stream that does not wait for this one.
+                    torch.cuda.current_stream().synchronize()
                 yield
 
     def _capture(self, bucket: Bucket) -> None:
