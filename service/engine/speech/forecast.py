@@ -101,7 +101,7 @@ class Forecast:
 
     def replayable(self, stream: Stream) -> bool:
         """Whether the rest of a prompt in a pass of its own would be replayed."""
-        rest = PrefillChunk(stream, stream.prefilled, stream.prompt_left)
+        rest = PrefillChunk.next(stream, stream.prompt_left)
         return rest.length <= self._prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
 
     def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
@@ -188,7 +188,7 @@ class Forecast:
 
     def with_prompt(self, prompts: Prompts, stream: Stream) -> Prompts:
         """The prompts and, behind them, what is left of a stream's."""
-        last = prompts.last.with_chunk(PrefillChunk(stream, stream.prefilled, stream.prompt_left))
+        last = prompts.last.with_chunk(PrefillChunk.next(stream, stream.prompt_left))
         captured = self.captured_bucket(last) is not None
         if prompts.last.sequences and (last.tokens > self._prefill_tokens or (prompts.captured and not captured)):
             return self.with_prompt(Prompts(self.seconds_of(prompts)), stream)

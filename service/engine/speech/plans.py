@@ -71,7 +71,7 @@ def ragged_plan(
         lengths_k.append(stop)
         packed += chunk.length
         audio += int(mask.sum())
-        if chunk.last:
+        if chunk.is_last:
             last.append(packed - 1)
     plan = {
         "token_ids": np.concatenate(ids),

@@ -12,20 +12,20 @@ from service.engine.speech.stream import Stream
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Prompt positions [start, start + length) of a stream; `last` ends the prompt, so that the tail follows."""
+    """Prompt positions [start, start + length) of a stream's current segment. audio: most patches among them. is_last:
+    they end the prompt, so that the tail follows."""
 
     stream: Stream
     start: int
     length: int
+    audio: int
+    is_last: bool
 
-    @property
-    def last(self) -> bool:
-        return self.start + self.length == self.stream.prompt_tokens
-
-    @property
-    def audio(self) -> int:
-        """Most patches among its positions."""
-        return min(self.length, self.stream.new_audio)
+    @staticmethod
+    def next(stream: Stream, length: int) -> PrefillChunk:
+        """The first `length` positions that have no keys yet."""
+        audio = min(length, stream.new_audio)
+        return PrefillChunk(stream, stream.prefilled, length, audio, length == stream.prompt_left)
 
 
 FindCapturedBucket = Callable[[Bucket], Bucket | None]
@@ -53,7 +53,7 @@ class PrefillSize:
     def with_chunk(self, chunk: PrefillChunk) -> PrefillSize:
         """Of the pass with one more chunk."""
         emitting = self.emitting
-        if chunk.last:
+        if chunk.is_last:
             solver_steps = chunk.stream.solver_steps
             emitting = {**emitting, solver_steps: emitting.get(solver_steps, 0) + 1}
         tokens, audio = self.tokens + chunk.length, self.audio + chunk.audio

@@ -212,7 +212,7 @@ class SpeechRunner:
                 conditioning = self._replay_prompts(chunks, required, steps, adapters)
             # Beside the pass: a first sound does not wait for the codec to be prepared.
             self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
-        ready = [sequence for chunk, sequence in chunks if chunk.last]
+        ready = [sequence for chunk, sequence in chunks if chunk.is_last]
         self._initialise_slots(ready, decodes, conditioning)
         kind = "mixed" if decodes else "prefill"
         route: Route = "eager" if bucket is None else "replay"

@@ -41,7 +41,7 @@ class Step:
     @property
     def emitting(self) -> list[Stream]:
         """Streams that get a patch."""
-        return [chunk.stream for chunk in self.prefills if chunk.last and self.tail] + list(self.decodes)
+        return [chunk.stream for chunk in self.prefills if chunk.is_last and self.tail] + list(self.decodes)
 
 
 class SpeechScheduler:
@@ -114,10 +114,6 @@ class SpeechScheduler:
         live = self._live()
         return self.forecast.load(live if extra is None else [*live, extra])
 
-    def predict_first_audio(self, stream: Stream) -> float:
-        """Seconds from now to the first audio of a live stream submitted now."""
-        return self._first_audio(stream, self._prompts_with(stream))
-
     def _prompts_with(self, stream: Stream) -> Prompts:
         """Prompts of the live streams, and that of a new one behind them."""
         prompts = self._prompts_ahead
@@ -127,6 +123,7 @@ class SpeechScheduler:
         return self.forecast.with_prompt(prompts, stream)
 
     def _first_audio(self, stream: Stream, prompts: Prompts) -> float:
+        """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`."""
         delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self._running), self.load())
         return delay + self._wait_for_room(stream)
 
@@ -191,7 +188,7 @@ class SpeechScheduler:
         self._admit([chunk.stream for chunk in step.prefills if chunk.stream.phase is Phase.WAITING])
         for chunk in step.prefills:
             chunk.stream.prefilled += chunk.length
-            if chunk.last:
+            if chunk.is_last:
                 chunk.stream.phase = Phase.DECODE
         for stream in step.emitting:
             stream.launched += 1
@@ -200,10 +197,10 @@ class SpeechScheduler:
             if stream.launched >= stream.max_patches:
                 stream.phase = Phase.IDLE
 
-    def keep_voices(self, step: Step) -> None:
+    def index_voice_pages(self, step: Step) -> None:
         """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
         for chunk in step.prefills:
-            self._voices.keep(chunk)
+            self._voices.index_chunk(chunk)
 
     def undo(self, stream: Stream) -> None:
         """Undoes `launch` for a decode row that did not run."""
@@ -263,7 +260,7 @@ class SpeechScheduler:
             forced = stream in slacks and own <= budget + policy.guard
             while length > 0 and not forced and self._grown_bound(size, stream, length) + rounds > budget:
                 length = length // 2 if length // 2 >= least else 0
-            chunk = PrefillChunk(stream, stream.prefilled, length)
+            chunk = PrefillChunk.next(stream, length)
             if length <= 0 or (chunks and not self.forecast.joins(size, chunk)):
                 break
             chunks, size = [*chunks, chunk], size.with_chunk(chunk)
@@ -272,7 +269,7 @@ class SpeechScheduler:
         return self._with_decode_rows(chunks, slacks)
 
     def _grown_bound(self, size: PrefillSize, stream: Stream, length: int) -> float:
-        return self.forecast.prefill_bound(size.with_chunk(PrefillChunk(stream, stream.prefilled, length)))
+        return self.forecast.prefill_bound(size.with_chunk(PrefillChunk.next(stream, length)))
 
     def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
         """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
@@ -299,7 +296,7 @@ class SpeechScheduler:
         """Whether the first patches of these prompts had better be rows of the next decode step."""
         ready = [stream for stream in self._running if stream.decodable]
         solver_steps = {stream.solver_steps for stream in (*ready, *(chunk.stream for chunk in chunks))}
-        if len(solver_steps) > 1 or not all(chunk.last for chunk in chunks):
+        if len(solver_steps) > 1 or not all(chunk.is_last for chunk in chunks):
             return False
         rows = min(len(ready), self.policy.buckets[-1] - len(chunks))
         return self.forecast.tail_is_worse(solver_steps.pop(), len(chunks), rows)
@@ -379,7 +376,8 @@ class SpeechScheduler:
         stream.phase = Phase.IDLE
 
     def release(self, stream: Stream) -> None:
-        """Forgets a stream; its slot and pages are free. The caller must make sure that no launched step uses them."""
+        """Forgets a stream. Its slot and pages may be given away at once: launches run in order, so the next owner's
+        writes come after those of steps in flight."""
         if stream.prompt_left:
             self._prompts_ahead = None
         if stream.phase is Phase.WAITING:

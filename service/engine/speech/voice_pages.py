@@ -59,7 +59,7 @@ class VoicePages:
             needed = pages_for(stream.positions, self._pool.page_size)
             stream.pages += self._pool.allocate(needed - len(stream.pages))
 
-    def keep(self, chunk: PrefillChunk) -> None:
+    def index_chunk(self, chunk: PrefillChunk) -> None:
         """Lets other streams share the pages that a launched chunk fills."""
         stream, size = chunk.stream, self._pool.page_size
         for number in range(chunk.start // size, min((chunk.start + chunk.length) // size, len(stream.voice))):

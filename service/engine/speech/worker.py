@@ -268,7 +268,7 @@ class SpeechWorker:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
-        self._scheduler.keep_voices(step)
+        self._scheduler.index_voice_pages(step)
         self._in_flight.add(launch, now)
         return True
 

@@ -95,6 +95,11 @@ class Arrival:
         )
 
 
+def predicted_first_audio(scheduler: SpeechScheduler, stream: Stream) -> float:
+    """What `submit` would predict for a live stream now."""
+    return scheduler._first_audio(stream, scheduler._prompts_with(stream))
+
+
 class Chooser(Protocol):
     """What a policy decides: the next batch."""
 
@@ -209,7 +214,7 @@ class Simulation:
             if step is not None:
                 self.check(step)
                 scheduler.launch(step, clock)
-                scheduler.keep_voices(step)
+                scheduler.index_voice_pages(step)
                 clock += self.seconds(step)
                 outcome.steps.append(step)
                 for stream in step.emitting:
@@ -266,7 +271,7 @@ class PrefillFirst:
             tokens += stream.prompt_tokens
             if len(chunks) == min(room, BUCKETS[-1]) or pages < 0 or (chunks and tokens > 4096):
                 break
-            chunks.append(PrefillChunk(stream, 0, stream.prompt_tokens))
+            chunks.append(PrefillChunk.next(stream, stream.prompt_tokens))
         return Step(tuple(chunks), (), 0.0) if chunks else None
 
     def decodes(self) -> Step | None:

@@ -28,6 +28,7 @@ from tests.engine.speech.simulator import (
     eager,
     forecast_of,
     measured_costs,
+    predicted_first_audio,
     replayed,
 )
 
@@ -67,11 +68,11 @@ def test_a_codec_beside_the_next_step_takes_no_time_of_the_steps_but_delays_thei
     assert between.forecast.decode(10, 8) == pytest.approx(decode + vae)
     assert beside.forecast.decode(10, 8) == pytest.approx(decode)
     assert beside.forecast.decode_bound(10, 8) == between.forecast.decode_bound(10, 8)
-    prompt = PrefillSize.of([PrefillChunk(stream(), 0, 40)])
+    prompt = PrefillSize.of([PrefillChunk.next(stream(), 40)])
     one = MEASURED["vae"][1]
     assert between.forecast.prefill(prompt) - beside.forecast.prefill(prompt) == pytest.approx(one)
     assert beside.forecast.prefill_bound(prompt) == between.forecast.prefill_bound(prompt)
-    first_audio = [one.predict_first_audio(stream()) for one in (between, beside)]
+    first_audio = [predicted_first_audio(one, stream()) for one in (between, beside)]
     assert first_audio[0] == pytest.approx(first_audio[1])
 
 
@@ -252,7 +253,7 @@ def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
     sched.submit(stream("b", prompt=600))
     step = sched.next_step(0.0)
     assert step is not None
-    assert [(chunk.length, chunk.last) for chunk in step.prefills] == [(600, True)]
+    assert [(chunk.length, chunk.is_last) for chunk in step.prefills] == [(600, True)]
 
 
 def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
@@ -263,7 +264,20 @@ def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
     step = sched.next_step(100.0)
     assert step is not None
     ((chunk),) = step.prefills
-    assert (chunk.start, chunk.length, chunk.audio, chunk.last) == (50, 40, 8, True)
+    assert (chunk.start, chunk.length, chunk.audio, chunk.is_last) == (50, 40, 8, True)
+
+
+def test_a_chunk_says_the_same_after_its_segment() -> None:
+    sched = scheduler(captured=replayed)
+    sched.submit(stream())
+    step = sched.next_step(0.0)
+    assert step is not None
+    sched.launch(step, 0.0)
+    (chunk,) = step.prefills
+    before = chunk.audio, chunk.is_last
+    sched.end_segment(chunk.stream, 1)
+    sched.begin_segment(chunk.stream, 90, 40, 100)
+    assert (chunk.audio, chunk.is_last) == before == (0, True)
 
 
 def voice(name: str, pages: int) -> tuple[VoicePage, ...]:
@@ -284,7 +298,7 @@ def prefilled(sched: SpeechScheduler) -> list[tuple[int, int, int]]:
     assert step is not None
     chunks = [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
     sched.launch(step, 0.0)
-    sched.keep_voices(step)
+    sched.index_voice_pages(step)
     return chunks
 
 
@@ -360,7 +374,7 @@ def test_a_page_is_shared_once_all_of_it_is_computed() -> None:
     third = spoken("third", nova)
     sched.submit(third)
     assert third.prefilled == 64
-    sched.keep_voices(step)
+    sched.index_voice_pages(step)
     while any(one.phase is not Phase.DECODE for one in (*sched.running, *sched.waiting)):
         prefilled(sched)
     for one in list(sched.running):
@@ -510,7 +524,7 @@ def test_the_prediction_of_first_audio_is_close() -> None:
         submit = simulation.scheduler.submit
 
         def spy(one: Stream, submit=submit, simulation=simulation, predicted=predicted):  # type: ignore[no-untyped-def]
-            predicted.append(simulation.scheduler.predict_first_audio(one))
+            predicted.append(predicted_first_audio(simulation.scheduler, one))
             return submit(one)
 
         simulation.scheduler.submit = spy  # type: ignore[method-assign]
@@ -546,9 +560,9 @@ def test_the_prompts_ahead_are_known_without_counting_them_again(monkeypatch: py
     def spy(one: Stream) -> Refusal | None:
         for left in [other for other in scheduler.waiting if lot.random() < 0.02]:
             scheduler.release(left)
-        known, found = scheduler._prompts_ahead, scheduler.predict_first_audio(one)
+        known, found = scheduler._prompts_ahead, predicted_first_audio(scheduler, one)
         scheduler._prompts_ahead = None
-        assert scheduler.predict_first_audio(one) == pytest.approx(found)
+        assert predicted_first_audio(scheduler, one) == pytest.approx(found)
         scheduler._prompts_ahead = known
         kept.append(known is not None)
         return submit(one)
@@ -561,9 +575,9 @@ def test_the_prompts_ahead_are_known_without_counting_them_again(monkeypatch: py
 def test_the_prompt_of_a_next_segment_is_ahead_of_new_streams() -> None:
     sched = scheduler(captured=replayed)
     playing(sched, 1, slack=1.0)
-    before = sched.predict_first_audio(stream())
+    before = predicted_first_audio(sched, stream())
     sched.begin_segment(sched.running[0], 900, 0, 100)
-    assert sched.predict_first_audio(stream()) > before + 0.003
+    assert predicted_first_audio(sched, stream()) > before + 0.003
 
 
 def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
@@ -576,7 +590,7 @@ def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
     step = sched.next_step(100.0)
     assert step is not None
     assert [chunk.stream.request_id for chunk in step.prefills] == ["new"]
-    assert step.prefills[0].last
+    assert step.prefills[0].is_last
 
 
 def test_streams_far_ahead_yield_to_the_first_chunk_of_a_new_one() -> None:
@@ -603,7 +617,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_that_fit() -> None:
     sched.submit(stream(prompt=1600, arrival=100.0))
     step = sched.next_step(100.0)
     assert step is not None
-    assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].last
+    assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].is_last
     sched.launch(step, 100.0)
     again = sched.next_step(100.0)
     assert again is not None and again.prefills[0].start == step.prefills[0].length
