@@ -218,11 +218,9 @@ def _gpu_busy(results: Results) -> Panels:
             if (rows := [row for row in result.rows if gpu_busy(row) is not None])
         ]
         for result, rows in told:
-            name = server_of(result)
-            if name in lines:  # measured earlier, or on another GPU
-                name += f", {result.facts['device']['name']}, {result.facts['commit'][:7]}"
-            lines[name] = [(float(row[load]), share) for row in rows if (share := gpu_busy(row)) is not None]
-        if len(told) == 1:
+            points = [(float(row[load]), share) for row in rows if (share := gpu_busy(row)) is not None]
+            lines.setdefault(server_of(result), points)  # others were measured earlier, or elsewhere
+        if len(lines) == 1:
             lines |= {part: [(float(row[load]), float(row[key])) for row in told[0][1]] for part, key in _PARTS.items()}
         if lines:
             panels[kind] = lines

@@ -199,7 +199,6 @@ def test_shares_of_the_time_are_drawn_where_results_have_them(results: Results) 
     assert panels["closed"] == {
         "reprise": [(8.0, 0.8), (64.0, 0.9)],
         "reprise, 4 API processes": [(8.0, 0.95)],
-        "reprise, an H100, fedcba9": [(8.0, 0.7)],
     }
     assert list(panels) == ["closed", "arrivals"]
 
