@@ -25,7 +25,7 @@ from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare
+from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.steps import step_report
 from service.link.messages import StepCounts
@@ -74,8 +74,9 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     return SpokenAnswer(context, job, streamed=bool(body.stream), logprobs=bool(body.logprobs))
 
 
-def check_voice(context: ServerContext, audio: AudioParams) -> None:
-    """ApiError for an unknown speech model or voice. The model that speaks may not be decided yet."""
+def check_audio(context: ServerContext, audio: AudioParams) -> None:
+    """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
+    not be decided yet."""
     hosted = [model for model in context.catalog.models if model.kind == "speech"]
     name = audio.model or context.settings.spoken_answer_model
     model = None if name is None else context.catalog.get(name)
@@ -84,11 +85,11 @@ def check_voice(context: ServerContext, audio: AudioParams) -> None:
         raise bad_request(message, "audio.model", "model_not_found")
     if model is None and len(hosted) == 1:
         model = hosted[0]
-    if audio.voice is None:
-        return
-    voice = audio.voice if isinstance(audio.voice, str) else audio.voice.id
     try:
-        find_voice(context, voice, model)
+        if audio.voice is not None:
+            find_voice(context, audio.voice if isinstance(audio.voice, str) else audio.voice.id, model)
+        if model is not None:
+            solver_steps(context, model, audio.inference_timesteps)
     except ApiError as error:
         raise _within_audio(error) from error
 

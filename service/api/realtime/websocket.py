@@ -16,7 +16,6 @@ from starlette.websockets import WebSocketDisconnect
 
 from models.errors import InputError
 from service.api.chat.schema import Message
-from service.api.chat.spoken import check_voice
 from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
@@ -53,6 +52,7 @@ from service.api.realtime.items import (
     created_item,
     new_id,
 )
+from service.api.realtime.session_checks import check_update
 from service.api.realtime.session_config import (
     RealtimeConfig,
     ResponseParams,
@@ -61,7 +61,7 @@ from service.api.realtime.session_config import (
     shown,
     updated,
 )
-from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages, renamed
+from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
 from service.api.request_stream import EngineError
 from service.api.sockets import (
     FAILED,
@@ -234,19 +234,9 @@ class Session:
         if config.spoken and not any(model.kind == "speech" for model in self._context.catalog.models):
             field = "session.output_modalities"
             raise bad_request(f"{field}: no speech model is served; ask for text.", field, "unsupported_parameter")
-        self._check_voice(given, config)
+        await check_update(self._context, given, config, self._record.client)
         self._config = config
         await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))
-
-    def _check_voice(self, given: SessionParams, config: RealtimeConfig) -> None:
-        """ApiError if the client names a speech model or a voice that does not exist."""
-        output = None if given.audio is None else given.audio.output
-        if output is None or (output.voice is None and output.model is None):
-            return
-        try:
-            check_voice(self._context, config.audio)
-        except ApiError as error:
-            raise renamed(error, "session") from error
 
     async def _create_item(self, event: ItemCreate, size: int) -> None:
         check_counts([event.item], self._context.settings, "item")

@@ -194,11 +194,7 @@ async def prepare(
     """ApiError or InputError names the invalid field."""
     model = speech_model(context, options.model, record)
     processor, settings = model.speech_processor, context.settings
-    served = settings.solver_steps or processor.solver_steps
-    steps = served[0] if options.inference_timesteps is None else options.inference_timesteps
-    if steps not in served:
-        allowed = ", ".join(map(str, sorted(served)))
-        raise bad_request(f"inference_timesteps: {steps} given, must be one of {allowed}.", "inference_timesteps")
+    steps = solver_steps(context, model, options.inference_timesteps)
     name = options.response_format or default_format
     sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
@@ -232,6 +228,16 @@ async def prepare(
         retries=settings.speech_retries if max_patches is None else 0,  # a length that is asked for is not a runaway
         record=record,
     )
+
+
+def solver_steps(context: ServerContext, model: HostedModel, given: int | None) -> int:
+    """ApiError for a number of solver steps that the server does not offer. given: None for the first one."""
+    served = context.settings.solver_steps or model.speech_processor.solver_steps
+    steps = served[0] if given is None else given
+    if steps not in served:
+        allowed = ", ".join(map(str, sorted(served)))
+        raise bad_request(f"inference_timesteps: {steps} given, must be one of {allowed}.", "inference_timesteps")
+    return steps
 
 
 def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, ...]:

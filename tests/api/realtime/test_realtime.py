@@ -490,6 +490,45 @@ async def test_a_refused_update_changes_nothing(socket: ClientConnection) -> Non
     assert shown["instructions"] == "" and "speed" not in shown["audio"]["output"]
 
 
+F = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("session", "param"),
+    [
+        ({"tools": [F, F]}, "session.tools[1].name"),
+        ({"tools": [F | {"name": "a b"}]}, "session.tools[0].name"),
+        ({"tools": [F | {"parameters": {"type": "array"}}]}, "session.tools[0].parameters.type"),
+        (
+            {"tools": [F, F | {"name": "g", "parameters": {"properties": {"a": {"minimum": -(10**400)}}}}]},
+            "session.tools[1].parameters",
+        ),
+        (
+            {"tools": [F | {"parameters": {"properties": {"a": {"pattern": "(?<=a)b"}}}}], "tool_choice": "none"},
+            "session.tools[0].parameters",
+        ),
+        ({"tools": [F], "tool_choice": F | {"name": "g"}}, "session.tool_choice.name"),
+        ({"tool_choice": F}, "session.tool_choice"),
+        ({"audio": {"output": {"inference_timesteps": 1}}}, "session.audio.output.inference_timesteps"),
+    ],
+)
+async def test_what_no_response_could_use_is_refused_at_once(
+    socket: ClientConnection, session: Event, param: str
+) -> None:
+    error = await refused(socket, "session.update", session=session)
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+    await tell(socket, "session.update", session={"tools": [], "output_modalities": ["text"]})
+    assert (await said(socket))["session"]["tools"] == []
+    await add(socket, "It goes on.")
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
+
+
+async def test_a_choice_may_come_before_its_tools(socket: ClientConnection) -> None:
+    for session in ({"tool_choice": "required"}, {"tools": [F]}, {"tool_choice": F}, {"tools": []}):
+        await tell(socket, "session.update", session=session)
+        assert (await said(socket))["type"] == "session.updated"
+
+
 @pytest.mark.parametrize(("kind", "codec"), [("audio/pcmu", "pcm_mulaw"), ("audio/pcma", "pcm_alaw")])
 async def test_sound_for_telephones(socket: ClientConnection, kind: str, codec: str) -> None:
     session = {"audio": {"output": {"format": {"type": kind}}}}
