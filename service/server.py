@@ -102,7 +102,8 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         context, settings = self.context, self.context.settings
-        log.info("draining %d requests", context.admission.in_flight)
+        running = context.admission.in_flight
+        log.info("draining %d %s", running, "request" if running == 1 else "requests")
         await asyncio.sleep(settings.drain_delay)
         end = self._loop.time() + settings.drain_timeout
         # A spoken answer whose speech has not started still needs an engine that accepts requests.
@@ -190,7 +191,7 @@ async def serve(
             # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
             state = context.engine.state
-            print_banner(catalog, state.device if state is not None else "", url_of(listener))
+            print_banner(catalog, state.device if state is not None else "", url_of(listener), settings.page)
 
     task = asyncio.create_task(announce())
     try:
@@ -220,13 +221,15 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     return record.msg != "ASGI callable returned without completing handshake."
 
 
-def print_banner(catalog: Catalog, device: str, url: str) -> None:
-    """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on."""
+def print_banner(catalog: Catalog, device: str, url: str, page: bool = False) -> None:
+    """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on. page: whether
+    there is one at /."""
     names = [name for model in catalog.models for name in model.names]
     if not sys.stderr.isatty():
         log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})
         return
-    lines = [f"[bold]{url}/v1[/bold]", f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
+    lines = [f"[bold]{url}/v1[/bold]", *([f"page     {url}/"] if page else [])]
+    lines += [f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
     for model in catalog.models:
         does = {"chat": "sees", "speech": "speaks"}[model.kind]
         lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")

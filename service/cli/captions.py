@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from service.cli.outputs import is_standard_output, write_to_standard_output
+
 LONGEST = 84
 """Characters that are shown at once: two lines of 42, as is usual for broadcasters."""
 WIDE = "\u2e80"
@@ -61,12 +63,19 @@ def write_srt(path: Path, shown: Sequence[Cue]) -> None:
         f"{number}\n{_time(cue.start, ',')} --> {_time(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(shown, 1)
     ]
-    path.write_text("\n".join(blocks), "utf-8")
+    _write(path, "\n".join(blocks))
 
 
 def write_vtt(path: Path, shown: Sequence[Cue]) -> None:
     blocks = [f"{_time(cue.start, '.')} --> {_time(cue.end, '.')}\n{_escaped(cue.text)}\n" for cue in shown]
-    path.write_text("\n".join(["WEBVTT\n", *blocks]), "utf-8")
+    _write(path, "\n".join(["WEBVTT\n", *blocks]))
+
+
+def _write(path: Path, text: str) -> None:
+    if is_standard_output(path):
+        write_to_standard_output(iter([text.encode()]))
+    else:
+        path.write_text(text, "utf-8")
 
 
 def _escaped(text: str) -> str:

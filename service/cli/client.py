@@ -169,7 +169,7 @@ def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered with status {response.status_code}"
+        message = f"{response.url} answered with status {response.status_code}"
     if response.status_code == 401:
         message = f"{message.rstrip('.')}; --key or REPRISE_API_KEY names one"
     raise ServerError(MEDIA_FIELD.sub(lambda field: _named(field, files), message))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import struct
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,11 +21,11 @@ from service.byte_sizes import GIB
 from service.cli.captions import cues, write_srt, write_vtt
 from service.cli.client import ServerError, is_media_name, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
+from service.cli.outputs import STDOUT, is_standard_output, write_audio, write_to_standard_output
 from service.cli.playback import PlaybackError, play, require_playback
 
 T = TypeVar("T")
 
-STDOUT = Path("-")
 FORMATS = {"ogg": "opus"}
 """Formats whose file extension differs, by that extension."""
 AUDIO_FORMATS = ("wav", "mp3", "flac", "opus", "aac", "pcm")
@@ -36,7 +35,9 @@ def ask(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUESTION|FILE", help="The question, and picture and video files that it is about, if any."
+            metavar="QUESTION|FILE",
+            help="The question, and picture and video files that it is about, if any. A question that is - or missing "
+            "is read from standard input.",
         ),
     ] = None,
     url: Url = DEFAULT_URL,
@@ -64,9 +65,14 @@ def ask(
 
 
 def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
-    """The one of the words that names no file, wherever it stands, and the others."""
+    """The one of the words that names no file, wherever it stands, and the others. For none, or -, the question is read
+    from a pipe."""
     # For a text that is too long for a path, os.path answers no, while pathlib raises an error.
     others = [word for word in words if not os.path.isfile(word)]
+    if not others or others == [str(STDOUT)]:
+        if question := _standard_input("the question is missing", "QUESTION"):
+            return question, [Path(word) for word in words if word not in others]
+        others = []
     if not any(others):
         raise typer.BadParameter("the question is missing", param_hint="QUESTION")
     if len(others) > 1:
@@ -91,15 +97,19 @@ def say(
     instructions: Annotated[str, typer.Option(help="Description of the voice, or of how it speaks.")] = "",
     speed: Annotated[float, typer.Option(help="Tempo, 0.25 to 4; 1 is the model's own.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
-    srt: Annotated[Path | None, typer.Option(help="File for captions in SubRip's format.", dir_okay=False)] = None,
-    vtt: Annotated[Path | None, typer.Option(help="File for captions in WebVTT's format.", dir_okay=False)] = None,
+    srt: Annotated[
+        Path | None, typer.Option(help="File for captions (SubRip; -: standard output).", dir_okay=False)
+    ] = None,
+    vtt: Annotated[
+        Path | None, typer.Option(help="File for captions (WebVTT; -: standard output).", dir_okay=False)
+    ] = None,
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
     local: Local = False,
 ) -> None:
     """Speak a text: play it, or write the audio to a file."""
-    text = _standard_input() if text is None else text
+    text = _standard_input("what to say is missing", "TEXT") if text is None else text
     if not text.strip():
         raise typer.BadParameter("there is nothing to say", param_hint="TEXT")
     if out is None:
@@ -109,19 +119,21 @@ def say(
             raise PlaybackError(f"{error}; -o FILE writes the sound") from error
         audio_format = "wav"
     chosen = audio_format or _format_of(out)
-    check_writable(srt, vtt)
+    if sum(map(is_standard_output, (out, srt, vtt))) > 1:
+        raise typer.BadParameter(
+            "standard output takes one of the audio and the captions", param_hint="-o, --srt, --vtt"
+        )
+    check_writable(*(path for path in (srt, vtt) if not is_standard_output(path)))
     segments: list[dict[str, Any]] | None = [] if srt or vtt else None
     with connect(url, key, local) as client:
         chunks = client.speech(text, chosen, model, voice, instructions, speed, seed, segments)
         chunks = until_first(chunks, "waiting for the first sound")
         if out is None:
             play(chunks)
-        elif out == STDOUT:
-            for chunk in chunks:
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
+        elif is_standard_output(out):
+            write_to_standard_output(chunks)
         else:
-            typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes")
+            typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes", err=any(map(is_standard_output, (srt, vtt))))
     shown = cues(segments or ())
     if srt:
         write_srt(srt, shown)
@@ -143,7 +155,8 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     with connect(url, key, local=None) as client:
         health, metrics = client.get("/health"), client.get("/metrics")
         if metrics.status_code != 200:
-            raise ServerError(f"/metrics answered with status {metrics.status_code}; --key names an API key")
+            hint = "; --key names an API key" if metrics.status_code in (401, 403) else ""
+            raise ServerError(f"{url}/metrics answered with status {metrics.status_code}{hint}")
         cards = {card["root"]: card for card in client.models()}
     found, said = ScrapedMetrics(metrics), health.json()
     phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
@@ -166,12 +179,14 @@ def pull(
     model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")],
 ) -> None:
     """Download a model, so that `serve --model` needs no network."""
+    from models.registry import family_of
     from service.hub import locate
 
     errors = Console(stderr=True, soft_wrap=True)
     try:
         with errors.status(model) if errors.is_terminal else nullcontext() as status:
             checkpoint = locate(model, report=errors.print if status is None else status.update)
+            family_of(checkpoint.directory)  # a directory of this machine may hold no model
     except CheckpointError as error:
         raise ServerError(str(error)) from error
     typer.echo(checkpoint.directory)
@@ -215,23 +230,6 @@ def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
         yield from pieces
 
 
-def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
-    """Number of bytes written to `out`, which is removed if the audio is cut off."""
-    first = next(chunks, b"")  # nothing is written if the server refuses
-    with out.open("wb") as file:
-        try:
-            size = file.write(first) + sum(file.write(chunk) for chunk in chunks)
-        except BaseException:
-            out.unlink()
-            raise
-        if audio_format == "wav":
-            # A streamed WAV header holds no real length, and some players trust it.
-            for at in (4, 40):
-                file.seek(at)
-                file.write(struct.pack("<I", size - at - 4))
-        return size
-
-
 def _format_of(out: Path | None) -> str:
     """The format by the file's suffix. BadParameter for a suffix that is no format."""
     ending = out.suffix.removeprefix(".").lower() if out is not None else ""
@@ -244,8 +242,9 @@ def _format_of(out: Path | None) -> str:
     return chosen
 
 
-def _standard_input() -> str:
-    """Reads a text from standard input, as in `reprise ask picture.png "What is it?" | reprise say`."""
+def _standard_input(missing: str, name: str) -> str:
+    """Reads a text from a pipe, as in `reprise ask picture.png "What is it?" | reprise say`. BadParameter for a
+    terminal."""
     if sys.stdin.isatty():
-        raise typer.BadParameter("what to say is missing", param_hint="TEXT")
+        raise typer.BadParameter(missing, param_hint=name)
     return sys.stdin.read().strip()

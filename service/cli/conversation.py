@@ -48,17 +48,22 @@ def chat(
             with suppress(ImportError):  # gives input() line editing and history
                 import readline  # noqa: F401
             typer.echo(f"{name} at {client.url}; /help says what you can do", err=True)
-        Conversation(client, name, max_tokens, system, voice, speak).run(files or [])
+        conversation = Conversation(client, name, max_tokens, system, voice, speak)
+        conversation.run(files or [])
+        if conversation.failed and not sys.stdin.isatty():  # nobody was there to read the errors
+            raise typer.Exit(1)
 
 
 class Conversation:
-    """Turns with one model. A refused turn is reported and left out of the history."""
+    """Turns with one model. A refused turn is reported and left out of the history. failed: a turn had no answer, or
+    half of one."""
 
     def __init__(self, client: ApiClient, model: str, max_tokens: int, system: str, voice: str, speaking: bool) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
         self._voice, self._speaking = voice, speaking
         self._begin: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._begin)
+        self.failed = False
 
     def run(self, files: list[Path]) -> None:
         """Runs until the input ends or /quit. files: for the first question."""
@@ -117,6 +122,7 @@ class Conversation:
             if said:
                 typer.echo()  # ends the line of half an answer
             typer.echo(f"reprise: {error}", err=True)
+            self.failed = True
             return
         except KeyboardInterrupt:
             if not said:

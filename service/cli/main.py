@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
 import sys
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -225,13 +227,28 @@ def _refuse(error: Exception) -> typing.NoReturn:
 
 def main() -> None:
     """Entry point of the `reprise` command."""
+    if not os.environ.get("HOME", "unset"):
+        del os.environ["HOME"]  # an empty one would make / the home of voices and models
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # it may be a file on a full disk
     except (ServerError, BenchError, PlaybackError) as error:
         typer.echo(f"reprise: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # of a file that the command line names
-        if error.filename is None:
-            raise
-        typer.echo(f"reprise: {error.filename}: {error.strerror}", err=True)
+    except OSError as error:  # of a file that the command line names, or of the output
+        if error.errno != errno.EPIPE:
+            named = f"{error.filename}: " if error.filename is not None else ""
+            typer.echo(f"reprise: {named}{error.strerror or error}", err=True)
+        _drop_output()
         sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Forgets what cannot be written to standard output: Python would try it again at its end, and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # it has no descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

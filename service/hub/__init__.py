@@ -51,6 +51,8 @@ def locate(
     path = Path(model).expanduser()
     if model and path.is_dir():
         return Checkpoint(model, path.resolve())
+    if model and path.is_file():
+        raise CheckpointError(f"{model}: a file, not a directory: name the directory with config.json and the weights")
     if (directory := embedded(model)) is not None:
         return Checkpoint(model, directory)
     source, _, pinned = model.partition("@")

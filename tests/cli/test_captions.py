@@ -45,7 +45,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def say(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["say", *map(str, arguments)])
+    return CliRunner().invoke(app, ["say", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_captions_beside_the_audio(server: RunningServer, tmp_path: Path) -> None:
@@ -57,6 +57,15 @@ def test_captions_beside_the_audio(server: RunningServer, tmp_path: Path) -> Non
     audio = np.frombuffer(wav.read_bytes()[44:], "<i2")
     assert len(audio) == 2 * PATCH + round(1.5 * 48_000)
     assert (audio[-PATCH:] != 0).all() and not audio[PATCH:-PATCH].any()
+
+
+def test_captions_on_standard_output(server: RunningServer, tmp_path: Path) -> None:
+    text = "Hello < there. [pause:1.5s] It cost $5."
+    done = say(text, "-o", tmp_path / "x.wav", "--srt", "-", "--url", server.url)
+    assert (done.exit_code, done.stdout) == (0, SRT) and "x.wav: " in done.stderr
+    done = say(text, "-o", "-", "--srt", "-", "--url", server.url)
+    assert done.exit_code == 2 and "takes one of the audio and the captions" in done.output
+    assert not Path("-").exists()
 
 
 def test_no_captions_of_speech_that_fails(server: RunningServer, tmp_path: Path) -> None:

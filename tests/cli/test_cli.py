@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,11 +22,14 @@ from typer.testing import CliRunner
 
 from service.cli.client import ApiClient
 from service.cli.main import app, main
+from service.cli.outputs import write_audio
 from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
+from service.media.audio_out import wav_header
 from service.settings import Settings
 from tests.support.ports import silent_port
 from tests.support.processes import ROOT
+from tests.support.waiting import GENEROUS, wait
 
 
 @pytest.fixture
@@ -56,6 +62,7 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--served-model-name", "m=a"), "served_model_name: needs --model"),
         (("--served-model-name", "m=a", "--model", "x", "--model", "y"), "'m' is not one of the models x, y"),
         (("--gpu-memory", "24G"), "gpu_memory: goes with --dry-run"),
+        (("--model", str(tmp_path / "keys")), "keys: a file, not a directory"),
         (("--model", ""), "'': neither a directory nor a hub id"),
         (("--max-body", "5X", "--port", "many"), "max_body: must be a number of bytes, such as"),
     ]
@@ -103,12 +110,13 @@ Failing = Callable[..., str]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Failing:
-    """What `reprise ARGUMENTS` says when it ends with 1. body: of every answer of the server that it asks."""
+    """What `reprise ARGUMENTS` says when it ends with 1. body, status: of every answer of the server that it asks."""
+    httpx_client = httpx.Client
 
-    def said(*arguments: str, body: Iterator[bytes] | None = None) -> str:
-        if body is not None:
-            transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
-            client = httpx.Client(base_url="http://server", transport=transport)
+    def said(*arguments: str, body: Iterator[bytes] | None = None, status: int = 200) -> str:
+        if body is not None or status != 200:
+            transport = httpx.MockTransport(lambda request: httpx.Response(status, content=body))
+            client = httpx_client(base_url="http://server", transport=transport)
             monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
         monkeypatch.setattr(sys, "argv", ["reprise", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -186,6 +194,118 @@ def test_half_a_file_is_not_kept(tmp_path: Path, failing: Failing) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def cut_off() -> Iterator[bytes]:
+    yield b"RIFF"
+    raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+
+
+def test_what_is_no_regular_file_is_not_removed(tmp_path: Path) -> None:
+    """Half an audio through a FIFO or a link."""
+    fifo, link, target = tmp_path / "fifo", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(fifo)
+    link.symlink_to(target)
+    target.write_text("old")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for out in (fifo, link):
+            with pytest.raises(httpx.RemoteProtocolError):
+                write_audio(out, cut_off(), "wav")
+    finally:
+        os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link", "target"]
+
+
+def test_a_file_stays_until_the_first_byte_is_written(tmp_path: Path, failing: Failing) -> None:
+    def nothing() -> Iterator[bytes]:
+        yield b""
+        raise httpx.RemoteProtocolError("closed")
+
+    (old := tmp_path / "a.wav").write_bytes(b"old")
+    failing("say", "Hello.", "--model", "m", "-o", str(old), body=nothing())
+    assert old.read_bytes() == b"old"
+
+
+def test_audio_replaces_a_longer_file(tmp_path: Path) -> None:
+    (old := tmp_path / "a.pcm").write_bytes(b"much longer")
+    assert write_audio(old, iter([b"ab", b"c"]), "pcm") == 3 and old.read_bytes() == b"abc"
+
+
+def test_a_wav_through_a_fifo(tmp_path: Path) -> None:
+    """Its lengths cannot be written at the end."""
+    fifo, audio = tmp_path / "fifo", wav_header(24_000) + b"1234"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_audio(fifo, iter([audio]), "wav") == len(audio)
+        assert os.read(reader, 1000) == audio
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_audio_to_standard_output_is_all_that_stands_there(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    audio = wav_header(24_000) + b"1234"
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=audio))
+    client = httpx.Client(base_url="http://server", transport=transport)
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    monkeypatch.setattr(sys, "argv", ["reprise", "say", "Hello.", "--model", "m", "--format", "wav", "-o", name])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and capfdbinary.readouterr().out == audio
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_is_one_line(tmp_path: Path, failing: Failing) -> None:
+    said = failing("say", "Hello.", "--model", "m", "-o", "/dev/full", "--format", "wav", body=iter([b"RIFF"]))
+    assert said == "reprise: /dev/full: No space left on device\n"
+    assert Path("/dev/full").is_char_device()
+    for arguments in (["version"], ["--help"], ["say", "Hello.", "-o", "-", "--url", "http://127.0.0.1:1"]):
+        command = [sys.executable, "-m", "service.cli", *arguments]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.stderr == "reprise: No space left on device\n" or "no server at" in done.stderr
+
+
+def test_sigterm_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+    """As Ctrl-C leaves none."""
+    out = tmp_path / "a.wav"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        arguments = ["say", "Hello.", "--model", "m", "-o", str(out), "--url", url]
+        command = subprocess.Popen([sys.executable, "-m", "service.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nRIFF")
+            wait(lambda: out.exists() and out.stat().st_size > 0, GENEROUS, "the audio has begun")
+            command.terminate()
+            _, said = command.communicate(timeout=GENEROUS)
+    assert command.returncode == 128 + signal.SIGTERM and not said and not out.exists()
+
+
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(sys, "argv", ["reprise", "version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert Path("~").expanduser() == Path(pwd.getpwuid(os.getuid()).pw_dir)
+
+
+@pytest.mark.parametrize(("status", "hint"), [(404, ""), (403, "; --key names an API key")])
+def test_ps_of_another_server(status: int, hint: str, failing: Failing) -> None:
+    answered = f"answered with status {status}"
+    assert (
+        failing("ps", "--url", "http://server", status=status) == f"reprise: http://server/metrics {answered}{hint}\n"
+    )
+    assert failing("models", status=status) == f"reprise: http://server/v1/models {answered}\n"
+
+
+def test_pull_of_a_directory_without_a_model(tmp_path: Path, failing: Failing) -> None:
+    assert "no readable config.json" in failing("pull", str(tmp_path))
+
+
 def test_say_asks_for_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -224,6 +344,23 @@ def test_ask_takes_pictures_or_none(files: list[str], monkeypatch: pytest.Monkey
         *pictures, question = asked[-1]["messages"][0]["content"]
         assert [part["type"] for part in pictures] == ["image_url"] * len(files)
         assert question == {"type": "text", "text": "Who are you?"}
+
+
+@pytest.mark.parametrize("words", [[], ["-"]])
+def test_ask_reads_its_question_from_a_pipe(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"][0]["content"])
+        return httpx.Response(200, text="data: [DONE]\n\n")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    files = [str(ROOT / "docs/images/shapes.png")]
+    done = CliRunner().invoke(app, ["ask", *files, *words, "--model", "m"], input="How are you?\n")
+    assert done.exit_code == 0, done.output
+    ((picture, question),) = asked
+    assert picture["type"] == "image_url" and question == {"type": "text", "text": "How are you?"}
 
 
 def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +467,17 @@ main()
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_the_banner_names_the_page_if_there_is_one(
+    page: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from service import server
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    server.print_banner(SimpleNamespace(models=()), "cpu", "http://127.0.0.1:8000", page)  # type: ignore[arg-type]
+    assert ("page     http://127.0.0.1:8000/ " in capsys.readouterr().err) == page
 
 
 def test_the_version_is_printed() -> None:

@@ -102,7 +102,7 @@ def test_a_conversation_from_a_pipe(server: RunningServer) -> None:
 
 def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(server: RunningServer) -> None:
     done = talk(server, "!fail\nhello\n")
-    assert (done.exit_code, done.stdout) == (0, "hello\n")
+    assert (done.exit_code, done.stdout) == (1, "hello\n")
     assert "failed by request" in done.stderr and "Traceback" not in done.output
 
 
@@ -111,7 +111,7 @@ def test_a_refused_file_is_named_and_a_missing_one_is_noticed(server: RunningSer
     file.write_text("no picture")
     escaped = str(file).replace(" ", r"\ ")
     done = talk(server, f"{escaped}\n{escaped} hello\n/nowhere.png hello\nnowhere.png hello\n")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert "a b.png: now ask about it\n" in done.stderr  # among lines of the server's log, which other tests turn on
     assert f"reprise: {file}: not readable as an image" in done.stderr and "reprise: messages[" not in done.stderr
     assert "/nowhere.png is neither a command nor a file" in done.stderr
@@ -136,7 +136,7 @@ def test_a_conversation_outlives_its_server(monkeypatch: pytest.MonkeyPatch) -> 
     client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
     monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
     done = CliRunner().invoke(app, ["chat", "--model", "m"], input="one\ntwo\nthree\n")
-    assert (done.exit_code, done.stdout) == (0, "half\nhalf\n")
+    assert (done.exit_code, done.stdout) == (1, "half\nhalf\n")
     assert "broke (closed)" in done.stderr and "no server at" in done.stderr
 
 
@@ -268,6 +268,7 @@ def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "service.hub.locate", lambda model, report: report("x: 1 of 2 files") or types.SimpleNamespace(directory=model)
     )
+    monkeypatch.setattr("models.registry.family_of", lambda directory: None)
     done = CliRunner().invoke(app, ["pull", "owner/name@v1"])
     assert (done.exit_code, done.stdout) == (0, "owner/name@v1\n") and "1 of 2 files" in done.stderr
 
