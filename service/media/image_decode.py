@@ -26,6 +26,13 @@ MAX_SCANS = 500
 pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
 The number is that of libjpeg-turbo's own option."""
 
+PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
+COMPRESSED_TEXT, INTERNATIONAL_TEXT = b"zTXt", b"iTXt"
+ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Names of texts in a PNG that may say which side is up."""
+TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
+"""In Pillow's message about a compressed text of more than a megabyte."""
+
 EXIF_ORIENTATION = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -71,10 +78,11 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(field, f"the image is too large: at most {limits.max_pixels} pixels allowed") from error
     except Exception as error:  # plugins raise anything on hostile bytes; their texts may have memory addresses
+        _refuse_large_text(error, field)
         raise InputError(field, "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported") from error
     width, height = image.size
     if width < 1 or height < 1:
@@ -98,9 +106,33 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
         if picture is None:
             picture = _to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
+        _refuse_large_text(error, field)
         raise InputError(field, "the image is damaged or truncated") from error
     transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return picture if transpose is None else picture.transpose(transpose)
+
+
+def _without_texts(data: bytes) -> bytes:
+    """A PNG without its compressed texts, since Pillow refuses pictures with a large one. Those that may turn the
+    picture stay."""
+    if not data.startswith(PNG) or not (COMPRESSED_TEXT in data or INTERNATIONAL_TEXT in data):
+        return data
+    kept: list[memoryview] = []
+    view, start, place = memoryview(data), 0, len(PNG)
+    while place + 8 <= len(data) and (kind := data[place + 4 : place + 8]) != LAST_CHUNK:
+        end = place + 12 + int.from_bytes(data[place : place + 4], "big")
+        if kind in (COMPRESSED_TEXT, INTERNATIONAL_TEXT):
+            name, _, rest = data[place + 8 : end].partition(b"\0")
+            if name not in ORIENTING and (kind == COMPRESSED_TEXT or rest[:1] != b"\0"):
+                kept.append(view[start:place])
+                start = end
+        place = end
+    return b"".join([*kept, view[start:]]) if kept else data
+
+
+def _refuse_large_text(error: Exception, field: str) -> None:
+    if TEXT_TOO_LARGE in str(error):
+        raise InputError(field, "the image has a compressed text of more than 1 MB; send it without") from error
 
 
 def _jpeg(image: Image.Image, data: bytes) -> Image.Image | None:

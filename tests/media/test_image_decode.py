@@ -161,12 +161,29 @@ def test_one_pixel_wide() -> None:
     assert decode(encoded(Image.new("RGB", (1, 3000)), "PNG")).size == (1, 3000)
 
 
-def test_text_bomb() -> None:
-    text = zlib.compress(bytes(64 << 20))
-    chunk = b"zTXt" + b"k\0\0" + text
-    data = png(4, 4, bytes(4 * 13))
-    packed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    refusal(data[:33] + packed + data[33:])
+def with_chunk(data: bytes, kind: bytes, body: bytes, *, last: bool = False) -> bytes:
+    """A PNG with another chunk, behind the header or the picture."""
+    packed = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    place = -12 if last else 33
+    return data[:place] + packed + data[place:]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("kind", "head"), [(b"zTXt", b"\0\0"), (b"iTXt", b"\0\1\0\0\0")])
+def test_large_texts_are_left_out(kind: bytes, head: bytes, last: bool) -> None:
+    """Pillow would refuse the picture."""
+    plain, text = encoded(picture(), "PNG"), zlib.compress(bytes(64 << 20))
+    data = with_chunk(plain, kind, b"k" + head + text, last=last)
+    assert np.array_equal(decode(data), decode(plain))
+    needed = with_chunk(plain, kind, b"XML:com.adobe.xmp" + head + text, last=last)
+    assert "compressed text of more than 1 MB" in refusal(needed)
+
+
+def test_texts_that_turn_a_picture_are_read() -> None:
+    upright, text = encoded(picture(), "PNG"), b'<x tiff:Orientation="6"/>'
+    for body in (b"\0\1\0\0\0" + zlib.compress(text), b"\0\0\0\0\0" + text):
+        turned = decode(with_chunk(upright, b"iTXt", b"XML:com.adobe.xmp" + body))
+        assert np.array_equal(turned, np.rot90(np.asarray(decode(upright)), -1))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
