@@ -34,7 +34,7 @@ Quantization = Literal["none", "fp8"]
 
 _INDEX = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_RANDOM_SEED = 0
+_CODEC = "audiovae.safetensors"  # read by models.voxcpm2
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def load_parameters(
     materialise(module, device, dtype)
     if load_format == "random":
         if device.type != "meta":
-            fill_random(module, _RANDOM_SEED)
+            fill_random(module, seed=0)
     else:
         places = _places(module, rules)
         scales = _scales(directory, aliases, device)
@@ -151,7 +151,7 @@ def _fill_from_shards(
         for tensor in _tensors(path):
             name = _canonical(tensor.name, aliases)
             if name in seen:
-                raise CheckpointError(f"{path.name}: tensor {tensor.name} repeats {seen[name]}")
+                raise CheckpointError(f"{path}: tensor {tensor.name} repeats {seen[name]}")
             seen[name] = f"{tensor.name} of {path.name}"
             if name in places:
                 for place in places[name]:
@@ -218,12 +218,12 @@ def shard_paths(directory: Path) -> list[Path]:
         paths = [directory / name for name in sorted(set(weight_map.values()))]
         for path in paths:
             if path.parent != directory or not path.is_file():
-                raise CheckpointError(f"{_INDEX} names {path.name}, which is not a file of the checkpoint")
-        _check_index(weight_map, paths)
+                raise CheckpointError(f"{index} names {path.name}, which is not a file of the checkpoint")
+        _check_index(index, weight_map, paths)
         return paths
-    paths = sorted(directory.glob("*.safetensors"))
+    paths = sorted(path for path in directory.glob("*.safetensors") if path.name != _CODEC)
     if not paths:
-        raise CheckpointError(f"{directory}: no safetensors file (other weight formats are not read)")
+        raise CheckpointError(f"{directory}: no safetensors file ({single.name}); other weight formats are not read")
     return paths
 
 
@@ -237,17 +237,17 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{_INDEX} cannot be read: {error!r}") from error
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{_INDEX}: weight_map must give a file name for every tensor")
+        raise CheckpointError(f"{index}: weight_map must give a file name for every tensor")
     return weight_map
 
 
-def _check_index(weight_map: dict[str, str], paths: Iterable[Path]) -> None:
+def _check_index(index: Path, weight_map: dict[str, str], paths: Iterable[Path]) -> None:
     names = {path.name: {tensor.name for tensor in _tensors(path)} for path in paths}
     absent = [name for name, file in weight_map.items() if name not in names[file]]
     if absent:
-        raise CheckpointError(f"{_INDEX} lists tensors that its files lack: {_listed(absent)}")
+        raise CheckpointError(f"{index} lists tensors that its files lack: {_listed(absent)}")
 
 
 def _fill(place: _Place, tensor: _Published) -> None:
@@ -321,9 +321,9 @@ def _tensors(path: Path) -> Iterator[_Published]:
             for name in list(file.keys()):
                 header = file.get_slice(name)
                 shape, dtype = tuple(header.get_shape()), header.get_dtype()
-                yield _Published(name, shape, dtype, path.name, partial(file.get_tensor, name))
+                yield _Published(name, shape, dtype, str(path), partial(file.get_tensor, name))
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:

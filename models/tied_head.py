@@ -45,7 +45,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _files_of(directory: Path, names: Sequence[str]) -> dict[str, Path]:

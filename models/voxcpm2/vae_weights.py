@@ -114,25 +114,25 @@ class _Source:
 
 
 def _read(directory: Path) -> tuple[str, dict[str, Tensor]]:
-    """File name and tensors of the codec, audiovae.safetensors before audiovae.pth; older and newer names of weight
+    """Path and tensors of the codec, audiovae.safetensors before audiovae.pth; older and newer names of weight
     norm's parts alike."""
     safe, legacy = directory / "audiovae.safetensors", directory / "audiovae.pth"
     if safe.exists():
         try:
             tensors = load_file(safe)
         except SafetensorError as error:
-            raise CheckpointError(f"{safe.name} cannot be read: {error}") from error
-        return safe.name, {_canonical(name): tensor for name, tensor in tensors.items()}
+            raise CheckpointError(f"{safe} cannot be read: {error}") from error
+        return str(safe), {_canonical(name): tensor for name, tensor in tensors.items()}
     if not legacy.exists():
-        raise CheckpointError(f"{directory.name}: neither audiovae.safetensors nor audiovae.pth")
+        raise CheckpointError(f"{directory}: neither audiovae.safetensors nor audiovae.pth")
     try:
         content = torch.load(legacy, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{legacy.name} cannot be read: {error}") from error
+        raise CheckpointError(f"{legacy} cannot be read: {error}") from error
     state = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"{legacy.name}: expected a dict with tensors under state_dict")
-    return legacy.name, {_canonical(name): tensor for name, tensor in state.items()}
+        raise CheckpointError(f"{legacy}: expected a dict with tensors under state_dict")
+    return str(legacy), {_canonical(name): tensor for name, tensor in state.items()}
 
 
 def _canonical(name: str) -> str:

@@ -18,7 +18,8 @@ from models.published import read_json
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-CODEC = "audiovae.pth"
+CODECS = ("audiovae.safetensors", "audiovae.pth")
+"""The codec of a speech model; loading reads the first one that is there."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -89,7 +90,7 @@ def refuse_unreadable(listing: Listing, *, weights: bool) -> None:
             f"{source}: no config.json, only {listed(names)}; needed are config.json, tokenizer files and safetensors "
             "weights at the top of the repository"
         )
-    if weights and not any(fnmatch(name, "*.safetensors") and "/" not in name for name in names):
+    if weights and not any(map(_is_weights, names)):
         others = [name for name in names if any(fnmatch(name, pattern) for pattern in OTHER_WEIGHTS)]
         raise CheckpointError(
             f"{source}: no safetensors weights, only {listed(others)}; other formats are not read: name a revision or "
@@ -115,15 +116,20 @@ def weight_files(names: Sequence[str], directory: Path) -> list[str]:
             raise CheckpointError(f"{INDEX}: weight_map must give a file name for every tensor")
         shards = sorted({str(name) for name in weight_map.values()})
     else:
-        shards = sorted(name for name in names if "/" not in name and fnmatch(name, "*.safetensors"))
-    return [*shards, *(name for name in names if name == CODEC)]
+        shards = sorted(filter(_is_weights, names))
+    codec = next((name for name in CODECS if name in names), None)
+    return [*shards, codec] if codec else shards
+
+
+def _is_weights(name: str) -> bool:
+    return "/" not in name and fnmatch(name, "*.safetensors") and name not in CODECS
 
 
 def is_complete(directory: Path, *, weights: bool) -> bool:
     """Whether a snapshot in the cache has everything that loading reads, judging by its own files."""
     names = [path.name for path in directory.iterdir() if path.exists()]
     needed = weight_files(names, directory) if weights else []
-    has_weights = any(name.endswith(".safetensors") for name in needed)
+    has_weights = any(map(_is_weights, needed))
     return "config.json" in names and set(needed) <= set(names) and has_weights == weights
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from models.errors import CheckpointError
 from service.hub import locate
+from service.hub.listing import is_complete, weight_files
 from tests.hub.conftest import published_files
 from tests.support.loopback_hub import Fault, LoopbackHub, Repository
 
@@ -39,6 +40,17 @@ def test_weights_in_other_formats_are_refused_from_the_list_alone(hub: LoopbackH
     assert "no safetensors weights, only pytorch_model-0.bin, " in line and "and 2 more" in line
     assert hub.fetched() == []
     assert locate("owner/name", load_format="random").revision == "c" * 40
+
+
+def test_a_codec_is_fetched_once_and_is_no_weights(tmp_path: Path) -> None:
+    codecs = ["audiovae.pth", "audiovae.safetensors"]
+    assert weight_files(["model.safetensors", *codecs], tmp_path) == ["model.safetensors", "audiovae.safetensors"]
+    assert weight_files(["a.safetensors", "audiovae.pth"], tmp_path) == ["a.safetensors", "audiovae.pth"]
+    for name in ("config.json", "audiovae.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    assert not is_complete(tmp_path, weights=True)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert is_complete(tmp_path, weights=True)
 
 
 def test_a_repository_without_a_configuration_is_refused_with_what_is_there(hub: LoopbackHub) -> None:

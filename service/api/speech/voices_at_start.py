@@ -20,12 +20,16 @@ LOOKING_INTERVAL = 0.25
 async def make_voices(context: ServerContext) -> None:
     """Makes, or reads from disk, the voices that the setting voices_at_start names, one after another and only while
     the server answers no request. A voice that fails is made at its first use."""
+    models = [model for model in context.catalog.models if model.kind == "speech"]
+    if not models:
+        return
     try:
         await context.engine.wait_ready()
+    except EngineError:
+        return  # the server ends, and says why
+    try:
         for name in names(context):
-            for model in context.catalog.models:
-                if model.kind != "speech":
-                    continue
+            for model in models:
                 await _idle(context)
                 await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
     except (ApiError, EngineError) as error:

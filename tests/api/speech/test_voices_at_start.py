@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from service.api.http.errors import ApiError
+from service.api.request_stream import EngineError
 from service.api.speech import voices_at_start
 from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices_at_start import make_voices
@@ -105,6 +107,23 @@ def test_what_cannot_be_made_is_left_to_requests(
     monkeypatch.setattr(voices_at_start, "named_reference", fails)
     with talking(voices_at_start="all"):
         wait(lambda: "made when they are asked for: no take" in caplog.text, GENEROUS, "it is logged")
+
+
+@pytest.mark.parametrize("kinds", [("speech",), ("chat",), ()])
+def test_nothing_is_said_of_voices_if_the_engine_did_not_start(
+    kinds: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start says what failed, in a last line."""
+    asked: list[str] = []
+
+    async def wait_ready() -> None:
+        asked.append("ready")
+        raise EngineError(503, "engine_failed", "The engine could not be started: no weights.")
+
+    catalog = SimpleNamespace(models=[SimpleNamespace(kind=kind) for kind in kinds])
+    context: Any = SimpleNamespace(engine=SimpleNamespace(wait_ready=wait_ready), catalog=catalog)
+    asyncio.run(make_voices(context))
+    assert not caplog.text and bool(asked) == ("speech" in kinds)
 
 
 @pytest.fixture

@@ -110,13 +110,19 @@ def test_codec_loads_strictly(checkpoint: Path, name: str, change: Tensor | None
 
 def test_refuses_pickled_code(checkpoint: Path) -> None:
     torch.save({"state_dict": {"weight": Path("x")}}, checkpoint / "audiovae.pth")
-    with pytest.raises(CheckpointError, match=r"audiovae\.pth cannot be read"):
+    with pytest.raises(CheckpointError, match=f"^{checkpoint}/audiovae.pth cannot be read"):
         load_model(checkpoint, CPU, torch.float32)
 
 
 def test_needs_a_codec(checkpoint: Path) -> None:
     (checkpoint / "audiovae.pth").unlink()
     with pytest.raises(CheckpointError, match=r"neither audiovae\.safetensors nor audiovae\.pth"):
+        load_model(checkpoint, CPU, torch.float32)
+
+
+def test_a_codec_that_cannot_be_read_is_named(checkpoint: Path) -> None:
+    (checkpoint / "audiovae.safetensors").write_bytes(b"not one")
+    with pytest.raises(CheckpointError, match=f"^{checkpoint}/audiovae.safetensors cannot be read"):
         load_model(checkpoint, CPU, torch.float32)
 
 
