@@ -273,8 +273,8 @@ def around_speech(rows: int) -> None:
 
 
 def adapters(rows: int, rank: int) -> None:
-    """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32 slots:
-    beside GEMMs, and in those of steps, whose rows are sorted."""
+    """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32
+    slots."""
     tiles = empty(num_tiles(rows, 32), 3, dtype=torch.int32)
     index = empty(rows, dtype=torch.int32)
     of_rows = LoraRows(index, index, tiles)
@@ -289,16 +289,24 @@ def adapters(rows: int, rank: int) -> None:
         lora.add_lora(empty(count, 1024), empty(count, 2048), out, of_rows)
     same = LoraPair(empty(32, rank, 2048), empty(32, 2048, rank), (2048,))
     lora.add_lora(empty(rows, 2048), empty(rows, 2048), same, of_rows)
-    in_order = LoraRows(index, index, tiles, in_order=True)
-    for count, width, pair in ((rows, 2048, same), (22 * rows, 1024, out), (8 * rows, 1024, out)):
-        residual, of_out = empty(count, width), GemmLora(pair, in_order)
-        attended, weight = empty(count, 2048), empty(width, 2048)
-        normed, _ = gemm.gemm_add_deferrable_norm(attended, weight, None, residual, empty(width), EPS, of_out)
-        gemm.gemm(normed, empty(2 * 4096, width), None, "silu_mul")
-        qkv = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))
-        waiting = DeferredNorm(residual, empty(count, width // 64, dtype=torch.float32), EPS)
-        for read in (residual, waiting):
-            gemm.gemm(read, empty(2560, width), lora=GemmLora(qkv, in_order))
+
+
+def adapted_gemms(rows: int, rank: int) -> None:
+    """The same in GEMMs, of steps whose rows are sorted by adapter: a language model's layer and one of LocDiT."""
+    index = empty(rows, dtype=torch.int32)
+    of_rows = LoraRows(index, index, empty(num_tiles(rows, 32), 3, dtype=torch.int32), in_order=True)
+    for count, width, inner in ((rows, 2048, 6144), (22 * rows, 1024, 4096), (8 * rows, 1024, 4096)):
+        residual, norm = empty(count, width), empty(width)
+        out = GemmLora(LoraPair(empty(32, rank, 2048), empty(32, width, rank), (width,)), of_rows)
+        weight = empty(width, 2048)
+        normed, _ = gemm.gemm_add_deferrable_norm(empty(count, 2048), weight, None, residual, norm, EPS, out)
+        hidden = gemm.gemm(normed, empty(2 * inner, width), None, "silu_mul")
+        normed, _ = gemm.gemm_add_deferrable_norm(hidden, empty(width, inner), None, residual, norm, EPS)
+        if count == 8 * rows:
+            continue  # The last layer.
+        pair = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))
+        for read in (residual, normed):
+            gemm.gemm(read, empty(2560, width), lora=GemmLora(pair, of_rows))
 
 
 def sampling(rows: int) -> None:
@@ -342,6 +350,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "codec in float16": lambda rows: codec(rows, "float16"),
     "speech step": around_speech,
     **{f"adapters of rank {rank}": partial(adapters, rank=rank) for rank in (16, 32, 64, 128)},
+    **{f"adapters of rank {rank} in GEMMs": partial(adapted_gemms, rank=rank) for rank in (16, 32)},
     "sampling": sampling,
 }
 

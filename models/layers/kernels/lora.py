@@ -201,6 +201,7 @@ def add_expansion(
     tiles_ptr,
     num_tiles,
     rows,
+    unit,
     stride_slot,
     first_row,
     first_column,
@@ -209,7 +210,6 @@ def add_expansion(
     SHARES: tl.constexpr,
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
-    UNIT: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -225,16 +225,16 @@ def add_expansion(
     for share in tl.static_range(SHARES):
         hidden += tl.load(sources + share * rows.to(tl.int64) * WIDTH, mask=m[:, None] < rows, other=0.0)
     every = tl.arange(0, PADDED)
-    first = tl.load(tiles_ptr + every * 3, mask=every < num_tiles, other=0) * UNIT
-    count = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0) * UNIT
+    first = tl.load(tiles_ptr + every * 3, mask=every < num_tiles, other=0) * unit
+    count = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0) * unit
     meets = (count > 0) & (first < first_row + BLOCK_M) & (first + count > first_row)
     begin = tl.min(tl.where(meets, every, PADDED), 0)
     end = tl.max(tl.where(meets, every + 1, 0), 0)
     kind = b_ptr.dtype.element_ty
     for index in range(begin, end):
         tile = tiles_ptr + index * 3
-        own_first = tl.load(tile) * UNIT
-        own_end = own_first + tl.load(tile + 1) * UNIT
+        own_first = tl.load(tile) * unit
+        own_end = own_first + tl.load(tile + 1) * unit
         if own_end > own_first:  # tiles without units stand between the halves of a batch behind itself
             b = tl.load(b_ptr + tl.load(tile + 2).to(tl.int64) * stride_slot + n[None, :] * RANK + r[:, None])
             # Rows without an adapter have no A x: what lies there is not read into a product.
@@ -251,9 +251,14 @@ class Expansion(NamedTuple):
     lora: GemmLora
 
     @property
+    def unit(self) -> int:
+        """Rows of a unit of the batch."""
+        return self.hidden.shape[1] // self.lora.rows.slots.shape[0]
+
+    @property
     def constants(self) -> dict[str, int]:
         """The constants of add_expansion."""
-        pair, rows = self.lora.pair, self.lora.rows
+        pair = self.lora.pair
         second, third = _edges(pair)
         return {
             "RANK": pair.rank,
@@ -261,8 +266,7 @@ class Expansion(NamedTuple):
             "SHARES": self.hidden.shape[0],
             "SECOND": second,
             "THIRD": third,
-            "UNIT": self.hidden.shape[1] // rows.slots.shape[0],
-            "PADDED": _padded(rows.tiles.shape[0]),
+            "PADDED": _padded(self.lora.rows.tiles.shape[0]),
         }
 
 

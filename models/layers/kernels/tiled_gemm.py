@@ -32,10 +32,10 @@ from models.layers.lora import GemmLora
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
 _MOST_RANK = 32
-_WITHOUT_LORA = dict.fromkeys(("RANK", "WIDTH", "SHARES", "SECOND", "THIRD", "UNIT", "PADDED"), 0)
+_WITHOUT_LORA = dict.fromkeys(("RANK", "WIDTH", "SHARES", "SECOND", "THIRD", "PADDED"), 0)
 
 
-@triton.jit(do_not_specialize=["rows", "num_tiles"])
+@triton.jit(do_not_specialize=["rows", "num_tiles", "unit"])
 def _linear_kernel(
     x_source,
     weight_source,
@@ -55,6 +55,7 @@ def _linear_kernel(
     stride_weight,
     eps,
     num_tiles,
+    unit,
     stride_slot,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -78,7 +79,6 @@ def _linear_kernel(
     SHARES: tl.constexpr,
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
-    UNIT: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -86,12 +86,11 @@ def _linear_kernel(
     descriptors.
 
     SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight and
-    bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
-    with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: the
-    how the weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its
-    rows. ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: what follows it is of adapters, which
-    the kernel before, their shrink, prepares while this one multiplies.
-    """
+    bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum with the
+    residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: how the
+    weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its rows.
+    ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: with adapters, whose shrink, the kernel
+    before, runs while this one multiplies."""
     if ONE_ROW_TILE:
         first_row = 0
         column_tile = tl.program_id(0)
@@ -186,6 +185,7 @@ def _linear_kernel(
                 tiles_ptr,
                 num_tiles,
                 rows,
+                unit,
                 stride_slot,
                 first_row,
                 first_column,
@@ -194,7 +194,6 @@ def _linear_kernel(
                 SHARES,
                 SECOND,
                 THIRD,
-                UNIT,
                 PADDED,
                 BLOCK_M,
                 BLOCK_N,
@@ -376,6 +375,7 @@ def _launch(
         values.stride(0),
         before.eps if before is not None else 0.0,
         added.lora.rows.tiles.shape[0] if added is not None else 0,
+        added.unit if added is not None else 1,
         added.lora.pair.b.stride(0) if added is not None else 0,
         N=columns,
         K=inputs,

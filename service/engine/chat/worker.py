@@ -107,8 +107,8 @@ class ChatWorker:
         if (failure := self._limits.refusal(request, len(self._scheduler.waiting))) is not None:
             self._outbox.failed.append(failure)
             return
-        sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
-        sequence.submitted = self._context.clock()
+        cap, page_size = self._limits.length_cap(request), self._context.config.page_size
+        sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
         if request.grammar:
             self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
@@ -161,11 +161,11 @@ class ChatWorker:
             return self._launch_encode(now, allowance, must)
         if not self._encoded_last and self._launch_encode(now, allowance, must):
             self._encoded_last = True
-            return True
-        if self._launch_step(now, allowance, must):
-            self._encoded_last = self._encoded_last and self._chunks_put_off
-            return True
-        return self._encoded_last and self._launch_encode(now, allowance, must)
+        elif self._launch_step(now, allowance, must):
+            self._encoded_last &= self._chunks_put_off
+        else:
+            return self._encoded_last and self._launch_encode(now, allowance, must)
+        return True
 
     def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         rows = len(self._scheduler.rows.slots)
@@ -193,8 +193,7 @@ class ChatWorker:
 
     def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
         started = time.perf_counter()
-        preemptions = self._scheduler.num_preemptions
-        rows = len(self._scheduler.rows.slots)
+        preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
         decode_seconds = self._pacing.decode_seconds(rows)
         if decode_seconds > allowance and not must:
             return False
@@ -206,8 +205,7 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        launched = self._run(step)
-        if launched is None:
+        if (launched := self._run(step)) is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
@@ -280,8 +278,7 @@ class ChatWorker:
         return self._guidance.building
 
     def collect(self) -> Outputs:
-        held = self._in_flight.held
-        masks = held.masks if held is not None else None
+        masks = held.masks if (held := self._in_flight.held) is not None else None
         if masks is not None:
             masks.ask_when_ready()  # Before the tokens are read, so that masks are computed meanwhile.
         seen = True
@@ -334,7 +331,7 @@ class ChatWorker:
         if launch.timing_valid and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         for chunk in launch.chunks:
-            # A sequence that was preempted meanwhile has other pages, which may not be computed as far.
+            # Other pages, perhaps not computed as far, if the sequence was preempted meanwhile.
             self._scheduler.computed(chunk.sequence, min(chunk.end, chunk.sequence.num_prefilled))
             if not chunk.is_last:
                 chunk.sequence.tally.add(launch.route == "replay", launch.rows)

@@ -84,7 +84,8 @@ def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple
     for rows in range(1, MOST_ROWS):
         CASES[case](rows)
         assert variants == warmed, f"{rows} rows: {variants - warmed}"
-    assert len(warmed) <= 32, f"{len(warmed)} variants to compile"
+    # Adapters in GEMMs: all of two stacks, and half of them as they are without adapters.
+    assert len(warmed) <= (72 if case.endswith("in GEMMs") else 32), f"{len(warmed)} variants to compile"
 
 
 @pytest.mark.parametrize("deferred", [False, True])
