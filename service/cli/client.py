@@ -48,7 +48,10 @@ class ApiClient:
     def models(self) -> list[dict[str, Any]]:
         response = self.get("/v1/models")
         _check(response)
-        return response.json()["data"]
+        try:
+            return list(response.json()["data"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{response.url} answered with no list of models: is it a server of models?") from error
 
     def answer(
         self, messages: Sequence[dict[str, Any]], model: str, max_tokens: int, files: Sequence[Path] = ()

@@ -157,9 +157,13 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
         if metrics.status_code != 200:
             hint = "; --key names an API key" if metrics.status_code in (401, 403) else ""
             raise ServerError(f"{url}/metrics answered with status {metrics.status_code}{hint}")
+        try:
+            said = health.json()
+            phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{url}/health does not answer as Reprise does") from error
         cards = {card["root"]: card for card in client.models()}
-    found, said = ScrapedMetrics(metrics), health.json()
-    phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
+    found = ScrapedMetrics(metrics)
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
     Console(soft_wrap=True).print(f"{url}: {phases}, {device}{memory}", highlight=False)

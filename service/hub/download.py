@@ -100,7 +100,8 @@ class _Download:
         self._cache.require_space(files)
         size = sum(map(self._cache.remaining, files))
         if size:
-            self._report(f"downloading {in_bytes(size)} in {len(files)} files to {self._cache.home}")
+            many = "1 file" if len(files) == 1 else f"{len(files)} files"
+            self._report(f"downloading {in_bytes(size)} in {many} to {self._cache.home}")
         transfer = Transfer(self._cache, commit, self._retry, Progress(size, self._report), self._report)
         with ThreadPoolExecutor(_PARALLEL_FILES, "download") as pool:
             try:

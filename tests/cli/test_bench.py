@@ -28,6 +28,7 @@ from service.cli.bench.spec import Assignment, ChatLoad, Record, SpeechLoad
 from service.cli.bench.traffic import PATCH_SECONDS, payload, questions
 from service.cli.bench.words import WORDS
 from service.cli.main import app
+from service.cli.numbers import counted
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.waiting import GENEROUS
 
@@ -160,6 +161,10 @@ def test_a_client_whose_parent_was_killed_says_nothing() -> None:
     assert client.wait(GENEROUS) == 1 and client.stderr.read() == b""
     client.stdin.close()
     client.stderr.close()
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [counted(number, "request") for number in (0, 1, 2)] == ["0 requests", "1 request", "2 requests"]
 
 
 def test_answers_that_follow_a_schema(embedded_server: ServerProcess, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
@@ -302,6 +303,12 @@ def test_ps_of_another_server(status: int, hint: str, failing: Failing) -> None:
     assert failing("models", status=status) == f"reprise: http://server/v1/models {answered}\n"
 
 
+def test_answers_of_another_kind_of_server(failing: Failing) -> None:
+    assert "http://server/v1/models answered with no list of models" in failing("models", body=iter([b"<html>"]))
+    said = failing("ps", "--url", "http://server", body=iter(()), status=200)
+    assert said == "reprise: http://server/health does not answer as Reprise does\n"
+
+
 def test_pull_of_a_directory_without_a_model(tmp_path: Path, failing: Failing) -> None:
     assert "no readable config.json" in failing("pull", str(tmp_path))
 
@@ -478,6 +485,27 @@ def test_the_banner_names_the_page_if_there_is_one(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     server.print_banner(SimpleNamespace(models=()), "cpu", "http://127.0.0.1:8000", page)  # type: ignore[arg-type]
     assert ("page     http://127.0.0.1:8000/ " in capsys.readouterr().err) == page
+
+
+@pytest.mark.parametrize(("running", "said"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests")])
+async def test_how_many_requests_a_shutdown_waits_for(
+    running: int, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service import server
+
+    async def stop() -> None:
+        pass
+
+    engine = SimpleNamespace(drain=lambda: None, stop=stop)
+    settings = SimpleNamespace(drain_delay=0, drain_timeout=0)
+    context = SimpleNamespace(settings=settings, engine=engine, admission=SimpleNamespace(in_flight=running))
+    context.unvoiced = context.open_sockets = 0
+    context.drain_begun = asyncio.Event()
+    ended = server.Server(server.uvicorn.Config("", log_config=None), context)  # type: ignore[arg-type]
+    ended._loop = asyncio.get_running_loop()
+    with caplog.at_level("INFO", "reprise"):
+        await ended._drain()
+    assert f"draining {said}" in caplog.messages
 
 
 def test_the_version_is_printed() -> None:

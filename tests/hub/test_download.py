@@ -52,7 +52,7 @@ def test_a_download_and_what_is_said_of_it(hub: LoopbackHub, cache: Path) -> Non
     directory = fetch(lines=lines)
     assert_whole(directory)
     assert directory.name == "c" * 40
-    assert any(line == f"owner/name: downloading 874.9 kB in 1 files to {cache}" for line in lines)
+    assert any(line == f"owner/name: downloading 874.9 kB in 1 file to {cache}" for line in lines)
     assert not list(cache.rglob("*.partial"))
     hub.asked.clear()
     lines.clear()

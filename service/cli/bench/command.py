@@ -253,7 +253,7 @@ def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Recor
         rate = f"{result['audio_seconds_per_second']:.2f}" if known else "known only as pcm or with --seconds"
         counts.add_row("audio s/s", rate)
         if load.response_format == "pcm" and "streams_with_underrun" in result:
-            silence = f"{result['underrun_seconds']:.2f} s in {result['streams_with_underrun']} streams"
+            silence = f"{result['underrun_seconds']:.2f} s in {counted(result['streams_with_underrun'], 'stream')}"
             counts.add_row("underruns", silence)
         quantiles("time to first audio (ms)", result["first"])
         quantiles("between chunks (ms)", result["gap"])
