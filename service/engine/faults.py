@@ -56,5 +56,5 @@ def launch_failure(request_id: str, error: BaseException) -> Failed:
 
 def queue_timeout(request_id: str) -> Failed:
     """What a client is told when its request had no step within the queue timeout."""
-    message = "the request timed out in the queue"
+    message = "the request timed out in the queue (queue_timeout)"
     return Failed(request_id, 503, "queue_timeout", message, retry_after=_QUEUE_RETRY_AFTER)

@@ -79,6 +79,7 @@ class SpeechRequests:
         except InputError as error:
             self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
             return
+        sequence.submitted = self._context.clock()
         refusal = self._scheduler.submit(sequence.stream)
         if refusal is None:
             self._sequences[request.request_id] = sequence
@@ -106,8 +107,9 @@ class SpeechRequests:
             self._go_on(sequence)
 
     def fail_timed_out(self, limit: float) -> bool:
-        """Fails requests that arrived before `limit` and had no step yet; True when there were any."""
-        late = [stream.request_id for stream in self._scheduler.waiting if stream.arrival < limit]
+        """Fails requests that were submitted before `limit` and had no step yet; True when there were any."""
+        waiting = [stream.request_id for stream in self._scheduler.waiting]
+        late = [request_id for request_id in waiting if self._sequences[request_id].submitted < limit]
         for request_id in late:
             self.release(self._sequences[request_id])
             self.fail_queue_timeout(request_id)

@@ -73,6 +73,8 @@ class SpeechSequence:
     ) -> None:
         """Raises InputError when the first segment does not fit the context, or for a reference of another shape."""
         self.request = request
+        self.submitted = 0.0
+        """When the engine got it: reading and decoding the request took from its arrival until then."""
         self.open = request.open
         self.tally = StepTally()
         self.idle = False
