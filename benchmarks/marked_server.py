@@ -35,9 +35,9 @@ from service.engine.speech import worker as speech_worker
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.worker import SpeechWorker
 from service.link.config import Channel, EngineConfig
+from service.link.engine_link import ProcessLink
 from service.link.engine_socket import EngineSocket
 from service.link.messages import ChatRequest, Command, Outputs, SpeechRequest
-from service.link.supervisor import ProcessLink
 
 MARKS = "REPRISE_MARKS"
 MARKED_GPU = "REPRISE_MARKED_GPU"

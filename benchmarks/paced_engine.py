@@ -20,6 +20,7 @@ from service import server
 from service.cli import main as cli
 from service.graphs.observations import Observation
 from service.link.config import Channel, EngineConfig
+from service.link.engine_link import ProcessLink
 from service.link.messages import (
     Abort,
     ChatDelta,
@@ -33,7 +34,6 @@ from service.link.messages import (
     SpeechRequest,
     Stop,
 )
-from service.link.supervisor import ProcessLink
 from service.processes import engines
 
 PACE = float(os.environ.get("REPRISE_PACE", "0.003"))

@@ -39,7 +39,7 @@ from service.engine.memory import plan_pages
 from service.graphs.observations import Observations
 from service.graphs.pool import Capture, GraphPool, RouteSeconds
 from service.link.config import Channel, EngineConfig
-from service.link.supervisor import ProcessLink
+from service.link.engine_link import ProcessLink
 from service.processes import engines
 
 DILATION = float(os.environ.get("REPRISE_DILATION", "1"))

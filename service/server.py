@@ -27,10 +27,10 @@ from service.catalog import DEMO_NOTICES, Catalog
 from service.engine_config import configs_of_starts, engine_config
 from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
+from service.link.engine_link import EngineLink, InlineLink, ProcessLink
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
 from service.link.standby import EngineStart, Standby, standby_for
-from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.listener import url_of
 from service.logs import chosen_format
 from service.progress import StartProgress, log_phase

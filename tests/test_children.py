@@ -14,7 +14,7 @@ import pytest
 from service.children import PACKAGE_ROOT, python_command, python_environment
 from service.cli.bench.run import CLIENT
 from service.link.config import EngineConfig, ModelConfig
-from service.link.supervisor import ProcessLink
+from service.link.engine_link import ProcessLink
 from service.media.audio_in import decode_audio
 from service.media.decoders import decode_workers
 from service.media.limits import AudioLimits

@@ -38,7 +38,7 @@ from service.api.speech.lora_voices import lora_voices
 from service.api.speech.voices_at_start import make_voices
 from service.api.tracing import tracing_from
 from service.catalog import Catalog
-from service.link.supervisor import EngineLink
+from service.link.engine_link import EngineLink
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy

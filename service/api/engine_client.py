@@ -12,6 +12,7 @@ from service.api.engine_sleep import EngineSleep
 from service.api.request_metrics import count_rejection, observe_tokens
 from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
 from service.api.tracing import engine_trace
+from service.link.engine_link import EngineExit, EngineLink
 from service.link.messages import (
     Abort,
     ChatDelta,
@@ -25,7 +26,6 @@ from service.link.messages import (
     Stop,
 )
 from service.link.silence import Silence
-from service.link.supervisor import EngineExit, EngineLink
 from service.metrics import Metrics
 
 log = logging.getLogger(__name__)

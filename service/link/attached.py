@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import zmq
 
+from service.link.engine_link import EngineExit
 from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command
-from service.link.supervisor import EngineExit
 
 
 class FollowedEngine:

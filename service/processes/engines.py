@@ -13,10 +13,10 @@ from service.api.request_stream import EngineError
 from service.engine_config import configs_of_starts
 from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
+from service.link.engine_link import EngineExit, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
 from service.link.standby import EngineStart, Standby
-from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.metrics_page import Families, merged
 from service.processes.control import EngineNews

@@ -26,6 +26,7 @@ from service.api.request_stream import EngineError, RequestStream, merge
 from service.graphs.observations import Observation
 from service.link import wire
 from service.link.config import Channel, EngineConfig, ModelConfig
+from service.link.engine_link import EngineLink, InlineLink, ProcessLink
 from service.link.engine_socket import EngineSocket
 from service.link.messages import (
     ChatDelta,
@@ -40,7 +41,6 @@ from service.link.messages import (
     Stop,
     TokenInfo,
 )
-from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.metrics import Metrics
 from tests.support import fake_engine
 from tests.support.waiting import GENEROUS, until

@@ -16,6 +16,7 @@ from service.api import engine_client
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import (
     ChatRequest,
     EncodeReference,
@@ -24,7 +25,6 @@ from service.link.messages import (
     SpeechRequest,
     SpeechSegment,
 )
-from service.link.supervisor import EngineLink, ProcessLink
 from service.metrics import Metrics
 from tests.support.waiting import GENEROUS, until
 

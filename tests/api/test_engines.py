@@ -13,8 +13,8 @@ import pytest
 
 from service.api.engines import Engines, _with_text
 from service.link.config import EngineConfig
+from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import SpeechAppend, SpeechRequest, SpeechSegment
-from service.link.supervisor import EngineLink, ProcessLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

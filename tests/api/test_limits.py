@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 
 from models import resizing
 from service.link.config import EngineConfig
+from service.link.engine_link import EngineLink, InlineLink
 from service.link.messages import Outputs
-from service.link.supervisor import EngineLink, InlineLink
 from service.listener import bind
 from service.media import image_decode
 from service.media.image_decode import upright_picture

@@ -24,7 +24,7 @@ from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
-from service.link.supervisor import InlineLink, ProcessLink
+from service.link.engine_link import InlineLink, ProcessLink
 from service.settings import load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog

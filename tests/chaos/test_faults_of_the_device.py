@@ -12,7 +12,7 @@ import pytest
 
 from service.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.link.supervisor import EngineLink, InlineLink, ProcessLink
+from service.link.engine_link import EngineLink, InlineLink, ProcessLink
 from service.settings import load_settings
 from tests.support import failing_engine
 from tests.support.failing_engine import HELD, OUT_OF_MEMORY

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from service.cli.captions import LONGEST, Cue, cues, write_srt, write_vtt
 from service.cli.main import app
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.support.fake_talker import MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 

@@ -20,9 +20,9 @@ from service.api.request_stream import EngineError
 from service.link import wire
 from service.link.attached import AttachedLink, FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_link import ProcessLink
 from service.link.engine_socket import EngineSocket
 from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
-from service.link.supervisor import ProcessLink
 from service.metrics import Metrics
 from service.processes.engines import AnnouncedLink
 from tests.support.waiting import GENEROUS, until

@@ -18,9 +18,9 @@ import pytest
 from benchmarks.footprint import children, inspect
 from service.link import standby as standby_module
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_link import EngineExit, ProcessLink
 from service.link.messages import Outputs, Stop
 from service.link.standby import Standby, begin_engines, standby_for
-from service.link.supervisor import EngineExit, ProcessLink
 from tests.support.processes import ROOT
 from tests.support.waiting import until
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from service.catalog import Catalog, HostedModel
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog

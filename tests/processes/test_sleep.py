@@ -28,10 +28,10 @@ from service.api.context import ServerContext
 from service.api.http.shared_usage import UsageTable
 from service.link.attached import FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_link import EngineExit, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
 from service.link.standby import EngineStart
-from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.processes import engines as engines_module
 from service.processes import pool as pool_module

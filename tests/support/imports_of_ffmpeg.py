@@ -17,7 +17,7 @@ from types import ModuleType
 
 import httpx
 
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS

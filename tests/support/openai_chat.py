@@ -21,8 +21,8 @@ from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, Video
 from models.processor import ChatProcessor
 from service.catalog import load_catalog
 from service.link.config import Channel, EngineConfig, EngineEntry
+from service.link.engine_link import InlineLink
 from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
-from service.link.supervisor import InlineLink
 from service.settings import load_settings
 from tests.media.samples import video
 from tests.support.golden import inputs

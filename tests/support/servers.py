@@ -16,7 +16,7 @@ from service.api.tracing import Tracing
 from service.catalog import Catalog
 from service.engine_config import engine_config
 from service.link.config import EngineConfig
-from service.link.supervisor import EngineLink, InlineLink
+from service.link.engine_link import EngineLink, InlineLink
 from service.listener import bind
 from service.server import Server, server_config
 from service.settings import Settings, load_settings

@@ -14,7 +14,7 @@ import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.link.config import EngineConfig
-from service.link.supervisor import EngineLink, InlineLink
+from service.link.engine_link import EngineLink, InlineLink
 from tests.support.fake_talker import ENDLESS, LONG, MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text, result

@@ -14,8 +14,8 @@ import pytest
 
 from service.catalog import EMBEDDED, Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
+from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.link.supervisor import InlineLink
 from service.settings import load_settings
 from tests.api.http.raw import chat_request, read_to_end, send
 from tests.support import fake_engine

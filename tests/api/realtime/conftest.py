@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection
 
 from models.media import ChatMessage, TokenizedChat
 from service.link.config import EngineConfig
-from service.link.supervisor import EngineLink, InlineLink
+from service.link.engine_link import EngineLink, InlineLink
 from tests.api.realtime.conversing import MAX_ITEMS, Conversing, said, shown
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import FakeTalker, talking_catalog

@@ -12,7 +12,7 @@ import pytest
 from websockets.sync.client import connect
 
 from service.catalog import load_catalog
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from service.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import PATCH, FakeTalker, talking_catalog

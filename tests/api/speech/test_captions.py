@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from websockets.sync.client import connect
 
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from service.server import create_server
 from service.settings import SettingsError, load_settings
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog

@@ -16,7 +16,7 @@ import httpx
 import lameenc
 import pytest
 
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.processes import ROOT
 from tests.support.servers import running_server

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from service.catalog import load_catalog
+from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
-from service.link.supervisor import InlineLink
 from service.named_voice_store import FOLDER
 from service.settings import load_settings
 from tests.support.miniature import talker

@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 
 from service.api.speech import live_text
 from service.api.speech.normalising.text import TextNormaliser
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS

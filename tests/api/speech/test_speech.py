@@ -22,8 +22,8 @@ from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
 from service.catalog import EMBEDDED, load_catalog
+from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
-from service.link.supervisor import InlineLink
 from service.settings import load_settings
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait

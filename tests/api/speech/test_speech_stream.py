@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from service.catalog import EMBEDDED, load_catalog
 from service.link.config import Channel, EngineConfig
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from service.settings import load_settings
 from tests.api.speech.test_speech import clip, data_url
 from tests.support.servers import RunningServer, running_server

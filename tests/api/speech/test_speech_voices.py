@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from service import voice_store as voices
 from service.catalog import EMBEDDED, load_catalog
 from service.link.config import EngineConfig
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from service.settings import load_settings
 from service.voice_store import UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog

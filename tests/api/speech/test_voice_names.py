@@ -15,8 +15,8 @@ import soundfile
 from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, encoder_of
 from service.catalog import EMBEDDED, Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
+from service.link.engine_link import InlineLink
 from service.link.messages import EngineState, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.link.supervisor import InlineLink
 from service.server import create_server
 from service.settings import SettingsError, load_settings
 from service.voice_store import VoiceStore, VoiceStoreError, name_key

@@ -18,7 +18,7 @@ from service.api.speech import voices_at_start
 from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices_at_start import make_voices
 from service.catalog import EMBEDDED, load_catalog
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from service.named_voice_store import FOLDER
 from service.settings import load_settings
 from tests.support.fake_talker import FakeTalker, talking_catalog

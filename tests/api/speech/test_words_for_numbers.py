@@ -10,7 +10,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from service.link.supervisor import InlineLink
+from service.link.engine_link import InlineLink
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
