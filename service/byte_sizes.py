@@ -13,5 +13,5 @@ def parse_bytes(value: str) -> int:
     """ "512M" -> 536870912. ValueError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)
     if match is None:
-        raise ValueError("Input should be a number of bytes, such as 1048576, 512M or 4G")
+        raise ValueError("must be a number of bytes, such as 1048576, 512M or 4G")
     return int(float(match[1]) * UNITS[match[2].upper()])

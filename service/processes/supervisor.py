@@ -97,7 +97,7 @@ class Supervisor:
             if failed:
                 self._processes.end(signal.SIGKILL)
             elif starting.done():
-                print_banner(self._catalog, self._engines.device, url_of(self._listener))
+                print_banner(self._catalog, self._engines.device, url_of(self._listener), self._settings.page)
             await serving
             if failed:
                 await starting

@@ -254,7 +254,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = _run("--gpu-memory", "1G", "--model", small)
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
     done = _run("--gpu-memory", "much")
-    assert done.exit_code == 2 and "gpu_memory: Input should be a number of bytes" in done.stderr
+    assert done.exit_code == 2 and "gpu_memory: must be a number of bytes" in done.stderr
     done = _run("--gpu-memory", "24")
     assert done.exit_code == 2 and "gpu_memory: 24 is less than 1G; 24G is a GPU of 24 GiB" in done.stderr
     damaged = tmp_path / "damaged"
