@@ -275,7 +275,8 @@ def _compile(*rules: tuple[str | re.Pattern[str], Callable[[re.Match[str]], str]
 
 
 YEAR = r"(?P<year>1[1-9]\d\d|20\d\d)"
-HALF = r"(?:[\s]?(?P<half>[aApP])(?:\.[mM](?:\.(?!\s[A-Z]|\s?\Z)|(?=\.))|[mM]\b))"
+ZONE = r"(?:[ECMP][SD]?T|GMT|UTC|BST|CES?T)\b"
+HALF = rf"(?:[\s]?(?P<half>[aApP])(?:\.[mM](?:\.(?!\s(?!{ZONE})[A-Z]|\s?\Z)|(?=\.))|[mM]\b))"
 AMOUNT = rf"(?P<amount>{NUMBER})"
 SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kKMB](?!\w)))?"
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))

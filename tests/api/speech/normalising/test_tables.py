@@ -32,6 +32,7 @@ ENGLISH = {
     "at 7 a.m. sharp": "at seven AM sharp",
     "at 7 p.m. We left": "at seven PM. We left",
     "at 7 a.m.": "at seven AM.",
+    "at 7 p.m. EST we left": "at seven PM EST we left",
     "It is. 5 came, 6 left.": "It is. Five came, six left.",
     "Dec 25": "December twenty-fifth",
     "open 9am-5pm": "open nine AM to five PM",
