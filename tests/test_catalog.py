@@ -92,6 +92,11 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         locate(name or "@")
 
 
+def test_several_models_in_one_text_are_told_how_to_be_several() -> None:
+    with pytest.raises(CheckpointError, match=r"^a/b c/d: neither .* \(OWNER/NAME\); several models are a list$"):
+        locate("a/b c/d")
+
+
 LOCATE = """
 import sys
 from models.errors import CheckpointError

@@ -57,7 +57,8 @@ def locate(
         return Checkpoint(model, directory)
     source, _, pinned = model.partition("@")
     if not HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME)")
+        several = "; several models are a list" if len(model.split()) > 1 else ""
+        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME){several}")
     # huggingface_hub takes a while to import, and a local directory does without it.
     from service.hub.download import obtain
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from service.settings import Settings
+from service.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 10
@@ -84,3 +84,9 @@ def test_environment_names_settings() -> None:
     names = {name for file in files for service in file["services"].values() for name in service.get("environment", {})}
     ours = {name.removeprefix("REPRISE_").lower() for name in names if name.startswith("REPRISE_")}
     assert ours and ours <= set(Settings.model_fields)
+
+
+def test_the_ray_application_serves_two_models() -> None:
+    (application,) = yaml.safe_load((ROOT / "deploy/ray/reprise.yaml").read_text())["applications"]
+    settings = load_settings(application["args"]["settings"])
+    assert settings.model == ("Qwen/Qwen2-VL-2B-Instruct", "openbmb/VoxCPM2")

@@ -107,7 +107,7 @@ def ray_cluster() -> Iterator[Cluster]:
         ray_hop.ray_serve(Path(name)) as url,
     ):
         settings = {
-            "model": f"{endless_checkpoint(Path(name))} {talker()}",
+            "model": [str(endless_checkpoint(Path(name))), str(talker())],
             "kv_cache_tokens": ENDLESS_TOKENS,
             "device": "cpu",
             "decode_buckets": "8",
