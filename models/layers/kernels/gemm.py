@@ -19,9 +19,18 @@ from models.layers.e4m3 import E4M3Weight, Weight, for_rows
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_configs import config_for, default_split, e4m3_tile, fitted, streaming_tile
+from models.layers.kernels.gemm_configs import (
+    active,
+    config_for,
+    default_split,
+    e4m3_tile,
+    fitted,
+    streaming_tile,
+    table_of,
+)
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
+from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.lora import add_lora
 from models.layers.kernels.norms import add_rms_norm, rms_norm
 from models.layers.kernels.packed import add_quick_gelu
@@ -39,10 +48,11 @@ _VOCABULARY = 1 << 16
 """Outputs from which a layer is taken for a head over a vocabulary."""
 _MOST_VECTORS = 64
 """Rows that each read a narrow weight for themselves."""
-_MANY_ROWS_TILE = Tile(128, 128, 64, warps=8, stages=4, tma=True)
-"""For output projections with adapters. Alone cuBLAS and a norm are faster, 14.0 us for 15.2 at VoxCPM2's 1,408 rows
-(benchmarks/results/kernels/gemms.json), but adapters would take another kernel."""
-_MOST_WITH_LORA = 1408
+_LORA_TILE = Tile(128, 128, 64, warps=8, stages=4, tma=True)
+"""For the output projection of VoxCPM2's LocDiT with adapters. Alone cuBLAS and a norm are faster, 14.0 us for 15.2 at
+1,408 rows (benchmarks/results/kernels/gemms.json), but adapters would take another kernel."""
+_LORA_SHAPE, _LORA_ROWS = (1024, 2048), (705, 1408)
+"""Its weight, and rows for which the gated GEMM behind it, which then scales by the norm, is in the table."""
 _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 """For hundreds of rows of some 64 columns, which larger tiles give to a few thread blocks."""
 
@@ -239,8 +249,8 @@ def gemm_add_deferrable_norm(
     """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
     weight = _for(x, weight)
     way = way_of("add_norm", x, weight)
-    if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight):
-        way = Way("tiled", fitted(_MANY_ROWS_TILE), Variant(fitted(_MANY_ROWS_TILE), deferred=True))
+    if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
+        way = Way("tiled", _LORA_TILE, Variant(_LORA_TILE, deferred=True))
     if way.variant is None or not way.variant.deferred:
         return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
     if lora is not None and not _takes_lora(way, x, lora):
@@ -249,19 +259,18 @@ def gemm_add_deferrable_norm(
     return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way), lora=lora)
 
 
-def _tiled_with_lora(x: Tensor, weight: Weight) -> bool:
-    """Whether _MANY_ROWS_TILE takes a GEMM with adapters that cuBLAS takes without them. Only so many rows that a gated
-    GEMM of as many, which then scales by the norm, was measured, too."""
-    rows = x.numel() // x.shape[-1]
-    tile = _MANY_ROWS_TILE
+def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
+    """Whether _LORA_TILE makes a GEMM with adapters that cuBLAS makes without them: as measured on an H100."""
+    least, most = _LORA_ROWS
     return (
         not isinstance(weight, E4M3Weight)
-        and rows <= _MOST_WITH_LORA
+        and weight.shape == _LORA_SHAPE
+        and least <= x.numel() // x.shape[-1] <= most
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and weight.stride(1) == 1
-        and weight.shape[0] % tile.columns == 0
-        and weight.shape[1] % tile.depth == 0
+        and active() is table_of(current_gpu())
+        and takes_lora(lora, _LORA_TILE)
     )
 
 

@@ -447,6 +447,21 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     rig.assert_clean()
 
 
+def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
+    """Not from its arrival: its reference may have taken long to upload and to decode."""
+    clock = [1000.0]
+    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), clock=lambda: clock[0])
+    timeout = rig.worker._context.config.queue_timeout
+    rig.worker.submit(request("late", segment("Two red boats."), arrival=clock[0] - 2 * timeout))
+    rig.worker.fail_timed_out(clock[0])
+    assert not rig.worker.collect().failed
+    clock[0] += timeout + 1
+    rig.worker.fail_timed_out(clock[0])
+    (failed,) = rig.worker.collect().failed
+    assert (failed.request_id, failed.code) == ("late", "queue_timeout")
+    rig.assert_clean()
+
+
 def test_a_clip_for_which_there_is_no_memory_fails_alone(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied to the device when it is launched, where an error is its own."""
 

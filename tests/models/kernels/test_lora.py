@@ -15,7 +15,7 @@ from models.layers.block import BlockConfig
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kernels import gemm as kernels
-from models.layers.kernels import gemm_configs
+from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
@@ -289,3 +289,26 @@ def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) 
         alone = StackLora(wide_layers, rows_of([slot], torch.device("cpu")))
         expected = double(upcast(x[unit : unit + 1])[0], attend, slice(7, 11), lora=alone)
         assert relative_error(out[unit : unit + 1], expected) < 2 * LIMIT
+
+
+@pytest.mark.parametrize(
+    ("slots", "unit", "outputs", "tiled"),
+    [
+        ([-1, *[0] * 40, *[3] * 23], 22, 1024, True),
+        ([0] * 32, 22, 1024, False),  # in the table without adapters
+        ([0] * 65, 22, 1024, False),
+        ([3, *[0] * 63], 22, 1024, False),  # not sorted: a prefill
+        ([0] * 1000, 1, 2048, False),
+    ],
+)
+def test_a_tile_takes_an_output_projection_from_cublas_only_where_it_adds_its_adapters(
+    slots: list[int], unit: int, outputs: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "probe", lambda: gpu.INTERPRETER)
+    meta = torch.device("meta")
+    x, weight = (torch.empty(rows, 2048, dtype=torch.bfloat16, device=meta) for rows in (len(slots) * unit, outputs))
+    rows = rows_of(slots, torch.device("cpu"))
+    lora = GemmLora(pair_of(torch.device("cpu"), torch.bfloat16, 64, (outputs,), 16), rows)
+    assert kernels._tiled_with_lora(x, weight, lora) == tiled
+    with gemm_configs.using({}):
+        assert not kernels._tiled_with_lora(x, weight, lora)
