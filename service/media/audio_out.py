@@ -25,6 +25,10 @@ MP3_RATES = ALL_RATES[:6]
 AAC_RATES = ALL_RATES[:4]
 LAME = "lame"
 """A codec of its own (service.media.lame), not FFmpeg's."""
+WAV_HEADER = 44
+"""Bytes."""
+FLAC_SAMPLES = slice(18, 26)
+"""Bytes of a FLAC file: the 64-bit field of STREAMINFO whose 36 lowest bits are the number of samples."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class StreamingEncoder:
         self._rate_out = sample_rate_out
         self._speed = speed
         self._unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
+        self._samples = 0
+        """Number at the rate of the output that the codec was given."""
         self._finished = False
 
     @property
@@ -112,9 +118,8 @@ class StreamingEncoder:
         if self._finished:
             raise ValueError("encode() was called after finish()")
         if self._filter is None:
-            return self._codec.encode(_clean(samples))
-        # Resampling can overshoot, so its output is clipped, too.
-        return b"".join(self._codec.encode(_clean(block)) for block in self._filter.push(_clean(samples)))
+            return self._encode(samples)
+        return b"".join(map(self._encode, self._filter.push(_clean(samples))))
 
     def finish(self) -> bytes:
         """The rest: what filter and encoder hold back, and the end of the container."""
@@ -122,7 +127,23 @@ class StreamingEncoder:
             raise ValueError("finish() was called twice")
         self._finished = True
         rest = () if self._filter is None else self._filter.flush()
-        return b"".join([self._codec.encode(_clean(block)) for block in rest]) + self._codec.finish()
+        return b"".join(map(self._encode, rest)) + self._codec.finish()
+
+    def complete(self, data: bytearray) -> None:
+        """Writes into the header of the whole file, after finish(), what was unknown when it was streamed: the sizes of
+        wav, the number of samples of flac. Other formats stay as they are."""
+        if not self._finished:
+            raise ValueError("complete() was called before finish()")
+        if self._name == "wav":
+            struct.pack_into("<I", data, 4, len(data) - 8)
+            struct.pack_into("<I", data, 40, len(data) - WAV_HEADER)
+        if self._name == "flac":
+            data[FLAC_SAMPLES] = (int.from_bytes(data[FLAC_SAMPLES], "big") | self._samples).to_bytes(8, "big")
+
+    def _encode(self, samples: np.ndarray) -> bytes:
+        """Of the rate of the output. Resampling can overshoot, so that what a filter gives is clipped, too."""
+        self._samples += len(samples)
+        return self._codec.encode(_clean(samples))
 
 
 INLINE_SAMPLES = 1 << 14

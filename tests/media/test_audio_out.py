@@ -183,6 +183,38 @@ def test_wav_header() -> None:
         assert (file.samplerate, file.channels, file.subtype) == (24_000, 1, "PCM_16")
 
 
+@pytest.mark.parametrize("rate", FORMATS["flac"].rates)
+@pytest.mark.parametrize("speed", [0.25, 1.0, 1.3, 4.0])
+def test_a_whole_flac_says_its_length(rate: int, speed: float) -> None:
+    encoder = StreamingEncoder("flac", RATE, rate, speed)
+    streamed = b"".join(stream(encoder, speech(1.1)))
+    data = bytearray(streamed)
+    encoder.complete(data)
+    assert len(data) == len(streamed) and data[:20] == streamed[:20] and data[26:] == streamed[26:]
+    length = soundfile.info(io.BytesIO(data)).frames
+    samples, read_rate = soundfile.read(io.BytesIO(data), dtype="float32")
+    assert (len(samples), read_rate) == (length, rate)
+    assert np.array_equal(samples, by_av(streamed, "flac", rate)[0])
+    assert length / rate == pytest.approx(1.1 / speed, abs=0.08)
+    with av.open(io.BytesIO(data)) as container:
+        assert container.duration is not None
+        assert container.duration / av.time_base == pytest.approx(length / rate, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_the_headers_of_wav_and_flac_are_completed(name: str) -> None:
+    encoder = StreamingEncoder(name, RATE, 24_000)
+    data = bytearray(encoder.encode(speech(0.5)))
+    with pytest.raises(ValueError, match="before finish"):
+        encoder.complete(data)
+    data += encoder.finish()
+    before = bytes(data)
+    encoder.complete(data)
+    changed = {at for at, (old, new) in enumerate(zip(before, data, strict=True)) if old != new}
+    headers = {"wav": {*range(4, 8), *range(40, 44)}, "flac": set(range(21, 26))}
+    assert changed <= headers.get(name, set()) and bool(changed) == (name in headers)
+
+
 def test_pcm_is_16_bit_little_endian() -> None:
     encoder = StreamingEncoder("pcm", RATE, RATE)
     samples = np.array([0, 1, -1, 0.5, 2, -2, np.nan, np.inf, -np.inf], np.float32)

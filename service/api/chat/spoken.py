@@ -23,7 +23,7 @@ from service.api.http.record import RequestRecord
 from service.api.merging import merged
 from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
-from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file, encode_chunk
+from service.api.speech.delivery import AudioChunk, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
@@ -171,7 +171,7 @@ class SpokenAnswer:
 
     async def audio(self, transcript: str) -> AnswerAudio:
         """The whole file, after `heard` has ended."""
-        complete_file(self._job, self._file, self._samples)
+        self._encoder.complete(self._file)
         expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
         return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._steps))

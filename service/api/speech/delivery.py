@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -17,9 +16,6 @@ from service.api.request_stream import RequestStream
 from service.api.speech.request import SpeechJob
 from service.link.messages import Pause, SpeechDelta, SpeechRequest, StepCounts
 from service.media.audio_out import StreamingEncoder
-
-WAV_HEADER = 44
-"""Bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +164,3 @@ async def encode_chunk(
         # From its arrival: time that a chunk waited for a slow client is not an underrun of the server.
         meter.chunk_ready(chunk.arrived + took, len(chunk.audio) / job.processor.sample_rate / job.speed)
     return data
-
-
-def complete_file(job: SpeechJob, data: bytearray, samples: int) -> None:
-    """Writes the sizes that were unknown when the header of a file was streamed. samples: at the model's rate."""
-    if job.response_format == "wav":
-        struct.pack_into("<I", data, 4, len(data) - 8)
-        struct.pack_into("<I", data, 40, len(data) - WAV_HEADER)
-    if job.response_format == "flac" and job.speed == 1 and job.sample_rate == job.processor.sample_rate:
-        # Total samples: the 36 lowest bits of a 64-bit field of STREAMINFO.
-        data[18:26] = (int.from_bytes(data[18:26], "big") | samples).to_bytes(8, "big")

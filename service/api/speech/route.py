@@ -27,7 +27,7 @@ from service.api.http.streaming import (
     unless_disconnected,
 )
 from service.api.speech.captions import Captions, with_pauses
-from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, complete_file, encode_chunk
+from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.request import SMALL_TEXT, SpeechJob, most_spoken, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
@@ -171,6 +171,7 @@ class AudioProgress:
     ended the request."""
 
     def __init__(self, speech: Speech) -> None:
+        self.encoder = speech.job.encoder()
         self.samples = 0
         self.silence = 0
         self.truncated = False
@@ -197,7 +198,7 @@ class AudioProgress:
 async def _chunks(context: ServerContext, speech: Speech, progress: AudioProgress) -> AsyncGenerator[bytes]:
     """The encoded file, piece by piece as it is made. Closing the generator aborts the request."""
     job, settings = speech.job, context.settings
-    encoder = job.encoder()
+    encoder = progress.encoder
     meter = PlaybackMeter(context, job.model.name, job.record.arrival, live=speech.request.live)
     most_ahead = settings.speech_ahead if speech.request.live else speech.longest
     async with (
@@ -255,5 +256,5 @@ async def _whole(context: ServerContext, speech: Speech) -> bytes:
     progress = AudioProgress(speech)
     async with aclosing(_chunks(context, speech, progress)) as chunks:
         data = bytearray(b"".join([chunk async for chunk in chunks]))
-    complete_file(speech.job, data, progress.samples)
+    progress.encoder.complete(data)
     return bytes(data)
