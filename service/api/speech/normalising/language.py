@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from service.api.speech.normalising.english_words import WORDS
+from service.api.speech.normalising.english_words import UNITS, WORDS
 
 Language = Literal["english", "chinese", "other"]
 """other: numbers are left to the model, which speaks many languages."""
@@ -18,8 +18,10 @@ WORD = re.compile(rf"(?<![^\W_])[^\W\d_{NUMERALS}]+")
 """A unit right behind its number is no word."""
 NEUTRAL = re.compile(
     rf"(?<![\w.])(?:{'|'.join(map(re.escape, WORDS))})(?!\w)|\bo['’]clock\b|\b(?:El|Los|Las|Costa)(?= [A-Z])"
+    r"|(?<!\w)(?<!\w['’])AI(?!\w)|\b(?:EST|Est)\.|(?<=\d )(?:AU|CE)(?!\w| \d)"
+    r"|(?:(?<=[AaPp][Mm] )|(?<=[AaPp]\.[Mm]\. ))(?:EST|ET|IST)(?!\w)"
 )
-"""English that looks foreign: e.g., o'clock, Los Angeles."""
+"""English that looks foreign: e.g., o'clock, Los Angeles, AI (but not J'AI), Est. 1995, 40 AU, 1066 CE, 8 PM EST."""
 
 ENGLISH = frozenset(
     "the and of to is are was were it its that this these those with for from by at on he she they we you his her "  # noqa: SIM905
@@ -34,11 +36,23 @@ FOREIGN = frozenset(
     "di che è un per sono della nel gli anche costa ho "
     "os e o em uma não da do das dos tem custa "
     "het een van en niet zijn op dat ik je met voor kost "
-    "jest w na się nie i do że och att det som är på av inte og på ikke er".split()
+    "jest w na się nie i do że och att det som är på av inte og på ikke er "
+    # What numbers stand at: often the only such words of a short clause.
+    "prozent millionen milliarden jahre jahren tage tagen wochen stunden minuten menschen januar februar juni oktober "
+    "dezember stieg steigt wuchs sinkt laut "
+    "heures jours semaines mois milliards personnes janvier juin juillet septembre octobre baisse augmente "
+    "horas semanas meses millones personas enero febrero junio agosto septiembre octubre diciembre sube crece "
+    "giorni settimane mesi anni milioni miliardi persone gennaio febbraio giugno luglio settembre ottobre dicembre "
+    "anos pessoas janeiro fevereiro maio junho julho setembro outubro dezembro scende cresce "
+    "jaar dagen weken maanden miljoen miljard mensen groeide steg procent januari februari maart".split()
 ) - frozenset("i do page on or en see per w".split())  # noqa: SIM905
 
 AMBIGUOUS = frozenset({"met", "van", "pour", "er"})
 """Foreign words that are English ones, too."""
+ABBREVIATION = re.compile(r"(?<!\w)(?<!\w['’])(?:DOS|IL|MIT|OS|SE|UN)(?!\w)")
+"""Foreign words that are abbreviations where they stand out in capitals."""
+LONG_WORD = 4
+"""Letters. With a word of so many in capitals, a clause without small letters may be a foreign heading."""
 
 
 def language_of(clause: str, before: Language) -> Language:
@@ -47,8 +61,11 @@ def language_of(clause: str, before: Language) -> Language:
         return "other"
     if HAN.search(clause):
         return "chinese"
+    clause = NEUTRAL.sub(" ", clause)
+    found = WORD.findall(clause)
+    if not _shouted(found):
+        found = WORD.findall(ABBREVIATION.sub(" ", clause))
     # A capital by itself is a name or a variable: E = mc².
-    found = WORD.findall(NEUTRAL.sub(" ", clause))
     words = [word.lower() for word in found if len(word) > 1 or word.islower() or word in "IA"]
     english = sum(word in ENGLISH for word in words)
     foreign = [word for word in words if word in FOREIGN or not word.isascii()]
@@ -57,3 +74,12 @@ def language_of(clause: str, before: Language) -> Language:
     if english != len(foreign):
         return "english" if english > len(foreign) else "other"
     return before
+
+
+def _shouted(words: list[str]) -> bool:
+    """Whether nothing but units is in lower case, so that words in capitals need not be abbreviations: UN JOUR DE 24 H,
+    IL EST 5 H. Few short ones are: OS 11."""
+    if any(len(word) > 1 and not word.isupper() and word not in UNITS for word in words):
+        return False
+    foreign = {word for word in words if word.lower() in FOREIGN}
+    return len(foreign) > 1 or any(len(word) >= LONG_WORD for word in words)

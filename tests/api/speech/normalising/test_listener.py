@@ -336,7 +336,6 @@ STAYS = [
     "AC/DC, and/or, he/she",
     "km/h",
     "on 5/6",
-    "8 p.m. EST",
     "UTC+2",
     "GMT-5",
     "Foo™",
