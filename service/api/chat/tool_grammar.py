@@ -55,7 +55,9 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
     if use.forced:
         start = f"BREAK {json.dumps(CALL_START)} {calls}"
     elif answer:
-        start = f"BREAK (@answer | {json.dumps(CALL_START)} {calls})"
+        # New lines are dropped behind reasoning and in front of calls; elsewhere they would be part of the answer.
+        before = "BREAK " if reasoning is not None and reasoning.opened else ""
+        start = f"({before}@answer | BREAK {json.dumps(CALL_START)} {calls})"
     else:
         start = f"(TEXT | opening {calls})"
         rules.append(f"opening[lazy]: TEXT {json.dumps(CALL_START)}")

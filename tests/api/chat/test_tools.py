@@ -380,6 +380,10 @@ def test_a_text_can_have_a_grammar_of_its_own() -> None:
     check_grammar(grammar)
     assert fits(grammar, '{"ok": true}') and fits(grammar, BOTH)
     assert not fits(grammar, "Sunny.") and not fits(grammar, f'{{"ok": true}}\n{ROME}')
+    # As without tools, nothing may come before what has to match.
+    assert fits(grammar, f"\n\n{ROME}") and not fits(grammar, '\n\n{"ok": true}')
+    opened = tool_grammar(use, answer=answer, reasoning=Reasoning("<think>", "</think>", opened=True))
+    assert fits(opened, 'Hm.</think>\n\n{"ok": true}') and fits(opened, f"Hm.</think>\n\n{ROME}")
 
 
 @pytest.mark.parametrize(
