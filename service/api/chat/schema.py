@@ -113,7 +113,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 Choices = Annotated[list[str], Meta(min_length=1)]
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True):
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's name for what an answer has to match; exactly one of these. json: a schema, as an object or as text."""
 
     json: dict[str, Any] | str | None = None
@@ -196,6 +196,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     return_tokens_as_token_ids: Refused = None
     regex: Refused = None
     ebnf: Refused = None
+    guided_whitespace_pattern: Refused = None
     no_stop_trim: Refused = None
     lora_path: Refused = None
     moderation: Refused = None
@@ -260,6 +261,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "regex": (),
     "ebnf": (),
+    "guided_whitespace_pattern": (),
     "no_stop_trim": (False,),
     "lora_path": (),
     "moderation": (),

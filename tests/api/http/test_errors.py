@@ -165,6 +165,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "guided_choice": ({"guided_choice": []}, "guided_choice"),
     "guided_grammar": ({"guided_grammar": "start: other"}, "guided_grammar"),
     "structured_outputs": ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
+    "an option of structured_outputs": (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+    ),
+    "a misspelt structured output": ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices"),
     "structured twice": ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities"),
     "template from the client": ({"chat_template": "{{ 1 }}"}, "chat_template"),

@@ -230,6 +230,7 @@ def test_null_is_served(server: RunningServer) -> None:
         ("typical_p", 0.5),
         ("return_token_ids", True),
         ("structural_tag", {"a": 1}),
+        ("guided_whitespace_pattern", "[ ]?"),
         ("mirostat", 2),
         ("repeat_penalty", 1.2),
         ("do_sample", False),
