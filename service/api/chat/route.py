@@ -160,7 +160,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     model = context.model(body.model, "chat", record)
     refuse_unsupported(body)
     stops = stop_strings(body)
-    count = choice_count(body, context.settings)
+    count = choice_count(body, min(context.settings.max_n, context.admission.most("chat")))
     tools = tool_use(body)
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)

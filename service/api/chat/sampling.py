@@ -35,11 +35,11 @@ def stop_strings(body: ChatRequestBody) -> tuple[str, ...]:
     return stops
 
 
-def choice_count(body: ChatRequestBody, settings: Settings) -> int:
-    """`n`, at most max_n."""
+def choice_count(body: ChatRequestBody, most: int) -> int:
+    """`n`, at most `most`."""
     count = body.n or 1
-    if count > settings.max_n:
-        raise bad_request(f"n: too many choices: {count} given, at most {settings.max_n} allowed.", "n")
+    if count > most:
+        raise bad_request(f"n: too many choices: {count} given, at most {most} allowed.", "n")
     return count
 
 

@@ -127,7 +127,22 @@ def test_every_answer_counts() -> None:
     with running_server(max_in_flight=2) as server:
         url = f"{server.url}/v1/chat/completions"
         assert httpx.post(url, json={**body, "n": 2}).status_code == 200
-        refused = httpx.post(url, json={**body, "n": 3})
+        server.wait_idle()
+        other = server.context.admission.ticket("chat")
+        other.grow(1)
+        refused = httpx.post(url, json={**body, "n": 2})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        other.release()
         server.wait_idle()
         assert httpx.post(url, json={**body, "n": 2}).status_code == 200
+
+
+def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry() -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    with running_server(both_kinds(), max_in_flight=4) as server:
+        url = f"{server.url}/v1/chat/completions"
+        assert httpx.post(url, json={**body, "n": 3}).status_code == 200
+        refused = httpx.post(url, json={**body, "n": 4})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
+        assert "4 given, at most 3 allowed" in refused.json()["error"]["message"]
+        server.wait_idle()
