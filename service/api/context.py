@@ -56,6 +56,8 @@ class ServerContext:
     tracing: Tracing | None = None
     lexicon: Lexicon | None = None
     """The lexicon that the setting names."""
+    kv_positions: dict[str, int] = field(default_factory=dict)
+    """Positions of each chat model's KV cache, as the engine that has fewest last reported it."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, finished or being made, by model and name."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
@@ -112,6 +114,16 @@ class ServerContext:
         if self.shared_transcripts is None:
             return self.transcripts.find(id)
         return await self.shared_transcripts.find(id)
+
+    def longest(self, model: HostedModel) -> int:
+        """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""
+        clients = self.engine.clients if isinstance(self.engine, Engines) else (self.engine,)
+        states = [one for client in clients if client.state is not None for one in client.state.models]
+        pages = [one.pages_total for one in states if one.model == model.name and one.pages_total]
+        if pages:
+            self.kv_positions[model.name] = min(pages) * self.settings.page_size
+        context: int = model.processor.context_length
+        return min(context, self.kv_positions.get(model.name, context))
 
     @property
     def ready(self) -> bool:

@@ -73,15 +73,16 @@ def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | 
 
 @get(router, "/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
 async def list_models(request: Request) -> Response:
-    catalog = context_of(request).catalog
-    return _json(ModelList([_card(model, name) for model in catalog.models for name in model.names]))
+    context = context_of(request)
+    return _json(ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names]))
 
 
 @get(
     router, "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
 )
 async def get_model(request: Request, name: str) -> Response:
-    model = context_of(request).catalog.get(name)
+    context = context_of(request)
+    model = context.catalog.get(name)
     if model is None:
         raise ApiError(
             404,
@@ -89,16 +90,16 @@ async def get_model(request: Request, name: str) -> Response:
             param="model",
             code="model_not_found",
         )
-    return _json(_card(model, name))
+    return _json(_card(context, model, name))
 
 
-def _card(model: HostedModel, name: str) -> ModelCard:
+def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=model.created,
         owned_by="reprise",
         root=model.name,
-        max_model_len=model.processor.context_length,
+        max_model_len=context.longest(model),
         kind=model.kind,
         notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
     )

@@ -36,6 +36,8 @@ from service.link.messages import (
 TICK = 0.002
 MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault")
 SAMPLES_PER_TICK = 4800
+PAGES = 1000
+"""Of each model's KV cache."""
 
 
 @dataclass
@@ -164,5 +166,5 @@ def _speak(speech: Speech) -> SpeechDelta:
 
 
 def _state(config: EngineConfig, phase: str, running: int) -> EngineState:
-    models = tuple(ModelState(model.name, running, 0, running, 100, running, 0) for model in config.models)
+    models = tuple(ModelState(model.name, running, 0, running, PAGES, running, 0) for model in config.models)
     return EngineState(phase, "", models, 0)

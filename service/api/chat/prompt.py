@@ -57,9 +57,10 @@ async def build_prompt(
     """
     processor = model.chat_processor
     options = _template_options(body.chat_template_kwargs or {})
-    messages, references = _collect(body, context, processor, await named_transcripts(body, context))
+    longest = context.longest(model)
+    messages, references = _collect(body, context, longest, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
-    _check_length(length, processor)
+    _check_length(length, longest)
     media = PromptMedia(context, processor, references, record)
     apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
@@ -128,7 +129,7 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
 
 
 def _collect(
-    body: ChatRequestBody, context: ServerContext, processor: ChatProcessor, transcripts: NamedTranscripts
+    body: ChatRequestBody, context: ServerContext, longest: int, transcripts: NamedTranscripts
 ) -> tuple[list[ChatMessage], list[MediaReference]]:
     settings, messages = context.settings, body.messages
     if len(messages) > settings.max_messages:
@@ -138,7 +139,7 @@ def _collect(
         raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
     # Before the arguments are parsed, since their values take much more memory than their text.
     calls = (call for message in messages for call in message.tool_calls or ())
-    _check_length(sum(len(call.function.arguments) for call in calls), processor)
+    _check_length(sum(len(call.function.arguments) for call in calls), longest)
     references: list[MediaReference] = []
     collected = [
         _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
@@ -171,13 +172,13 @@ def is_small(body: ChatRequestBody) -> bool:
     return length <= SMALL_PROMPT
 
 
-def _check_length(length: int, processor: ChatProcessor) -> None:
-    """Refuses text that cannot fit, before it is tokenized."""
-    limit = MAX_CHARACTERS_PER_TOKEN * processor.context_length
+def _check_length(length: int, longest: int) -> None:
+    """Refuses text that cannot fit, before it is tokenized. longest: tokens of prompt and answer together."""
+    limit = MAX_CHARACTERS_PER_TOKEN * longest
     if length > limit:
         raise bad_request(
             f"messages: too much text: {length} characters given, at most {limit} allowed for a context of "
-            f"{processor.context_length} tokens.",
+            f"{longest} tokens.",
             "messages",
             "context_length_exceeded",
         )

@@ -88,6 +88,8 @@ class ChatJob:
     """Unix time in seconds."""
     model: HostedModel
     prompt: Prompt
+    longest: int
+    """Tokens that prompt and answer may have together."""
     sampling: tuple[SamplingParams, ...]
     """One for each choice."""
     stops: tuple[str, ...]
@@ -167,12 +169,15 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     spoken = await prepare_spoken(context, body, record)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
     grammar = await _grammar(context, model, prompt, tools, answer, record.client)
-    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
+    longest = context.longest(model)
+    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), longest, context.settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
     id = f"chatcmpl-{uuid.uuid4().hex}"
     counts = [TokenCounts() for _ in sampling]
-    return ChatJob(id, int(time.time()), model, prompt, sampling, stops, tools, grammar, record, counts, spoken)
+    return ChatJob(
+        id, int(time.time()), model, prompt, longest, sampling, stops, tools, grammar, record, counts, spoken
+    )
 
 
 async def _grammar(

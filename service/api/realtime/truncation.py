@@ -1,4 +1,4 @@
-"""`truncation`: leaves out the oldest turns of a request that does not fit the model's context."""
+"""`truncation`: leaves out the oldest turns of a request that does not fit the context, or a smaller KV cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Room:
 
     def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
         """share: fraction of the allowed tokens."""
-        context = job.model.chat_processor.context_length
+        context = job.longest
         answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
         allowed = context - answer - self.beside
         allowed = allowed if self.most is None else min(allowed, self.most)

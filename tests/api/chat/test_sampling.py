@@ -17,9 +17,15 @@ from tests.support.fake_chat import END, FakeProcessor
 SETTINGS = load_settings()
 
 
-def params(prompt_tokens: int = 10, processor: Any = None, settings: Any = SETTINGS, **fields: Any) -> SamplingParams:
+def params(
+    prompt_tokens: int = 10,
+    processor: Any = None,
+    settings: Any = SETTINGS,
+    longest: int = FakeProcessor.context_length,
+    **fields: Any,
+) -> SamplingParams:
     body = msgspec.convert({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}, ChatRequestBody)
-    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, settings)
+    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, longest, settings)
 
 
 def test_omitted_fields_follow_the_checkpoint_then_openai() -> None:
@@ -39,9 +45,12 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     settings = load_settings({"max_output_tokens": 50, "default_output_tokens": 20})
     assert params(settings=settings).max_tokens == 20
     assert params(settings=settings, max_tokens=100).max_tokens == 50
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(ApiError, match=f"the model's context is {context} tokens") as refusal:
         params(context)
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
+    assert params(10, longest=100).max_tokens == 90
+    with pytest.raises(ApiError, match="the KV cache holds 100 tokens"):
+        params(100, longest=100)
 
 
 def test_a_temperature_that_logits_cannot_be_divided_by_is_none() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection
 
+from service.api.context import ServerContext
 from tests.api.realtime.conversing import Conversing, Event, add, answer, message, said, tell, up_to
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left", "whole_prompts")
@@ -95,5 +96,17 @@ async def test_a_first_system_message_stays(conversing: Conversing, socket: Clie
     await tell(socket, "conversation.item.create", item=message(INSTRUCTIONS, "system"))
     await up_to(socket, "conversation.item.done")
     for name, turns in zip("abcd", ["a", "ab", "c", "cd"], strict=True):
+        await ask(socket, name)
+        assert seen(conversing) == turns
+
+
+async def test_a_kv_cache_that_is_smaller_than_the_context_is_the_limit(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerContext, "longest", lambda context, model: 2 * TURN + 100)
+    session = {"output_modalities": ["text"], "instructions": INSTRUCTIONS, "max_output_tokens": 1}
+    await tell(socket, "session.update", session={**session, "truncation": "auto"})
+    await said(socket)
+    for name, turns in zip("abcd", ["a", "ab", "bc", "cd"], strict=True):
         await ask(socket, name)
         assert seen(conversing) == turns
