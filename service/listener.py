@@ -38,8 +38,11 @@ def bind(settings: Settings) -> Listener:
     """The listening socket, created before anything is loaded. SettingsError if the address cannot be bound."""
     where = f"host, port: {settings.host}:{settings.port} cannot be bound"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    every = settings.host == "::" and socket.has_dualstack_ipv6()  # of IPv4, too
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server(
+            (settings.host, settings.port), family=family, backlog=BACKLOG, dualstack_ipv6=every
+        )
     except socket.gaierror as error:
         raise SettingsError(f"{where} ({error.strerror})") from error
     except OSError as error:

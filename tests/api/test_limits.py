@@ -48,6 +48,14 @@ def test_pieces_of_a_stream_are_not_held_back() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_every_address_of_ipv6_is_every_address_of_ipv4() -> None:
+    with bind(Settings(host="::", port=0, insecure_no_auth=True)) as listener:
+        port = listener.getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port), GENEROUS).close()
+
+
 def test_one_connection_is_accepted_at_a_time_while_many_may_wait(server: RunningServer) -> None:
     """asyncio takes the same number for both, and would try and log that many times when descriptors run out."""
     assert server.server.config.backlog == 1
