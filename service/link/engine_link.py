@@ -5,6 +5,7 @@ stands for one start of an engine; EngineClient makes a new one after a crash.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ from service.link.process import CONFIGURATION_ERROR, SHARED
 from service.link.shared import SUPERVISOR
 from service.link.standby import ENTRY, EngineAddress, Standby, start_engine_process
 
+PREFIX = "reprise-"
+"""Of the directories of sockets."""
 THREAD_END_SECONDS = 60.0
 """How long the end of an inline engine waits for its thread, which may be loading a model. An interpreter that exits
 while the thread runs C++ code crashes."""
@@ -94,7 +97,7 @@ class ProcessLink:
 
     def _open(self, opened: ExitStack) -> EngineSocket:
         """The server's end of the connection, whose address the engine process gets."""
-        directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
+        directory = _directory_of_a_socket()
         opened.callback(shutil.rmtree, directory, ignore_errors=True)
         self.address = f"ipc://{directory}/engine"
         socket = EngineSocket.attached(self.address, SUPERVISOR) if self._shared else EngineSocket.bound(self.address)
@@ -207,6 +210,14 @@ class InlineLink:
     def kill(self) -> None:
         """Asks the engine to stop, since a thread cannot be killed."""
         self.send(Stop())
+
+
+def _directory_of_a_socket() -> Path:
+    """A new directory, mode 0700: below TMPDIR, unless the path of a socket there would be longer than paths of sockets
+    may be."""
+    path = f"{tempfile.gettempdir()}/{PREFIX}01234567/engine"
+    too_long = len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if too_long else None))
 
 
 class Abandoned(Exception):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -145,3 +146,11 @@ def test_what_cannot_be_served_is_json_where_the_log_is(arguments: list[str]) ->
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, env=environment)
     assert done.returncode == 2
     assert [json.loads(line)["level"] for line in done.stderr.splitlines()][-1] == "error"
+
+
+def test_a_long_path_of_temporary_files_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Paths of sockets have at most 107 bytes."""
+    (long := tmp_path / ("long" * 25)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with running_server(make_link=lambda config: ProcessLink(config, "tests.support.fake_engine:serve")) as server:
+        assert httpx.get(f"{server.url}/ready").status_code == 200
