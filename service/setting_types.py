@@ -48,6 +48,16 @@ def _gpus(value: Any) -> str:
     return ",".join(named) if len(named) > 1 else f"{named[0]},"
 
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]*")
+
+
+def _origin(value: str) -> str:
+    """As browsers send it: another spelling would match no page, without a word."""
+    if not _ORIGIN.fullmatch(value):
+        raise ValueError("must be an origin such as https://app.example:3000, without a path, or *")
+    return value
+
+
 MAX_API_PROCESSES = 64
 
 
@@ -62,6 +72,7 @@ def _api_processes(value: Any) -> int | str:
 
 ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_several)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_several)]
 Steps = Annotated[
     tuple[Annotated[int, Field(ge=4, le=32)], ...],

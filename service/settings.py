@@ -24,7 +24,20 @@ from service.access import is_loopback, keys_in
 from service.byte_sizes import MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
-from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, PcmRate, Seconds, Secrets, Share, Steps, Words
+from service.setting_types import (
+    ApiCount,
+    Bytes,
+    Count,
+    Gpus,
+    Integers,
+    Origins,
+    PcmRate,
+    Seconds,
+    Secrets,
+    Share,
+    Steps,
+    Words,
+)
 from service.settings_reading import Variables, explain, suggestion, yaml_problem
 
 ENV_PREFIX = "REPRISE_"
@@ -101,7 +114,7 @@ class Settings(BaseSettings):
     engines: int = _knob(
         1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs use --gpus.", ge=1, le=64
     )
-    cors_origin: Words = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
+    cors_origin: Origins = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
     log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
     drain_delay: float = _knob(

@@ -130,6 +130,11 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
         ({"model": {"a": 1}}, "model: must be a list"),
         ({"graphs": "maybe"}, "graphs: must be a valid boolean ('maybe' given)"),
         ({"port": 1.5}, "port: must be a valid integer (1.5 given)"),
+        (
+            {"cors_origin": ["https://a.example/"]},
+            "cors_origin: must be an origin such as https://app.example:3000, without a path, or * "
+            "('https://a.example/' given)",
+        ),
         ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
     ],
 )
