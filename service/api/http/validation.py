@@ -8,6 +8,8 @@ import sys
 import msgspec
 
 WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
+VALUE = "[...]"
+"""The end of the path of an object's value, whose key the message leaves out."""
 MISSING = re.compile(r"^Object missing required field `(\w+)`")
 UNKNOWN = re.compile(r"^Object contains unknown field `(\w{1,64})`$")
 LIMIT = re.compile(r"^Expected `\w+` (<=|>=|<|>) (\S+)$")
@@ -45,6 +47,8 @@ def explain(text: str) -> tuple[str, str]:
         words = "this field is required" if named.re is MISSING else "there is no such field"
         return (f"{path}.{named[1]}" if path else named[1]), words
     words = _words(problem)
+    if path.endswith(VALUE):
+        return path.removesuffix(VALUE), f"each value {words}"
     return path, f"each key {words}" if where and where["key"] else words
 
 

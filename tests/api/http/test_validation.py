@@ -52,7 +52,7 @@ class Lenient(msgspec.Struct):
         ({"name": "n", "count": "all"}, "count", "count: must be inf or an integer."),
         ({"name": "n", "one": "other"}, "one", "one: must be function."),
         ({"name": "n", "words": {"": "x"}}, "words", "words: each key must have at least 1 character."),
-        ({"name": "n", "words": {"a": 5}}, "words[...]", "words[...]: must be a string; an integer was given."),
+        ({"name": "n", "words": {"a": 5}}, "words", "words: each value must be a string; an integer was given."),
         ({"name": "n", "bias": {"a": 5}}, "bias", "bias: each key must be an integer; a string was given."),
         ({"name": "n", "stop": ["a", "b", "c"]}, "stop", "stop: must have at most 2 items."),
         ({"name": "n", "stop": 5}, "stop", "stop: must be a string or an array; an integer was given."),
