@@ -111,7 +111,7 @@ def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str
     tools = tmp_path / ".venv/bin"
     tools.mkdir(parents=True)
     for name, module in (("reprise", "-m service.cli"), ("python", "")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (tools / name).chmod(0o755)
     (tmp_path / "docs").symlink_to(DOCS)
     (tmp_path / ".curlrc").write_text("fail-with-body\nnoproxy = *\n")
