@@ -162,7 +162,8 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     model = context.model(body.model, "chat", record)
     refuse_unsupported(body)
     stops = stop_strings(body)
-    count = choice_count(body, min(context.settings.max_n, context.admission.most("chat")))
+    settings = context.settings
+    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.most("chat")))
     tools = tool_use(body)
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)
@@ -170,7 +171,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
     grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     longest = context.longest(model)
-    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), longest, context.settings)
+    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), longest, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
     id = f"chatcmpl-{uuid.uuid4().hex}"

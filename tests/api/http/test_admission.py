@@ -137,9 +137,10 @@ def test_every_answer_counts() -> None:
         assert httpx.post(url, json={**body, "n": 2}).status_code == 200
 
 
-def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry() -> None:
+@pytest.mark.parametrize("limits", [{"max_in_flight": 4}, {"max_waiting": 3}], ids=str)
+def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry(limits: dict[str, int]) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    with running_server(both_kinds(), max_in_flight=4) as server:
+    with running_server(both_kinds(), **limits) as server:
         url = f"{server.url}/v1/chat/completions"
         assert httpx.post(url, json={**body, "n": 3}).status_code == 200
         refused = httpx.post(url, json={**body, "n": 4})
