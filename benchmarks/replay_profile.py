@@ -51,7 +51,7 @@ GROUPS = {
         r"sdpa|flash|fmha|_(varlen|decode|combine|paged_prefill|prefill_combine|local_attention|lengthen)_kernel"
     ),
     "adapters": r"^_(shrink|expand)_kernel",
-    "GEMMs": r"gemm|gemv|nvjet|cutlass|cublas|splitK|_linear_kernel",
+    "GEMMs": r"gemm|gemv|nvjet|cutlass|cublas|splitK|linear_kernel",
     "norms and rotation": r"norm_kernel|rotary|rotate|_latent_kernel",
 }
 """What the names of kernels contain; the first match counts, without one a kernel belongs to the rest."""

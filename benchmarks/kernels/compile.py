@@ -28,7 +28,7 @@ from models.layers.kernels.gpu import Gpu, named
 
 OUT = Path("benchmarks/results/kernels/compiled.json")
 WITH_TILES = (
-    "_linear_kernel",
+    "linear_kernel",
     "_persistent_gemm_kernel",
     "_varlen_kernel",
     "_decode_kernel",

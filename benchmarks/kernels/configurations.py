@@ -18,7 +18,7 @@ from service.graphs.buckets import powers_of_two
 
 MOST_ROWS = 160
 SIZES: dict[str, set[str]] = {
-    "_linear_kernel": {"N", "K", "K_SHARE"},
+    "linear_kernel": {"N", "K", "K_SHARE", "A_SHARE"},
     "_gemv_kernel": {"N"},
     "_decode_kernel": {"KV_HEADS", "GROUP", "Q_HEAD", "NEW_K_HEAD", "NEW_V_HEAD", "K_HEAD", "V_HEAD", "LEAST"},
     "_combine_kernel": {"HEADS", "LEAST"},
@@ -34,7 +34,7 @@ SIZES: dict[str, set[str]] = {
     "_unit_kernel": {"LENGTH"},
 }
 """Constants that change addresses or how often a loop runs, and neither its tiles nor its stages."""
-FLAGS = {"_linear_kernel": {"SQUARES"}}
+FLAGS = {"linear_kernel": {"SQUARES"}}
 """Constants for which only zero or not zero matters."""
 _HALVES = {"torch.bfloat16": "16 bits", "torch.float16": "16 bits"}
 """Their tiles are alike."""

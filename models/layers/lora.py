@@ -8,7 +8,7 @@ row without an adapter is not touched. B includes the factor alpha / r.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,6 +39,19 @@ class LoraPair:
         return self.b.shape[2]
 
 
+class Counters:
+    """Counters of kernels, one for each period: a launch brings it from one multiple of its period to the next."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Tensor] = {}
+
+    def of(self, period: int, device: torch.device) -> Tensor:
+        """int64 [1], 0 at first."""
+        if period not in self._of:
+            self._of[period] = torch.zeros(1, dtype=torch.int64, device=device)
+        return self._of[period]
+
+
 @dataclass(frozen=True, eq=False)
 class LoraRows:
     """Which slot each unit of a batch uses. A unit is a group of consecutive rows of x: x has the same number of rows
@@ -46,13 +59,15 @@ class LoraRows:
 
     slots int32 [units], -1 for none. For kernels: order int32 [units], units sorted by slot; tiles int32 [tiles, 3],
     (first, count, slot) of each run in `order`, of TILE_UNITS units at most; unused tiles have count 0. in_order: the
-    units are sorted already, so that `order` counts up; in a batch that stands there twice, in each half.
+    units are sorted already, so that `order` counts up; in a batch that stands there twice, in each half. counters: of
+    the kernels that use these rows, which run one after the other.
     """
 
     slots: Tensor
     order: Tensor
     tiles: Tensor
     in_order: bool = False
+    counters: Counters = field(default_factory=Counters)
 
     def twice(self) -> LoraRows:
         """The rows of a batch that holds the same units twice, one after the other."""
@@ -64,6 +79,7 @@ class LoraRows:
             torch.cat((self.order, self.order + units)),
             torch.cat((self.tiles, behind)),
             self.in_order,
+            self.counters,
         )
 
 

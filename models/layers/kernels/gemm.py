@@ -28,6 +28,7 @@ from models.layers.kernels.gemm_configs import (
     streaming_tile,
     table_of,
 )
+from models.layers.kernels.gemm_lora import takes_lora
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
 from models.layers.kernels.gpu import current_gpu
@@ -36,7 +37,7 @@ from models.layers.kernels.norms import add_rms_norm, rms_norm
 from models.layers.kernels.packed import add_quick_gelu
 from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
-from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, takes_lora, tiled_gemm
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import GemmLora
 
 BLOCK_K = 128

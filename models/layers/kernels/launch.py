@@ -2,8 +2,7 @@
 
 Under programmatic dependent launch (Hopper and later) a kernel's programs start while the kernel before still runs.
 They may read weights at once, but must call `wait_for_previous` before they touch anything that an earlier kernel
-writes or reads, and every program must call it, also one that has nothing to do: the kernel after relies on it. A GEMM
-with adapters reads x sooner: the kernel before it, their shrink, lets it begin only when what wrote x has ended.
+writes or reads, and every program must call it, also one that has nothing to do: the kernel after relies on it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,12 @@ Reference: models.layers.lora.add_lora. A program takes rows of one adapter, so 
 64 rows; rows of no adapter are in no program. Under programmatic dependent launch a program finds its rows and asks for
 its A or B while the kernel before still runs: order and tiles are inputs of the step, which no kernel of it writes.
 
-The expansion is a kernel of its own, or, where the units of a batch are sorted by adapter, the end of a tiled GEMM that
-multiplies while the shrink still runs (models.layers.kernels.tiled_gemm).
+Where the units of a batch are sorted by adapter, a tiled GEMM does both by itself (models.layers.kernels.gemm_lora).
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
-from models.layers.lora import TILE_UNITS, GemmLora, LoraPair, LoraRows
+from models.layers.lora import TILE_UNITS, LoraPair, LoraRows
 
 _SHARE = 256
 """Inputs of one program of the shrink, where K is a multiple of them: the other shares run beside it."""
@@ -28,7 +26,7 @@ _DEPTH = 64
 _MOST_TOGETHER = 128
 """Rows of A that a program multiplies at most: q's, k's and v's together up to a rank of 32, so that x is read once."""
 _LEAST_PADDED = 64
-_LINE = tl.constexpr(64)
+LINE = tl.constexpr(64)
 """Elements of 16 bits in a line of the L2 cache."""
 
 
@@ -68,7 +66,7 @@ def _rows_of_program(
 
 
 @triton.jit
-def _ask_for(pointers):
+def ask_for(pointers):
     """Brings the lines of these addresses into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -95,7 +93,7 @@ def _shrink_kernel(
     eps,
     K: tl.constexpr,
     K_SHARE: tl.constexpr,
-    K_LINES: tl.constexpr,
+    KLINES: tl.constexpr,
     WIDTH: tl.constexpr,
     SQUARES: tl.constexpr,
     UNIT: tl.constexpr,
@@ -104,26 +102,21 @@ def _shrink_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    BESIDE_GEMM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BLOCK_M rows of one adapter times BLOCK_R rows of its A, over a share of K. hidden float32 [shares,
-    rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their inputs, [rows, SQUARES]. BESIDE_GEMM: the kernel
-    after reads x before it waits for this one, so it may begin only when what wrote x has ended."""
-    if not BESIDE_GEMM:
-        release_next(PDL)
+    rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their inputs, [rows, SQUARES]."""
+    release_next(PDL)
     row, here, slot, any_here = _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT, PADDED, BLOCK_M)
     share = tl.program_id(2)
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     used = r < WIDTH
     if PDL and any_here:
-        line = tl.arange(0, K_LINES) * _LINE
+        line = tl.arange(0, KLINES) * LINE
         asked = used[:, None] & (line < K_SHARE)[None, :]
         lines = a_ptr + slot * stride_slot + r[:, None] * K + share * K_SHARE + line[None, :]
-        _ask_for(tl.where(asked, lines, a_ptr + slot * stride_slot))
+        ask_for(tl.where(asked, lines, a_ptr + slot * stride_slot))
     wait_for_previous(PDL)
-    if BESIDE_GEMM:
-        release_next(PDL)
     if any_here:
         k = share * K_SHARE + tl.arange(0, BLOCK_K)
         x_rows = x_ptr + row[:, None] * stride_x
@@ -174,8 +167,8 @@ def _expand_kernel(
     row, here, slot, any_here = _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT, PADDED, BLOCK_M)
     first = tl.program_id(1) * BLOCK_N
     if PDL and any_here:
-        line = tl.arange(0, BLOCK_N * RANK // _LINE) * _LINE
-        _ask_for(b_ptr + slot * stride_slot + first * RANK + line)
+        line = tl.arange(0, BLOCK_N * RANK // LINE) * LINE
+        ask_for(b_ptr + slot * stride_slot + first * RANK + line)
     wait_for_previous(PDL)
     if any_here:
         kind = y_ptr.dtype.element_ty
@@ -193,83 +186,6 @@ def _expand_kernel(
         tl.store(place, y.to(kind), mask=here[:, None])
 
 
-@triton.jit
-def add_expansion(
-    acc,
-    hidden_ptr,
-    b_ptr,
-    tiles_ptr,
-    num_tiles,
-    rows,
-    unit,
-    stride_slot,
-    first_row,
-    first_column,
-    RANK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SHARES: tl.constexpr,
-    SECOND: tl.constexpr,
-    THIRD: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """acc float32 [BLOCK_M, BLOCK_N] of a GEMM's program, whose rows and columns begin at these, plus B (A x) of its
-    rows, which are sorted by adapter. SECOND, THIRD: as in _expand_kernel."""
-    m = first_row + tl.arange(0, BLOCK_M)
-    n = first_column + tl.arange(0, BLOCK_N)
-    r = tl.arange(0, RANK)
-    part = (first_column >= SECOND).to(tl.int32) + (first_column >= THIRD).to(tl.int32)
-    sources = hidden_ptr + m[:, None].to(tl.int64) * WIDTH + part * RANK + r[None, :]
-    hidden = tl.zeros((BLOCK_M, RANK), tl.float32)
-    for share in tl.static_range(SHARES):
-        hidden += tl.load(sources + share * rows.to(tl.int64) * WIDTH, mask=m[:, None] < rows, other=0.0)
-    every = tl.arange(0, PADDED)
-    first = tl.load(tiles_ptr + every * 3, mask=every < num_tiles, other=0) * unit
-    count = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0) * unit
-    meets = (count > 0) & (first < first_row + BLOCK_M) & (first + count > first_row)
-    begin = tl.min(tl.where(meets, every, PADDED), 0)
-    end = tl.max(tl.where(meets, every + 1, 0), 0)
-    kind = b_ptr.dtype.element_ty
-    for index in range(begin, end):
-        tile = tiles_ptr + index * 3
-        own_first = tl.load(tile) * unit
-        own_end = own_first + tl.load(tile + 1) * unit
-        if own_end > own_first:  # tiles without units stand between the halves of a batch behind itself
-            b = tl.load(b_ptr + tl.load(tile + 2).to(tl.int64) * stride_slot + n[None, :] * RANK + r[:, None])
-            # Rows without an adapter have no A x: what lies there is not read into a product.
-            own = tl.where(((m >= own_first) & (m < own_end))[:, None], hidden, 0.0)
-            acc = tl.dot(own.to(kind), b, acc=acc)
-    return acc
-
-
-class Expansion(NamedTuple):
-    """What a tiled GEMM adds to its product, after the shrink of the same x was launched just before it."""
-
-    hidden: Tensor
-    """float32 [shares, rows, width of A], written only for rows with an adapter."""
-    lora: GemmLora
-
-    @property
-    def unit(self) -> int:
-        """Rows of a unit of the batch."""
-        return self.hidden.shape[1] // self.lora.rows.slots.shape[0]
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The constants of add_expansion."""
-        pair = self.lora.pair
-        second, third = _edges(pair)
-        return {
-            "RANK": pair.rank,
-            "WIDTH": pair.a.shape[1],
-            "SHARES": self.hidden.shape[0],
-            "SECOND": second,
-            "THIRD": third,
-            "PADDED": _padded(self.lora.rows.tiles.shape[0]),
-        }
-
-
 def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     """models.layers.lora.add_lora. Layers' widths are multiples of 16, and so is the rank, a power of two."""
     plain = x.rows if isinstance(x, DeferredNorm) else x
@@ -280,7 +196,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     programs, tile = _programs(outputs.shape[0], rows)
     columns, rank = pair.b.shape[1:]
     block_n = math.gcd(_columns(tile["UNIT"], rank), *pair.widths)
-    second, third = _edges(pair)
+    second, third = edges(pair)
     launch(
         _expand_kernel,
         (programs, columns // block_n),
@@ -306,12 +222,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     return y
 
 
-def expansion(x: Normed, lora: GemmLora) -> Expansion:
-    """Launches the shrink for a tiled GEMM of x, which is to be launched next."""
-    return Expansion(_shrink(x, lora.pair, lora.rows, beside_gemm=True), lora)
-
-
-def _shrink(x: Normed, pair: LoraPair, rows: LoraRows, *, beside_gemm: bool = False) -> Tensor:
+def _shrink(x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     """A x in shares of K, float32 [shares, rows, width]."""
     before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
     inputs = x.reshape(-1, x.shape[-1])
@@ -337,13 +248,12 @@ def _shrink(x: Normed, pair: LoraPair, rows: LoraRows, *, beside_gemm: bool = Fa
         before.eps if before is not None else 0.0,
         K=depth,
         K_SHARE=share,
-        K_LINES=triton.next_power_of_2(triton.cdiv(share, 64)),
+        KLINES=triton.next_power_of_2(triton.cdiv(share, 64)),
         WIDTH=width,
         SQUARES=before.squares.shape[1] if before is not None else 0,
         BLOCK_R=block_r,
         BLOCK_K=min(_DEPTH, max(16, triton.next_power_of_2(share))),
         PRECISION=dot_precision(inputs),
-        BESIDE_GEMM=beside_gemm,
         num_warps=4,
         **tile,
     )
@@ -360,14 +270,14 @@ def _programs(count: int, rows: LoraRows) -> tuple[int, dict[str, int]]:
         if one_each
         else min(num_tiles * triton.cdiv(TILE_UNITS * unit, block_m), num_tiles + count // block_m)
     )
-    return programs, {"UNIT": unit, "PADDED": 0 if one_each else _padded(num_tiles), "BLOCK_M": block_m}
+    return programs, {"UNIT": unit, "PADDED": 0 if one_each else padded(num_tiles), "BLOCK_M": block_m}
 
 
-def _padded(num_tiles: int) -> int:
+def padded(num_tiles: int) -> int:
     return max(_LEAST_PADDED, triton.next_power_of_2(num_tiles))
 
 
-def _edges(pair: LoraPair) -> tuple[int, int]:
+def edges(pair: LoraPair) -> tuple[int, int]:
     """The columns where the second and the third layer begin."""
     if len(pair.widths) < 3:
         return pair.b.shape[1], pair.b.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from models.layers.block import BlockConfig
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kernels import gemm as kernels
-from models.layers.kernels import gemm_configs, gpu
+from models.layers.kernels import gemm_configs, gemm_lora, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
@@ -228,6 +229,47 @@ def test_adapters_before_a_residual_and_a_norm(
     waiting, total = replayed(device, lambda: gemm_add_deferred_norm(*operands, tile, lora=given.lora))
     assert relative_error(total, expected[1]) < LIMIT
     assert relative_error(waiting.normed(), expected[0]) < LIMIT
+
+
+def few_sms(monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int) -> None:
+    """Launches as for a GPU with so few multiprocessors, so that few programs make A x."""
+    real = gpu.INTERPRETER if device.type == "cpu" else gpu.probe()
+    monkeypatch.setattr(gpu, "probe", lambda: replace(real, num_sms=count))
+
+
+@pytest.mark.parametrize("sms", [9, 132])
+def test_few_programs_make_a_x_of_many_adapters_in_every_launch(
+    device: torch.device, sms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches of two sizes take turns; each counts its programs where the last of its size has left off."""
+    few_sms(monkeypatch, device, sms)
+    given = AdaptedGemm(device, [-1, 0, 0, 1, 2, 3, 3, 4], 11, (64, 64, 64), twice=True)
+    others = [AdaptedGemm(device, [1, 2], 4, (64,), twice=False) for _ in range(2)]
+    for other in others:
+        other.lora = GemmLora(other.lora.pair, replace(other.lora.rows, counters=given.lora.rows.counters))
+
+    def launches() -> list[Tensor]:
+        made = []
+        for one in (given, *others, given, others[0], given):
+            made.append(tiled_gemm(one.x, one.weight, one.bias, FUSED_TILES[0], lora=one.lora))
+        return made
+
+    for _ in range(3):
+        for one, out in zip((given, *others, given, others[0], given), replayed(device, launches), strict=True):
+            assert relative_error(out, one.product(one.x)) < 3e-3
+
+
+@pytest.mark.parametrize("tile", [*FUSED_TILES, Tile(64, 32, 128, 4, 6, tma=True), Tile(128, 256, 64, 8, 3, tma=True)])
+def test_programs_for_a_x_do_not_lengthen_the_waves_of_a_gemm(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = gpu.INTERPRETER
+    monkeypatch.setattr(gpu, "probe", lambda: h100)
+    for launched in range(1, 3 * h100.num_sms):
+        chosen, programs = gemm_lora.beside_shrink(tile, launched)
+        assert 8 <= programs <= 64 and replace(chosen, stages=tile.stages) == tile
+        shared = 2 * chosen.stages * (tile.rows + tile.columns) * tile.depth
+        fit_twice = tile.warps <= 4 and 2 * shared <= h100.shared_memory - 2048
+        waves = [-(-launched // sms) * sms for sms in (h100.num_sms, 2 * h100.num_sms)[: 1 + fit_twice]]
+        assert any(launched + programs <= wave for wave in waves) or programs == 8
 
 
 @pytest.mark.parametrize("slots", [[-1, 0, 0, 3], [3, 0, -1, 0], [2]])
