@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import httpx
@@ -150,7 +151,7 @@ def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch
 
     client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
     monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    lines = f"one\n{PICTURE} two\n/new\n/strange\nthree\n"
+    lines = f"one\n{quote(str(PICTURE))} two\n/new\n/strange\nthree\n"
     done = CliRunner().invoke(app, ["chat", "--model", "m", "--system", "Be brief."], input=lines)
     assert done.stdout == "answer 1\nanswer 2\nanswer 3\n"
     assert "/strange is neither a command nor a file" in done.stderr
@@ -162,7 +163,9 @@ def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch
 
 def test_a_new_conversation_has_no_picture_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = answering(monkeypatch, ["Fine."] * 2)
-    done = CliRunner().invoke(app, ["chat", "--model", "m"], input=f"{PICTURE}\n/new\none\n/new please\ntwo\n")
+    done = CliRunner().invoke(
+        app, ["chat", "--model", "m"], input=f"{quote(str(PICTURE))}\n/new\none\n/new please\ntwo\n"
+    )
     assert done.stdout == "Fine.\nFine.\n"
     assert "/new stands alone in its line" in done.stderr and "neither" not in done.stderr
     assert [len(message["content"]) for message in bodies[0]["messages"]] == [1]
