@@ -5,6 +5,7 @@ Caches are flat: row = page * page_size + offset. Page 0 is scratch: padded rows
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,20 @@ class CacheSpec:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         itemsize = torch.empty((), dtype=dtype).element_size()
         return sum(itemsize * torch.Size(shape).numel() for shape in self.rows.values())
+
+
+def allocate_together(
+    specs: Sequence[CacheSpec], num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    """The tensors of all layers, as CacheSpec.allocate makes them, and what they are views of: for each shape of row
+    one tensor [tensors of this shape, num_pages, page_size, *row], where a page of all layers is copied at once."""
+    counts = Counter(shape for spec in specs for shape in spec.rows.values())
+    whole = {
+        shape: torch.zeros((count, num_pages, page_size, *shape), device=device, dtype=dtype)
+        for shape, count in counts.items()
+    }
+    views = {shape: iter(tensor.flatten(1, 2)) for shape, tensor in whole.items()}
+    return [{name: next(views[shape]) for name, shape in spec.rows.items()} for spec in specs], list(whole.values())
 
 
 @dataclass(frozen=True, eq=False)

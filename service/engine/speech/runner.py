@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.layers.kv_cache import PagedBatch
+from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import Bucket, SpeechModel
 from service.engine.faults import prefill_errors
 from service.engine.pages import pages_for
@@ -26,6 +26,7 @@ from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
+from service.engine.speech.page_copies import make_copies
 from service.engine.speech.plans import (
     adapter_slot,
     adapter_slots_of,
@@ -112,9 +113,9 @@ class SpeechRunner:
         self.page_size = context.config.page_size
         self._max_pages = pages_for(model.max_positions, self.page_size)
         self.clock = DeviceClock(context.device)
-        self.caches = [
-            spec.allocate(num_pages, self.page_size, context.device, context.dtype) for spec in model.cache_specs()
-        ]
+        self.caches, self._pages_of_layers = allocate_together(
+            model.cache_specs(), num_pages, self.page_size, context.device, context.dtype
+        )
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be drawn again."""
@@ -206,6 +207,7 @@ class SpeechRunner:
         start = self.clock.mark()
         with prefill_errors():
             self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
+            make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
             if bucket is None:
                 conditioning = self._backbone(chunks, decodes, steps, adapters)
             else:

@@ -77,10 +77,19 @@ class Phase(Enum):
 
 
 class VoicePage(NamedTuple):
-    """digest: of everything that its keys depend on; patches: number of its positions that hold patches."""
+    """digest: of everything that its keys depend on; positions: how many at its front belong to the voice; patches: how
+    many of these hold patches."""
 
     digest: Digest
+    positions: int
     patches: int
+
+
+class PageCopy(NamedTuple):
+    """A page that another stream has filled, and the own one that begins with the same keys."""
+
+    source: int
+    target: int
 
 
 @dataclass(eq=False)
@@ -88,8 +97,8 @@ class Stream:
     """Written by the scheduler, except where a field says so.
 
     live: a listener plays the audio while it is made.
-    prompt_audio: prompt positions that hold patches. voice: the pages at the front of the prompt that hold nothing but
-    the voice's reference, so that streams of the same voice can share them.
+    prompt_audio: prompt positions that hold patches. voice: the pages at the front of the prompt that hold the voice's
+    reference, whose keys streams of the same voice share, or copy in the last page if it holds more.
     positions: cache positions of the longest segment known so far, prompt and patches together. paused: the transport
     accepts no more audio (set by the worker).
     """
@@ -108,8 +117,10 @@ class Stream:
     slot: int = 0
     adapter_slot: int = -1
     pages: list[int] = field(default_factory=list)
+    page_copy: PageCopy | None = None
+    """To be made before its first positions are computed."""
     prefilled: int = 0
-    """Prompt positions that have keys. While it waits: those of its voice's pages that are in the cache now."""
+    """Prompt positions that have keys. While it waits: those of its voice that are in the cache now."""
     patches_before: int = 0
     """Patches among the positions that had keys when the current segment began."""
     launched: int = 0

@@ -282,7 +282,7 @@ def test_a_chunk_says_the_same_after_its_segment() -> None:
 
 def voice(name: str, pages: int) -> tuple[VoicePage, ...]:
     """Its pages: a token and 15 patches, then 16 patches each."""
-    return tuple(VoicePage(f"{name} {page}".encode(), 16 - (page == 0)) for page in range(pages))
+    return tuple(VoicePage(f"{name} {page}".encode(), 16, 16 - (page == 0)) for page in range(pages))
 
 
 def spoken(name: str, pages: tuple[VoicePage, ...]) -> Stream:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.speech.page_copies import make_copies
+from service.engine.speech.stream import PageCopy, Stream
 from service.engine.speech.voice_pages import voice_pages
 from service.engine.worker import Control, Request
 from service.link.messages import Abort, SpeechRequest
@@ -19,7 +21,7 @@ from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segme
 from tests.models.voxcpm2 import golden
 
 PATCHES = (14, 15, 20, 40)
-"""In the references of the voices: with the token before them they fill 0, 1, 1 and 2 pages."""
+"""In the references of the voices: with the token before them they fill 0, 1, 1 and 2 pages and begin 1, 0, 1 and 1."""
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +78,14 @@ def test_a_voice_that_spoke_before_is_found(
     model: VoxCPM2, alone: dict[tuple[int, int, int], Heard], graphs: bool
 ) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
-    for number, (voice, found) in enumerate([(3, 0), (3, 32), (2, 0), (2, 16), (0, 0), (0, 0), (3, 32)]):
+    for number, (voice, found) in enumerate(
+        [(3, 0), (3, 41), (2, 0), (2, 21), (0, 0), (0, 15), (3, 41), (1, 0), (1, 16)]
+    ):
         hits(rig)
         same(rig.alone(spoken(number, voice, 2)), alone[number, voice, 2])
         assert hits(rig)[0] == found
         rig.assert_clean()
-    assert rig.worker.state().pages_cached == 3
+    assert rig.worker.state().pages_cached == 7
 
 
 def test_a_reference_with_a_value_that_is_no_number_ends_nothing(model: VoxCPM2) -> None:
@@ -139,21 +143,41 @@ def test_keys_of_a_prefill_that_failed_are_not_shared(
     rig.assert_clean()
     assert rig.worker.state().pages_cached == 0
     same(rig.alone(spoken(1, 3)), alone[1, 3, 1])
-    assert rig.worker.state().pages_cached == 2
+    assert rig.worker.state().pages_cached == 3
 
 
 def test_a_page_is_known_by_all_that_its_keys_depend_on() -> None:
     ids = np.arange(60)
     patches = reference(3)
     pages = voice_pages(ids, patches, "", 16)
-    assert [page.patches for page in pages] == [15, 16]
+    assert [page.patches for page in pages] == [15, 16, 9]
+    assert [page.positions for page in pages] == [16, 16, 9]
     assert voice_pages(ids, patches.copy(), "", 16) == pages
     changed = patches.copy()
     changed[20] += 1
-    first, second = voice_pages(ids, changed, "", 16)
-    assert first == pages[0] and second != pages[1]
+    first, *later = voice_pages(ids, changed, "", 16)
+    assert first == pages[0] and not set(later) & set(pages)
     changed = patches.copy()
     changed[3] += 1
     others = [*voice_pages(ids, changed, "", 16), *voice_pages(ids, patches, "adapter", 16)]
-    assert len({page.digest for page in (*pages, *others)}) == 6
-    assert voice_pages(ids, patches[:14], "", 16) == () == voice_pages(ids, patches[:0], "", 16)
+    assert len({page.digest for page in (*pages, *others)}) == 9
+    assert voice_pages(ids, patches[:15], "", 16) == pages[:1]
+    shorter, longer = (voice_pages(ids, patches[:count], "", 16) for count in (19, 20))
+    assert shorter[0] == longer[0] and shorter[1].digest != longer[1].digest
+    assert voice_pages(ids, patches[:0], "", 16) == ()
+
+
+def test_all_sources_of_copies_are_read_before_a_page_is_written() -> None:
+    """A page may be evicted for a stream of the same launch that gets a copy of another."""
+    pages = torch.arange(2 * 5 * 3).view(2, 5, 3, 1).clone()
+    before = pages.clone()
+    streams = [spoken_stream(copy) for copy in (PageCopy(1, 2), None, PageCopy(2, 3), PageCopy(2, 4))]
+    make_copies(streams, [pages])
+    assert pages[:, 2:].tolist() == before[:, [1, 2, 2]].tolist() and torch.equal(pages[:, :2], before[:, :2])
+    assert [stream.page_copy for stream in streams] == [None] * 4
+    make_copies(streams, [pages])
+    assert pages[:, 2:].tolist() == before[:, [1, 2, 2]].tolist()
+
+
+def spoken_stream(page_copy: PageCopy | None) -> Stream:
+    return Stream("", True, 0.0, 10, 1, 1, 1, page_copy=page_copy)
