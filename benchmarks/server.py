@@ -70,6 +70,7 @@ class Server:
             "encoder_cache_misses": self.metric("reprise_encoder_cache_misses_total"),
             "prefix_cache_hit_tokens": self.metric("reprise_prefix_cache_hit_tokens_total"),
             "preemptions": self.metric("reprise_preemptions_total"),
+            "audio_streams": self.samples("reprise_audio_streams_total", "underrun"),
             "graph_bytes": self.metric("reprise_graph_bytes"),
             "gpu_memory_bytes": self.samples("reprise_gpu_memory_bytes", "state"),
             "gpu_used_bytes": gpu_used_bytes(),

@@ -35,6 +35,10 @@ FIRST_AUDIO_P95 = 0.150
 """Seconds of time to first audio up to which a rate without an underrun counts as sustained."""
 
 
+_MOST_NAMED = 20
+"""Of streams with an underrun."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """Closed loop: `rounds` utterances of `long` s for each stream. Open loop: utterances of `short` s for `duration` s
@@ -157,8 +161,8 @@ def _row(load: SpeechLoad, processes: int) -> Row:
 
 
 def figures(load: SpeechLoad, records: list[Record]) -> Row:
-    """A row of what the clients of `load` saw."""
-    result = summary(load, records)
+    """A row of what the clients of `load` saw. underruns: when their streams began, after the first request."""
+    result, begin = summary(load, records), min(record.start for record in records)
     row = {"format": load.response_format, "utterance_s": load.seconds}
     row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     row |= {name: result[name] for name in ("failures",) if name in result}
@@ -171,6 +175,8 @@ def figures(load: SpeechLoad, records: list[Record]) -> Row:
     row |= {"audio_s_per_s": result["audio_seconds_per_second"], "requests_per_s": result["requests_per_second"]}
     if load.response_format == "pcm":
         row |= {"streams_with_underrun": result["streams_with_underrun"], "underrun_s": result["underrun_seconds"]}
+        if late := [record for record in records if record.underrun]:
+            row["underruns"] = [{"begun_s": one.start - begin, "silent_s": one.underrun} for one in late[:_MOST_NAMED]]
     if load.rate:
         row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]
     return row

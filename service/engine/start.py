@@ -156,8 +156,8 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def engine_stream(device: torch.device) -> AbstractContextManager[object]:
-    """The engine's own stream, since graphs cannot be captured on the default one. It has a higher priority than the
-    stream on which the speech codec runs in parallel with the steps."""
+    """The engine's own stream, since graphs cannot be captured on the default one. Its priority is between those of the
+    speech codec (service.engine.speech.codec_stream)."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))

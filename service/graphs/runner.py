@@ -75,7 +75,8 @@ class GraphRunner:
         block of static buffers serves all.
     tight: buckets of the list whose graphs compute padding at full cost. A plan has to nearly fill them, and they are
         captured last, so that they take no memory from the others.
-    stream: the CUDA stream on which `run` is called, if it is not the engine's.
+    capture_stream: the CUDA stream to capture a bucket on, if it is not the engine's. Kernels of a graph have its
+        priority, on whichever stream they are replayed.
     measured: buckets whose eager call is not much slower than a replay at the capture are tried on both routes in
         service; from then on calls take the route that is faster by the durations given to `observe`.
     fill_others: writes fillers to inputs that forward reads outside its buffers. Captures and warm-ups run forward, and
@@ -98,7 +99,7 @@ class GraphRunner:
         enabled: bool = True,
         before_ready: Sequence[Bucket] | None = None,
         tight: Sequence[Bucket] = (),
-        stream: torch.cuda.Stream | None = None,
+        capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
         measured: bool = False,
         fill_others: Callable[[], object] | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class GraphRunner:
         self._pool = pool
         self._observations = observations
         self.enabled = enabled
-        self._stream = stream
+        self._capture_stream = capture_stream
         self._fill_others = fill_others or (lambda: None)
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
@@ -303,7 +304,7 @@ class GraphRunner:
         started = time.monotonic()
         outcome = "captured"
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._capture_stream(bucket)):
                 self._graphs[key_of(bucket)] = self._make_graph(bucket)
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"

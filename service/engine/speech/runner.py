@@ -8,8 +8,7 @@ readback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -25,6 +24,7 @@ from service.engine.pages import pages_for
 from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
+from service.engine.speech.codec_stream import CodecStream
 from service.engine.speech.costs import Kind
 from service.engine.speech.page_copies import make_copies
 from service.engine.speech.plans import (
@@ -119,7 +119,7 @@ class SpeechRunner:
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be drawn again."""
-        self._codec_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.codec = CodecStream(context.device)
         self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
         self.adapters = (
             AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
@@ -129,23 +129,7 @@ class SpeechRunner:
         self._adapted = None if self.bank is None else make(bank=self.bank)
         self.decode, self.tail, self.prefill = self._plain.decode, self._plain.tail, self._plain.prefill
         rows = [{"rows": bucket} for bucket in self.buckets]
-        self.vae = make_runner(name, "vae", model.vae_step(self.state), rows, context, None, self._codec_stream)
-
-    @property
-    def codec_beside(self) -> bool:
-        """Whether the codec runs in parallel with the next step, not before it."""
-        return self._codec_stream is not None
-
-    @contextmanager
-    def codec_turn(self) -> Iterator[None]:
-        """Launches inside go to the codec's CUDA stream, after everything launched before. No other stream touches the
-        codec's streaming state."""
-        if self._codec_stream is None:
-            yield
-            return
-        self._codec_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._codec_stream):
-            yield
+        self.vae = make_runner(name, "vae", model.vae_step(self.state), rows, context, None, self.codec.capture_stream)
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
@@ -255,7 +239,7 @@ class SpeechRunner:
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
-        with self.codec_turn():
+        with self.codec.turn():
             start = self.clock.mark()
             plan = slots_plan(slots[order])
             plan.tensors["results"] = [results]
@@ -263,8 +247,7 @@ class SpeechRunner:
             end = self.clock.mark()
             down = torch.cat([results[:, :-1], run.outputs["audio"][: len(order)]], dim=1)
             readback = Readback({"packed": down}, self.device)
-        if self._codec_stream is not None:
-            results.record_stream(self._codec_stream)
+        self.codec.keep(results)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
         return InFlightStep(rows, readback, predicted, now, kind, route, timings)
@@ -298,7 +281,7 @@ class SpeechRunner:
         later = [sequence for sequence in sequences if sequence.segment and sequence.request.retries]
         if not later:
             return
-        with self.codec_turn():
+        with self.codec.turn():
             for sequence in later:
                 state = self.state["vae"][sequence.stream.slot]
                 if sequence.attempt:
@@ -311,7 +294,7 @@ class SpeechRunner:
         audio that they continue, which is not sent."""
         if not sequences:
             return
-        with self.codec_turn():
+        with self.codec.turn():
             slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
             self.state["vae"].index_fill_(0, slots, 0.0)
             for turn in range(max(len(sequence.prompt.priming) for sequence in sequences)):

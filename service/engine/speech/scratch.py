@@ -38,7 +38,7 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
     for bucket in buckets:
         observe("decode", solver_steps, runner.decode[solver_steps], bucket, _rows)
         observe("tail", solver_steps, runner.tail[solver_steps], bucket, _rows)
-        with runner.codec_turn():
+        with runner.codec.turn():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
         kind, size = eager_prefill(length)
@@ -88,7 +88,7 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
     deque(variant.prefill.warm_up(variant.prefill.bucket_list), maxlen=0)
     variant.decode[solver_steps].run(plan, eager="disabled")
     variant.tail[solver_steps].run(plan, eager="disabled")
-    with runner.codec_turn():
+    with runner.codec.turn():
         runner.vae.run(plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
     next(iter(runner.model.encode_reference_pieces(wave, "right")))

@@ -92,7 +92,7 @@ def make_runner(
     bucket_list: Sequence[Bucket],
     context: WorkerContext,
     before_ready: Sequence[Bucket] | None = None,
-    stream: torch.cuda.Stream | None = None,
+    capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
 ) -> GraphRunner:
     """before_ready: to capture before readiness, by default all. After a restart these are a few that hold all others,
     since a step in a larger bucket keeps the pace of playback, and an eager one does not."""
@@ -106,7 +106,7 @@ def make_runner(
         context.observations,
         enabled=context.config.graphs,
         before_ready=spanning(first) if context.config.restarted else first,
-        stream=stream,
+        capture_stream=capture_stream,
     )
 
 

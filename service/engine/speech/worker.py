@@ -122,7 +122,7 @@ class SpeechWorker:
             buckets=policy.buckets,
             patch_seconds=policy.patch_seconds,
             prefill_tokens=policy.prefill_tokens,
-            codec_beside=self._runner.codec_beside,
+            codec_beside=self._runner.codec.beside,
         )
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
         names = () if self._adapters is None else self._adapters.files
@@ -370,7 +370,7 @@ class SpeechWorker:
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
             part = "prefill" if timing.kind in REPLAYED_PREFILLS else timing.kind
             observe("speech_part_duration_seconds", seconds, model=self.name, part=part)
-            if timing.kind != "vae" or not self._runner.codec_beside:
+            if timing.kind != "vae" or not self._runner.codec.beside:
                 actual += seconds
         observe(
             "step_duration_seconds", now - launch.launched_at, model=self.name, kind=launch.kind, route=launch.route
