@@ -41,7 +41,7 @@ def captured(
     stream: torch.cuda.Stream | None = None,
 ) -> GraphRunner:
     """A runner that replays every one of `buckets`."""
-    runner = GraphRunner(name, kind, capturable, buckets, pool, Observations(), stream=stream)
+    runner = GraphRunner(name, kind, capturable, buckets, pool, Observations(), capture_stream=lambda _: stream)
     while runner.capture_next(idle=False):
         pass
     missing = [bucket for bucket in buckets if bucket not in runner.captured]
