@@ -21,6 +21,7 @@ from benchmarks.timing import milliseconds
 from models.lora import LoraBank
 from models.protocol import Plan, SpeechModel
 from service.engine.pages import pages_for
+from service.engine.speech.codec_stream import CodecStream
 from service.engine.speech.runner import emitted, slot_state
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
@@ -78,8 +79,8 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     decode, plan, state = captured_decode(model, bucket, pool)
     steps = model.solver_steps[0]
     tail = captured(MODEL, "tail", model.tail(steps, state), [plan.required], pool)
-    codec_stream = torch.cuda.Stream(device)
-    vae = captured(MODEL, "vae", model.vae_step(state), [plan.required], pool, codec_stream)
+    codec = CodecStream(device)
+    vae = captured(MODEL, "vae", model.vae_step(state), [plan.required], pool, codec.capture_stream(plan.required))
     patches = np.random.default_rng(0).standard_normal((bucket, *model.patch_shape), dtype=np.float32)
     vae_plan = replace(plan, tensors={"results": [torch.from_numpy(emitted(patches)).to(device)]})
 
@@ -87,10 +88,10 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
         """Each step's codec in parallel with the next step, as in the engine."""
         for _ in range(FLOW):
             decode.run(plan)
-            codec_stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(codec_stream):
+            with codec.turn():
                 vae.run(vae_plan)
-        torch.cuda.current_stream(device).wait_stream(codec_stream)
+                done = torch.cuda.current_stream(device).record_event()
+        torch.cuda.current_stream(device).wait_event(done)
 
     row: dict[str, Any] = {"streams": bucket, "solver_steps": steps, "context": CONTEXT}
     for name, call in (
