@@ -135,7 +135,7 @@ def _launch(
     squares = before.squares if before is not None else add.squares if add is not None else None
     launch(
         linear_kernel,
-        (programs + tiles * split,),
+        (tiles, split) if lora is None else (programs + tiles * split,),
         *sources,
         scale if scale is not None else out,
         row_scale if row_scale is not None else out,

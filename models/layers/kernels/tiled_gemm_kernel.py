@@ -80,12 +80,11 @@ def linear_kernel(
     ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: with adapters, whose shrink is made by
     `programs` further programs before the others (models.layers.kernels.gemm_lora)."""
     release_next(PDL)
-    SPLIT: tl.constexpr = K // K_SHARE
     program = tl.program_id(0)
-    gemm_tiles = N // BLOCK_N
-    if not ONE_ROW_TILE:
-        gemm_tiles *= tl.cdiv(rows, BLOCK_M)
+    share = tl.program_id(1)
     if RANK > 0:
+        # One axis, so that all programs of the shrink come first.
+        gemm_tiles = N // BLOCK_N * tl.cdiv(rows, BLOCK_M)
         if program < programs:
             shrink(
                 x_ptr,
@@ -119,8 +118,6 @@ def linear_kernel(
             )
             return
         program -= programs
-    share = 0
-    if SPLIT > 1:
         share = program // gemm_tiles
         program %= gemm_tiles
     if ONE_ROW_TILE:
