@@ -101,7 +101,7 @@ def commit(checkout: Path | None = None) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Rows as aligned text, floats with three decimals."""
+    """Rows as aligned text, floats with three decimals; of rows in a row, their number."""
     if not rows:
         return "(no rows)"
     keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -112,4 +112,6 @@ def table(rows: list[Row]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return str(len(value))
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -33,8 +33,6 @@ VOICES = (DEFAULT_VOICE, *OPENAI_VOICES)
 """Streams of one voice share the keys of its reference, so listeners have different ones."""
 FIRST_AUDIO_P95 = 0.150
 """Seconds of time to first audio up to which a rate without an underrun counts as sustained."""
-
-
 _MOST_NAMED = 20
 """Of streams with an underrun."""
 
@@ -152,8 +150,9 @@ def behind_ramp(records: list[Record], ramp: float) -> list[Record]:
 
 
 def _sustained(row: Row) -> bool:
-    whole = not row["refused"] and not row["failed"] and not row["streams_with_underrun"]
-    return whole and row["first_p95_ms"] <= 1e3 * FIRST_AUDIO_P95
+    if not row["succeeded"] or row["refused"] or row["failed"]:
+        return False
+    return not row["streams_with_underrun"] and row["first_p95_ms"] <= 1e3 * FIRST_AUDIO_P95
 
 
 def _row(load: SpeechLoad, processes: int) -> Row:
@@ -162,7 +161,7 @@ def _row(load: SpeechLoad, processes: int) -> Row:
 
 def figures(load: SpeechLoad, records: list[Record]) -> Row:
     """A row of what the clients of `load` saw. underruns: when their streams began, after the first request."""
-    result, begin = summary(load, records), min(record.start for record in records)
+    result = summary(load, records)
     row = {"format": load.response_format, "utterance_s": load.seconds}
     row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     row |= {name: result[name] for name in ("failures",) if name in result}
@@ -175,7 +174,8 @@ def figures(load: SpeechLoad, records: list[Record]) -> Row:
     row |= {"audio_s_per_s": result["audio_seconds_per_second"], "requests_per_s": result["requests_per_second"]}
     if load.response_format == "pcm":
         row |= {"streams_with_underrun": result["streams_with_underrun"], "underrun_s": result["underrun_seconds"]}
-        if late := [record for record in records if record.underrun]:
+        if late := [record for record in records if record.underrun and not record.error]:
+            begin = min(record.start for record in records)
             row["underruns"] = [{"begun_s": one.start - begin, "silent_s": one.underrun} for one in late[:_MOST_NAMED]]
     if load.rate:
         row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]

@@ -15,9 +15,10 @@ from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided,
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
+from benchmarks.record import table
 from benchmarks.report import ROOT
 from benchmarks.tables import TABLES
-from service.cli.bench.spec import Record
+from service.cli.bench.spec import Record, SpeechLoad
 
 
 def accept(written: Path, name: str) -> Results:
@@ -133,6 +134,23 @@ def test_what_was_due_in_the_ramp_is_not_counted() -> None:
         Record(start=100.0 + at + late, status=200, delay=late) for at, late in ((0, 0.5), (59, 2), (60, 0), (90, 1))
     ]
     assert speech_http.behind_ramp(due, 60.0) == due[2:]
+
+
+def test_a_row_of_speech_counts_and_names_the_underruns_of_whole_streams() -> None:
+    load = SpeechLoad(url="", model="tts", requests=3, seed=0)
+    records = [
+        Record(start=9.0, status=200, duration=2.0, audio=1.0),
+        Record(start=10.0, status=200, duration=2.0, audio=1.0, underrun=0.25),
+        Record(start=12.0, status=200, duration=2.0, audio=1.0, underrun=0.5, error="failed"),
+    ]
+    row = speech_http.figures(load, records)
+    assert row["streams_with_underrun"] == 1 and row["underruns"] == [{"begun_s": 1.0, "silent_s": 0.25}]
+    assert table([{"underruns": row["underruns"] * 20}]).split() == ["underruns", "20"]
+
+
+def test_a_rate_without_a_request_behind_the_ramp_does_not_count_as_sustained() -> None:
+    row = speech_http.figures(SpeechLoad(url="", model="tts", requests=0, seed=0), [])
+    assert row["requests"] == 0 and not speech_http._sustained(row)
 
 
 def test_the_rate_of_a_time_is_that_of_the_parts_of_answers_in_it() -> None:
