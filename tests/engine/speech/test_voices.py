@@ -35,24 +35,35 @@ def reference(voice: int) -> np.ndarray:
     return np.random.default_rng(voice).standard_normal((PATCHES[voice], 4, 8)).astype(np.float32)
 
 
-def spoken(number: int, voice: int, segments: int = 1) -> SpeechRequest:
-    parts = [segment(TEXTS[(number + part) % len(TEXTS)], 4, 4) for part in range(segments)]
-    return request(f"{number}", *parts, seed=number, reference=reference(voice))
+def spoken(number: int, voice: int, segments: int = 1, retries: int = 0, continued: int = 0) -> SpeechRequest:
+    """retries: of each segment, which never stops by itself. continued: patches of audio that it goes on with."""
+    parts = [segment(TEXTS[(number + part) % len(TEXTS)], 4, 3 if retries else 4) for part in range(segments)]
+    prompt = np.random.default_rng(number).standard_normal((continued, 4, 8)).astype(np.float32)
+    return request(
+        f"{number}",
+        *parts,
+        seed=number,
+        live=not retries,
+        retries=retries,
+        reference=reference(voice),
+        prompt=prompt if continued else None,
+        transcript_ids=parts[0].text_ids * 2 if continued else (),
+    )
 
 
 @pytest.fixture(scope="module")
-def alone(model: VoxCPM2) -> dict[tuple[int, int, int], Heard]:
+def alone(model: VoxCPM2) -> dict[tuple[int, ...], Heard]:
     return Alone(model)
 
 
-class Alone(dict[tuple[int, int, int], Heard]):
-    """By number, voice and segments: eagerly, in a worker that has seen nothing before."""
+class Alone(dict[tuple[int, ...], Heard]):
+    """By the arguments of `spoken`: eagerly, in a worker that has seen nothing before."""
 
     def __init__(self, model: VoxCPM2) -> None:
         super().__init__()
         self._model = model
 
-    def __missing__(self, key: tuple[int, int, int]) -> Heard:
+    def __missing__(self, key: tuple[int, ...]) -> Heard:
         rig = WorkerRig(self._model, golden.processor(), graphs=False)
         self[key] = rig.alone(spoken(*key))
         return self[key]
@@ -74,9 +85,7 @@ def hits(rig: WorkerRig) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
-def test_a_voice_that_spoke_before_is_found(
-    model: VoxCPM2, alone: dict[tuple[int, int, int], Heard], graphs: bool
-) -> None:
+def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
     for number, (voice, found) in enumerate(
         [(3, 0), (3, 41), (2, 0), (2, 21), (0, 0), (0, 15), (3, 41), (1, 0), (1, 16)]
@@ -99,35 +108,49 @@ def test_a_reference_with_a_value_that_is_no_number_ends_nothing(model: VoxCPM2)
     rig.assert_clean()
 
 
+VISITS = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from([(1, 0, 0), (1, 0, 0), (3, 0, 0), (2, 1, 0), (2, 0, 9)]),
+    st.integers(0, 5),
+    st.sampled_from([None, None, 1, 4]),
+)
+"""Voice; segments, retries and patches that are continued; the turn when it comes; after how many it leaves."""
+
+
 @settings(max_examples=12, deadline=None)
 @given(
-    voices=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), min_size=2, max_size=7),
+    visits=st.lists(VISITS, min_size=2, max_size=7),
     pages=st.sampled_from([12, 20, 64]),
+    step_tokens=st.sampled_from([8, 24, 48]),
+    graphs=st.booleans(),
 )
 def test_any_mix_of_voices_sounds_as_if_each_were_alone(
     model: VoxCPM2,
-    alone: dict[tuple[int, int, int], Heard],
-    voices: list[tuple[int, int, bool]],
+    alone: dict[tuple[int, ...], Heard],
+    visits: list[tuple[int, tuple[int, int, int], int, int | None]],
     pages: int,
+    step_tokens: int,
+    graphs: bool,
 ) -> None:
-    """Streams come at any turn and some leave early, over a cache that is too small for all."""
-    rig = WorkerRig(model, golden.processor(), tokens=16 * pages, step_tokens=48)
+    """Streams come at any turn and some leave early, over a cache that is too small for all and in chunks that end
+    anywhere in a page."""
+    rig = WorkerRig(model, golden.processor(), tokens=16 * pages, step_tokens=step_tokens, graphs=graphs)
     script: dict[int, list[Request | Control]] = {}
-    for number, (voice, turn, leaves) in enumerate(voices):
-        script.setdefault(turn, []).append(spoken(number, voice))
-        if leaves:
-            script.setdefault(turn + 3, []).append(Abort(f"{number}"))
+    for number, (voice, kind, turn, leaves) in enumerate(visits):
+        script.setdefault(turn, []).append(spoken(number, voice, *kind))
+        if leaves is not None:
+            script.setdefault(turn + leaves, []).append(Abort(f"{number}"))
     heard = rig.run(script)
-    for number, (voice, _, leaves) in enumerate(voices):
-        if not leaves:
-            same(heard[f"{number}"], alone[number, voice, 1])
+    for number, (voice, kind, _, leaves) in enumerate(visits):
+        if leaves is None:
+            same(heard[f"{number}"], alone[number, voice, *kind])
     rig.assert_clean()
 
 
 @pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")])
 def test_keys_of_a_prefill_that_failed_are_not_shared(
     model: VoxCPM2,
-    alone: dict[tuple[int, int, int], Heard],
+    alone: dict[tuple[int, ...], Heard],
     monkeypatch: pytest.MonkeyPatch,
     graphs: bool,
     name: str,
