@@ -112,8 +112,8 @@ class GraphPool:
         self.static_bytes += num_bytes
 
     def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        """Captures forward over static buffers, which must hold finite values, on the current stream; replay the graph
-        on the same one. Nothing may be in flight.
+        """Captures forward over static buffers, which must hold finite values, on the current stream; the graphs of a
+        stream must be replayed one after the other, on it or on another. Nothing may be in flight.
 
         Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
         """
