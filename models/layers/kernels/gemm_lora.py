@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.kernels.gemm_configs import fitted_for
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import current_gpu
@@ -284,11 +283,10 @@ def beside_shrink(tile: Tile, programs: int) -> tuple[Tile, int]:
     return tile, min(max(free, _LEAST_PROGRAMS), _MOST_PROGRAMS)
 
 
-def adapters(x: Normed, lora: GemmLora, tile: Tile, programs: int, gemm_tiles: int) -> Adapters:
-    """For a launch of a GEMM of x in so many tiles, with so many programs of the shrink."""
-    x = x.rows if isinstance(x, DeferredNorm) else x
-    inputs, pair, rows = x.reshape(-1, x.shape[-1]), lora.pair, lora.rows
-    count, depth, width = *inputs.shape, pair.a.shape[1]
+def adapters(x: Tensor, lora: GemmLora, tile: Tile, programs: int, gemm_tiles: int) -> Adapters:
+    """For a launch of a GEMM of x [n, K] in so many tiles, with so many programs of the shrink."""
+    pair, rows = lora.pair, lora.rows
+    count, depth, width = *x.shape, pair.a.shape[1]
     unit = count // rows.slots.shape[0]
     block_m = _SINGLE_ROWS if unit == 1 else 128 if tile.rows >= 128 else 64
     block_r, block_k = max(16, triton.next_power_of_2(width)), min(_DEPTH, tile.depth)
@@ -310,7 +308,7 @@ def adapters(x: Normed, lora: GemmLora, tile: Tile, programs: int, gemm_tiles: i
         "SHRINK_K": block_k,
         "SHRINK_STAGES": max(2, min(_MOST_STAGES, _elements(tile) // ((block_m + block_r) * block_k))),
     }
-    pointers = inputs, pair.a, pair.b, rows.tiles, hidden, arrivals
+    pointers = x, pair.a, pair.b, rows.tiles, hidden, arrivals
     sizes = rows.tiles.shape[0], unit, programs, pair.a.stride(0), pair.b.stride(0)
     return Adapters(pointers, sizes, constants)
 
