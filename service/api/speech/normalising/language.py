@@ -51,6 +51,10 @@ AMBIGUOUS = frozenset({"met", "van", "pour", "er"})
 """Foreign words that are English ones, too."""
 ABBREVIATION = re.compile(r"(?<!\w)(?<!\w['’])(?:DOS|IL|MIT|OS|SE|UN)(?!\w)")
 """Foreign words that are abbreviations where they stand out in capitals."""
+GERMAN_ORDINAL = re.compile(
+    r"(?<![\w'’])(?:(?<!\bI )(?<!\d )am|vom|zum|beim|im|der|dem|seit) \d{1,2}(?=\. |\.?$)", re.I
+)
+"""Am 12. März, der 1. Zug: not I am 12."""
 LONG_WORD = 4
 """Letters. With a word of so many in capitals, a clause without small letters may be a foreign heading."""
 
@@ -68,6 +72,8 @@ def language_of(clause: str, before: Language) -> Language:
     # A capital by itself is a name or a variable: E = mc².
     words = [word.lower() for word in found if len(word) > 1 or word.islower() or word in "IA"]
     english = sum(word in ENGLISH for word in words)
+    if GERMAN_ORDINAL.search(clause):
+        return "other"
     foreign = [word for word in words if word in FOREIGN or not word.isascii()]
     if len(set(foreign)) == 1 and foreign[0] in AMBIGUOUS:
         foreign = []

@@ -13,7 +13,7 @@ from service.api.speech.alignment import OnPiece
 from service.api.speech.normalising.chinese import normalise_chinese
 from service.api.speech.normalising.english import normalise_english
 from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
-from service.api.speech.normalising.language import NUMERALS, Language, language_of
+from service.api.speech.normalising.language import GERMAN_ORDINAL, NUMERALS, Language, language_of
 from service.api.speech.normalising.roman import CONTEXT
 from service.api.speech.normalising.signs import DAYS
 from service.api.speech.text_splitting import ABBREVIATIONS
@@ -89,12 +89,14 @@ class TextNormaliser:
         return limit if space <= begin else space + 1
 
     def _goes_on(self, stop: int, end: int, begin: int) -> bool:
-        """Whether the mark at stop belongs to an abbreviation or a date: "Dr. Smith", "November 22, 2026"."""
+        """Whether the mark at stop belongs to an abbreviation or a date: "Dr. Smith", "May 22, 2026", "am 12. März"."""
         mark = self._pending[stop]
         if mark != ".":
             return mark == "," and self._pending[end].isdigit()
-        word = re.split(r"[\s(\[\"']", self._pending[max(begin, stop - 12) : stop])[-1].lower()
-        return (
+        before = self._pending[max(begin, stop - 12) : stop]
+        word = re.split(r"[\s(\[\"']", before)[-1].lower()
+        ordinal = any(match.end() == len(before) for match in GERMAN_ORDINAL.finditer(before))
+        return ordinal or (
             len(word) == 1 or word in ABBREVIATIONS or word in BEFORE_NUMBERS or bool(re.fullmatch(r"\w(\.\w)+", word))
         )
 

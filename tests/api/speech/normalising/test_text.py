@@ -35,6 +35,7 @@ PIECES = st.sampled_from(
         " ",
         "the ",
         "Dr. ",
+        "Am 12. ",
         "May ",
         "No. ",
         "pm",
@@ -123,6 +124,34 @@ def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
     assert normaliser.feed("Y") == "Doctor Lee thinks. Y"
     assert normaliser.feed("es, D") == "es, "
     assert normaliser.flush() == "D"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Am 12. März treffen wir uns um 5 Uhr.",
+        "Am 3. Oktober ist Feiertag.",
+        "Am 3. Mai.",
+        "Der 1. FC Köln gewann 3:2.",
+        "Im 19. Jahrhundert lebten hier 5 Menschen.",
+        "Seit dem 1. April gilt das.",
+    ],
+)
+def test_a_german_ordinal_ends_no_clause_and_makes_none_english(text: str) -> None:
+    assert normalise(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("I am 12. You are 13.", "I am twelve. You are thirteen."),
+        ("It opens at 10 am 12. It closes at 5.", "It opens at ten AM twelve. It closes at five."),
+        ("He is 12. Am I 13?", "He is twelve. Am I thirteen?"),
+        ("I'm 12. Her leader 5. That is 6.", "I'm twelve. Her leader five. That is six."),
+    ],
+)
+def test_english_before_a_number_is_no_german_ordinal(text: str, spoken: str) -> None:
+    assert normalise(text) == spoken
 
 
 def test_a_text_without_clauses_is_not_held_back_for_ever() -> None:
