@@ -57,7 +57,7 @@ class VoicePages:
         for stream, source in zip(streams, sources, strict=True):
             begun = len(stream.pages)
             stream.pages += self._pool.allocate(pages_for(stream.positions, self._pool.page_size) - begun)
-            # The copies of a launch are read before anything is written, so a page that is evicted here is a source.
+            # A source may be evicted here, and given away: a launch reads all of them before it writes anything.
             stream.page_copy = None if source is None else PageCopy(source, stream.pages[begun])
 
     def _share(self, stream: Stream) -> int | None:
