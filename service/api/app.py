@@ -17,6 +17,7 @@ from models.cpus import default_threads
 from models.errors import CheckpointError
 from service.api import operations
 from service.api.chat import route as chat
+from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
@@ -25,16 +26,19 @@ from service.api.http.admission import Admission, OtherProcesses
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.errors import install_error_handlers
 from service.api.http.hosts import HostRule
+from service.api.http.json_body import prepare
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.origin import OriginMiddleware
 from service.api.page import page_router
 from service.api.realtime import websocket as realtime
+from service.api.realtime.events import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
 from service.api.speech.lexicon import Lexicon, load_lexicon
 from service.api.speech.lora_voices import lora_voices
+from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.voices_at_start import make_voices
 from service.api.tracing import tracing_from
 from service.catalog import Catalog
@@ -170,6 +174,7 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
+    prepare(ChatRequestBody, SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec import Meta
 from service.api.chat.schema import ChatRequestBody
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.json_body import MAX_SIGNS, parse
+from service.api.http.json_body import MAX_SIGNS, parse, prepare
 from service.api.realtime.session_config import SessionParams
 from service.api.request_stream import EngineError
 from service.api.speech.schema import SpeechRequestBody
@@ -135,6 +136,20 @@ def test_too_many_values_are_refused_before_any_is_made(raw: bytes | str, monkey
         parse(raw, Any)
     assert (caught.value.status, caught.value.code) == (400, "too_many_values")
     assert str(MAX_SIGNS) in caught.value.message
+
+
+def test_the_first_value_of_a_prepared_type_waits_for_no_annotations() -> None:
+    class Fresh(msgspec.Struct):
+        inner: Inner | None = None
+
+    prepare(Fresh)
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        parse(b"{}", Fresh)
+    finally:
+        sys.setprofile(None)
+    assert "parse" in calls and "get_class_annotations" not in calls
 
 
 def test_as_many_values_as_allowed_are_read() -> None:
