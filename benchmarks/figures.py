@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.reading import Missing, Result, Results
+from benchmarks.reading import Missing, Results
 from benchmarks.step_tables import floor_ms, of_bfloat16, over_floor
 
 Figure = Callable[[Results], float]
@@ -106,22 +106,8 @@ def lora(streams: int, variant: str) -> Figure:
     return lambda results: 100 * of_row("lora", "over_base", streams=streams, variant=variant)(results)
 
 
-def mp3(streams: int, key: str, best: Callable[[list[float]], float]) -> Figure:
-    """The best of the numbers of API processes that were tried on an H100."""
-
-    def figure(results: Results) -> float:
-        found = []
-        for result in _on_h100(results.variants("speech_http_mp3")):
-            found += [float(row[key]) for row in result.rows if row["streams"] == streams and row["succeeded"]]
-        if not found:
-            raise Missing("speech_http_mp3", f"row of {streams} streams")
-        return best(found)
-
-    return figure
-
-
-def _on_h100(results: list[Result]) -> list[Result]:
-    return [result for result in results if "H100" in result.facts["device"]["name"]]
+def mp3(streams: int, key: str) -> Figure:
+    return of_row("speech_http_mp3", key, streams=streams)
 
 
 def arrivals(key: str) -> Figure:

@@ -352,8 +352,11 @@ def gpu_busy(row: dict[str, Any]) -> float | None:
     return share
 
 
-def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) -> Callable[[Results], str]:
-    """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load."""
+def serving(
+    kind: str, what: tuple[str, str], columns: list[tuple[str, str]], *, elsewhere: bool = False
+) -> Callable[[Results], str]:
+    """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load.
+    elsewhere: instead, what Reprise did on other hosts, with other settings or at earlier commits."""
     name = f"serving_{kind}_qwen2_vl_2b"
     busy, reached = kind != "long", kind not in ("arrivals", "long")
 
@@ -372,22 +375,25 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
         ]
 
     def table(results: Results) -> str:
-        others = sorted(path.stem for path in results.folder.glob(f"{name}_*.json"))
+        others = [result for result in results.variants(name) if result.name != name]
+        names = [result.name for result in others if (result.facts["engine"] == "reprise") == elsewhere]
         head = ["engine", what[0], *(heading for heading, _ in columns), "errors", "eager prefills"]
         head += ["GPU busy"] if busy else []
         head += ["of what the steps allow"] if reached else []
-        return sourced_table(results, [name, *others], block, head)
+        return sourced_table(results, names if elsewhere else [name, *names], block, head)
 
     return table
 
 
-SERVING = {
-    "serving-closed": serving("closed", ("at any time", "streams"), _RATE + _FIRST + _GAP),
-    "serving-template": serving("template", ("at any time", "streams"), _RATE + _FIRST + _GAP),
-    "serving-conversations": serving("conversations", ("at any time", "conversations"), _RATE + _LATER + _GAP),
-    "serving-arrivals": serving("arrivals", ("a second", "rate"), _RATE + _FIRST + _GAP),
-    "serving-long": serving("long", ("prompt tokens", "long_tokens"), _LONG),
+_SERVING: dict[str, tuple[tuple[str, str], list[tuple[str, str]]]] = {
+    "closed": (("at any time", "streams"), _RATE + _FIRST + _GAP),
+    "template": (("at any time", "streams"), _RATE + _FIRST + _GAP),
+    "conversations": (("at any time", "conversations"), _RATE + _LATER + _GAP),
+    "arrivals": (("a second", "rate"), _RATE + _FIRST + _GAP),
+    "long": (("prompt tokens", "long_tokens"), _LONG),
 }
+SERVING = {f"serving-{kind}": serving(kind, *columns) for kind, columns in _SERVING.items()}
+SERVING |= {f"serving-{kind}-elsewhere": serving(kind, *columns, elsewhere=True) for kind, columns in _SERVING.items()}
 """Tables of the serving benchmark, by the names under which pages ask for them."""
 
 

@@ -88,6 +88,32 @@ def prefill(results: Results) -> str:
     return sourced_table(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
 
 
+_H200: list[tuple[str, str, dict[str, Any]]] = [
+    ("decode step, 1 row, ms", "decode", {"kind": "decode", "rows": 1}),
+    ("32 rows, ms", "decode", {"kind": "decode", "rows": 32}),
+    ("128 rows, ms", "decode", {"kind": "decode", "rows": 128}),
+    ("prefill, 1,024 tokens, ms", "decode", {"kind": "prefill", "rows": 1024}),
+    ("encoder, 448 x 448, ms", "encoder", {"input": "448x448"}),
+    ("1024 x 1024, ms", "encoder", {"input": "1024x1024"}),
+]
+"""Heading, benchmark and row of each column."""
+
+
+def h200(results: Results) -> str:
+    """Steps of chat models on an H200, with those of the H100 in parentheses."""
+
+    def cell(result: str, wanted: dict[str, Any]) -> str:
+        try:
+            times = [results[name].row(**wanted)["replay_ms"] for name in (f"{result}_h200", result)]
+        except Missing:
+            return ""
+        return f"{number(times[0])} ({number(times[1])})"
+
+    models = [c.result.removeprefix("decode_") for c in COMMANDS if c.result.startswith("decode_")]
+    rows = [[NAMES[model], *(cell(f"{kind}_{model}", wanted) for _, kind, wanted in _H200)] for model in models]
+    return markdown(["model", *(heading for heading, _, _ in _H200)], rows)
+
+
 def sampler(results: Results) -> str:
     """A row for each set of parameters, a column for each number of rows."""
     try:

@@ -29,6 +29,7 @@ from benchmarks.server_tables import (
 from benchmarks.step_tables import (
     decode,
     encoders,
+    h200,
     lora,
     memory,
     prefill,
@@ -113,6 +114,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "encoders": encoders,
     "decode": decode,
     "prefill": prefill,
+    "h200": h200,
     "quantization-decode": quantization_decode,
     "quantization-quality": quantization_quality,
     "speech-steps": speech_steps,
