@@ -138,17 +138,18 @@ class ServerContext:
             message = f"The engine is not ready ({self.engine.phase}); retry shortly."
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)
 
+    def served(self, kind: Literal["chat", "speech"]) -> str:
+        """The names of the models of a kind, for an error about another name."""
+        names = ", ".join(model.name for model in self.catalog.models if model.kind == kind)
+        return f"{kind} models here: {names}" if names else f"there is no {kind} model here"
+
     def model(self, name: str, kind: Literal["chat", "speech"], record: RequestRecord) -> HostedModel:
         """The model with that served name, which is also written to the record. ApiError 404 for an unknown name, 400
         for a model of the other kind."""
         model = self.catalog.get(name)
         if model is None:
-            raise ApiError(
-                404,
-                "model: no model of this name is served; GET /v1/models lists the names.",
-                param="model",
-                code="model_not_found",
-            )
+            message = f"model: no model of this name is served; {self.served(kind)}."
+            raise ApiError(404, message, param="model", code="model_not_found")
         record.model = model.name
         if model.kind != kind:
             message = (

@@ -81,7 +81,7 @@ def check_audio(context: ServerContext, audio: AudioParams) -> None:
     name = audio.model or context.settings.spoken_answer_model
     model = None if name is None else context.catalog.get(name)
     if name is not None and model not in hosted:
-        message = "audio.model: no speech model of this name is served; GET /v1/models lists the names."
+        message = f"audio.model: no speech model of this name is served; {context.served('speech')}."
         raise bad_request(message, "audio.model", "model_not_found")
     if model is None and len(hosted) == 1:
         model = hosted[0]

@@ -261,6 +261,9 @@ def test_of_a_bad_picture_and_a_bad_option_the_picture_is_named(server: RunningS
 def test_an_unknown_model_is_404(server: RunningServer) -> None:
     error = assert_error(post(server, {"model": "nope", "messages": [USER]}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert error["message"] == "model: no model of this name is served; chat models here: tiny."
+    speech = httpx.post(f"{server.url}/v1/audio/speech", json={"model": "nope", "input": "Hello."})
+    assert "there is no speech model here" in assert_error(speech, 404)["message"]
     assert_error(httpx.get(f"{server.url}/v1/models/nope"), 404)
     assert 'model="nope"' not in httpx.get(f"{server.url}/metrics").text
 
