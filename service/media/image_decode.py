@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import simplejpeg
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
 from service.media.limits import ImageLimits
@@ -30,6 +31,14 @@ PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
 COMPRESSED_TEXT, INTERNATIONAL_TEXT = b"zTXt", b"iTXt"
 ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """Names of texts in a PNG that may say which side is up."""
+BEGINNINGS = (JPEG, PNG, b"GIF8")
+"""Of pictures that are supported: without the rest of its head, Pillow does not take a file for one."""
+DAMAGED = "the image is damaged or truncated"
+
+SMALL_SAMPLES = {"L;2": 85, "L;4": 17}
+"""Pillow's names of grey samples of less than 8 bits, and what it multiplies them by."""
+WIDE_SAMPLES = "RGB;16B"
+
 TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
 """In Pillow's message about a compressed text of more than a megabyte."""
 
@@ -83,6 +92,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(field, f"the image is too large: at most {limits.max_pixels} pixels allowed") from error
     except Exception as error:  # plugins raise anything on hostile bytes; their texts may have memory addresses
         _refuse_large_text(error, field)
+        if data.startswith(BEGINNINGS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
+            raise InputError(field, DAMAGED) from error
         raise InputError(field, "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported") from error
     width, height = image.size
     if width < 1 or height < 1:
@@ -101,13 +112,14 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
     try:
         picture = _jpeg(image, data)
         if picture is None:
+            _scale_transparent_colour(image)
             image.load()
         orientation = image.getexif().get(EXIF_ORIENTATION, 1)
         if picture is None:
             picture = _to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         _refuse_large_text(error, field)
-        raise InputError(field, "the image is damaged or truncated") from error
+        raise InputError(field, DAMAGED) from error
     transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return picture if transpose is None else picture.transpose(transpose)
 
@@ -146,11 +158,26 @@ def _jpeg(image: Image.Image, data: bytes) -> Image.Image | None:
         return None
 
 
+def _scale_transparent_colour(image: Image.Image) -> None:
+    """Scales the one transparent colour that a PNG may name as Pillow scales its samples; Pillow compares it as it is,
+    and finds no pixel of it."""
+    colour = image.info.get("transparency")
+    if not isinstance(image, PngImageFile) or colour is None or not image.tile:
+        return
+    samples = image.tile[0].args
+    if samples == WIDE_SAMPLES:
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
+    elif samples in SMALL_SAMPLES:
+        image.info["transparency"] = colour * SMALL_SAMPLES[samples]
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # convert() would clip 16-bit samples to 255 instead of scaling them.
-        samples = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(samples.clip(0, 255).astype(np.uint8)).convert("RGB")
+        # convert() would clip 16-bit samples to 255 instead of scaling them, and leave the transparent one.
+        samples = np.asarray(image).astype(np.int64)
+        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
+        grey[samples == image.info.get("transparency", -1)] = 255
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
