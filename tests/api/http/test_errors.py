@@ -157,6 +157,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
         "response_format.schema",
     ),
+    **{
+        f"a schema beside the type {kind}": (
+            {"response_format": {"type": kind, "json_schema": {"name": "a", "schema": {"type": "integer"}}}},
+            "response_format.json_schema",
+        )
+        for kind in ("text", "json_object")
+    },
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "function_call": ({"function_call": {"name": "f"}}, "function_call"),
     "guided_json": ({"guided_json": {"type": "objekt"}}, "guided_json"),
