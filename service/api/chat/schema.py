@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.detokenizer import FinishReason, TokenLogprob
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
-from service.api.chat.tool_schema import NamedToolChoice, ToolCallDelta, ToolCallEntry, ToolDefinition
+from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
 from service.api.steps import StepReport
 from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 
@@ -160,7 +160,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     media_io_kwargs: MediaIoOptions | None = None
     mm_processor_kwargs: VideoOptions | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
