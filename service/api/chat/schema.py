@@ -40,13 +40,14 @@ class MediaUrl(msgspec.Struct, frozen=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """type: text, image_url or video_url; optional when one of these fields is set.
+    """type: text, image_url, video_url, or refusal of an assistant; optional when one of these fields is set.
 
     fps, num_frames, max_frames, times: for a video_url that sets none of them itself.
     """
 
     type: str | None = None
     text: str | None = None
+    refusal: str | None = None
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
     fps: Fps | None = None
@@ -75,12 +76,13 @@ PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """reasoning_content, tool_calls: of an assistant's message. tool_call_id: of a message with role tool, whose call
-    it answers."""
+    """reasoning_content, refusal, tool_calls: of an assistant's message. tool_call_id: of a message with role tool,
+    whose call it answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Meta(description="not supported: use tool_calls")] = None

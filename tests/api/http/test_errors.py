@@ -68,6 +68,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too many parts": (parts(*[{"type": "text", "text": "x"}] * 257), "messages"),
     "too many images": (parts(*[{"type": "image_url", "image_url": picture()}] * 4), "messages"),
     "audio part": (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].type"),
+    "refusal of a user": (parts({"type": "refusal", "refusal": "No."}), "messages[0].content[0].type"),
     "file part": (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
     "embeds part": (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),
     "text beside an image": (
