@@ -33,6 +33,7 @@ CODECS = frozenset(
         "msmpeg4v3",
     )
 )
+KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
 DECODE_THREADS = min(8, cpus.available())
 """Frames decoded in parallel: frames of most files have a single slice, which threads cannot share."""
 
@@ -109,7 +110,8 @@ class VideoSource:
             raise self._refusal("file has no video stream")
         codec = stream.codec_context
         if codec is None or codec.name not in CODECS:
-            raise self._refusal(f"has an unsupported codec; supported: {', '.join(sorted(CODECS))}")
+            given = "a codec that is not known" if codec is None else f"the codec {codec.name}"
+            raise self._refusal(f"has {given}; {KNOWN_CODECS} are supported")
         self._check_size(codec.width, codec.height)
         return container, stream
 

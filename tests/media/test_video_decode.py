@@ -34,6 +34,14 @@ def test_mutants_are_videos_or_refused(container: str, codec: str) -> None:
     assert outcomes[True] > 5 and outcomes[False] > 5
 
 
+def test_a_codec_that_is_not_supported_is_named_beside_those_that_are() -> None:
+    with pytest.raises(InputError) as refused:
+        VideoSource(samples.video("matroska", "mpeg1video", frames=2), field=FIELD, limits=VideoLimits())
+    assert str(refused.value) == (
+        "the video has the codec mpeg1video; AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG are supported"
+    )
+
+
 def test_a_closed_source_keeps_no_thread() -> None:
     data = samples.video(frames=6)
     gc.collect()
