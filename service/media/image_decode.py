@@ -28,7 +28,8 @@ pixels: 20 MB of them would take most of an hour. Bytes that only look like a sc
 The number is that of libjpeg-turbo's own option."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
-COMPRESSED_TEXT, INTERNATIONAL_TEXT = b"zTXt", b"iTXt"
+COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
+COMPRESSED = (COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE)
 ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """Names of texts in a PNG that may say which side is up."""
 BEGINNINGS = (JPEG, PNG, b"GIF8")
@@ -40,7 +41,7 @@ SMALL_SAMPLES = {"L;2": 85, "L;4": 17}
 WIDE_SAMPLES = "RGB;16B"
 
 TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
-"""In Pillow's message about a compressed text of more than a megabyte."""
+"""In Pillow's message about a compressed text or colour profile of more than a megabyte."""
 
 EXIF_ORIENTATION = 0x0112
 UPRIGHT = {
@@ -125,17 +126,18 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
 
 
 def _without_texts(data: bytes) -> bytes:
-    """A PNG without its compressed texts, since Pillow refuses pictures with a large one. Those that may turn the
-    picture stay."""
-    if not data.startswith(PNG) or not (COMPRESSED_TEXT in data or INTERNATIONAL_TEXT in data):
+    """A PNG without its compressed texts and its colour profile, since Pillow refuses pictures with a large one. Texts
+    that may turn the picture stay."""
+    if not data.startswith(PNG) or not any(kind in data for kind in COMPRESSED):
         return data
     kept: list[memoryview] = []
     view, start, place = memoryview(data), 0, len(PNG)
     while place + 8 <= len(data) and (kind := data[place + 4 : place + 8]) != LAST_CHUNK:
         end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-        if kind in (COMPRESSED_TEXT, INTERNATIONAL_TEXT):
+        if kind in COMPRESSED:
             name, _, rest = data[place + 8 : end].partition(b"\0")
-            if name not in ORIENTING and (kind == COMPRESSED_TEXT or rest[:1] != b"\0"):
+            packed = kind == COMPRESSED_TEXT or rest[:1] != b"\0"
+            if kind == COLOUR_PROFILE or (packed and name not in ORIENTING):
                 kept.append(view[start:place])
                 start = end
         place = end

@@ -202,6 +202,11 @@ def test_large_texts_are_left_out(kind: bytes, head: bytes, last: bool) -> None:
     assert "compressed text of more than 1 MB" in refusal(needed)
 
 
+def test_a_large_colour_profile_is_left_out() -> None:
+    profile = np.random.default_rng(0).integers(0, 256, 2_000_000, np.uint8).tobytes()
+    assert np.array_equal(decode(encoded(picture(), "PNG", icc_profile=profile)), picture())
+
+
 def test_texts_that_turn_a_picture_are_read() -> None:
     upright, text = encoded(picture(), "PNG"), b'<x tiff:Orientation="6"/>'
     for body in (b"\0\1\0\0\0" + zlib.compress(text), b"\0\0\0\0\0" + text):
