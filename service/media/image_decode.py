@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import simplejpeg
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
 from service.media.limits import ImageLimits
@@ -27,11 +28,20 @@ pixels: 20 MB of them would take most of an hour. Bytes that only look like a sc
 The number is that of libjpeg-turbo's own option."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
-COMPRESSED_TEXT, INTERNATIONAL_TEXT = b"zTXt", b"iTXt"
+COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
+COMPRESSED = (COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE)
 ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """Names of texts in a PNG that may say which side is up."""
+BEGINNINGS = (JPEG, PNG, b"GIF8")
+"""Of pictures that are supported: without the rest of its head, Pillow does not take a file for one."""
+DAMAGED = "the image is damaged or truncated"
+
+SMALL_SAMPLES = {"L;2": 85, "L;4": 17}
+"""Pillow's names of grey samples of less than 8 bits, and what it multiplies them by."""
+WIDE_SAMPLES = "RGB;16B"
+
 TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
-"""In Pillow's message about a compressed text of more than a megabyte."""
+"""In Pillow's message about a compressed text or colour profile of more than a megabyte."""
 
 EXIF_ORIENTATION = 0x0112
 UPRIGHT = {
@@ -83,6 +93,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(field, f"the image is too large: at most {limits.max_pixels} pixels allowed") from error
     except Exception as error:  # plugins raise anything on hostile bytes; their texts may have memory addresses
         _refuse_large_text(error, field)
+        if data.startswith(BEGINNINGS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
+            raise InputError(field, DAMAGED) from error
         raise InputError(field, "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported") from error
     width, height = image.size
     if width < 1 or height < 1:
@@ -101,29 +113,31 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
     try:
         picture = _jpeg(image, data)
         if picture is None:
+            _scale_transparent_colour(image)
             image.load()
         orientation = image.getexif().get(EXIF_ORIENTATION, 1)
         if picture is None:
             picture = _to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         _refuse_large_text(error, field)
-        raise InputError(field, "the image is damaged or truncated") from error
+        raise InputError(field, DAMAGED) from error
     transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return picture if transpose is None else picture.transpose(transpose)
 
 
 def _without_texts(data: bytes) -> bytes:
-    """A PNG without its compressed texts, since Pillow refuses pictures with a large one. Those that may turn the
-    picture stay."""
-    if not data.startswith(PNG) or not (COMPRESSED_TEXT in data or INTERNATIONAL_TEXT in data):
+    """A PNG without its compressed texts and its colour profile, since Pillow refuses pictures with a large one. Texts
+    that may turn the picture stay."""
+    if not data.startswith(PNG) or not any(kind in data for kind in COMPRESSED):
         return data
     kept: list[memoryview] = []
     view, start, place = memoryview(data), 0, len(PNG)
     while place + 8 <= len(data) and (kind := data[place + 4 : place + 8]) != LAST_CHUNK:
         end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-        if kind in (COMPRESSED_TEXT, INTERNATIONAL_TEXT):
+        if kind in COMPRESSED:
             name, _, rest = data[place + 8 : end].partition(b"\0")
-            if name not in ORIENTING and (kind == COMPRESSED_TEXT or rest[:1] != b"\0"):
+            packed = kind == COMPRESSED_TEXT or rest[:1] != b"\0"
+            if kind == COLOUR_PROFILE or (packed and name not in ORIENTING):
                 kept.append(view[start:place])
                 start = end
         place = end
@@ -146,11 +160,26 @@ def _jpeg(image: Image.Image, data: bytes) -> Image.Image | None:
         return None
 
 
+def _scale_transparent_colour(image: Image.Image) -> None:
+    """Scales the one transparent colour that a PNG may name as Pillow scales its samples; Pillow compares it as it is,
+    and finds no pixel of it."""
+    colour = image.info.get("transparency")
+    if not isinstance(image, PngImageFile) or colour is None or not image.tile:
+        return
+    samples = image.tile[0].args
+    if samples == WIDE_SAMPLES:
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
+    elif samples in SMALL_SAMPLES:
+        image.info["transparency"] = colour * SMALL_SAMPLES[samples]
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # convert() would clip 16-bit samples to 255 instead of scaling them.
-        samples = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(samples.clip(0, 255).astype(np.uint8)).convert("RGB")
+        # convert() would clip 16-bit samples to 255 instead of scaling them, and leave the transparent one.
+        samples = np.asarray(image).astype(np.int64)
+        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
+        grey[samples == image.info.get("transparency", -1)] = 255
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

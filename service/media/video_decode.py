@@ -33,6 +33,9 @@ CODECS = frozenset(
         "msmpeg4v3",
     )
 )
+BOXES, MATROSKA = (b"ftyp", b"moov", b"mdat", b"wide"), b"\x1a\x45\xdf\xa3"
+"""How files of MP4 and MOV begin, behind a length, and of MKV and WebM."""
+KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
 DECODE_THREADS = min(8, cpus.available())
 """Frames decoded in parallel: frames of most files have a single slice, which threads cannot share."""
 
@@ -101,7 +104,7 @@ class VideoSource:
         try:
             container = av.open(io.BytesIO(self._data), "r", options=options, metadata_errors="replace")
         except FFmpegError as error:
-            raise self._refusal("is not readable; MP4, MOV, WebM, MKV and AVI files are supported") from error
+            raise self._refusal(_unreadable(self._data)) from error
         stream = next(
             (s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic), None
         )
@@ -109,15 +112,17 @@ class VideoSource:
             raise self._refusal("file has no video stream")
         codec = stream.codec_context
         if codec is None or codec.name not in CODECS:
-            raise self._refusal(f"has an unsupported codec; supported: {', '.join(sorted(CODECS))}")
+            given = "a codec that is not known" if codec is None else f"the codec {codec.name}"
+            raise self._refusal(f"has {given}; {KNOWN_CODECS} are supported")
         self._check_size(codec.width, codec.height)
         return container, stream
 
     def _check_size(self, width: int, height: int) -> None:
-        if width < 1 or height < 1 or width * height > self._limits.max_pixels:
-            raise self._refusal(
-                f"has too large frames: {width} x {height} pixels given, at most {self._limits.max_pixels} allowed"
-            )
+        most = self._limits.max_pixels
+        if width < 1 or height < 1:  # FFmpeg does not say which
+            raise self._refusal(f"has frames without a size, or of more than {most} pixels")
+        if width * height > most:
+            raise self._refusal(f"has too large frames: {width} x {height} pixels given, at most {most} allowed")
 
     def _count(self) -> tuple[int, float, float]:
         """(frames, frames per second, seconds), measured where possible: headers may be wrong."""
@@ -183,6 +188,15 @@ class VideoSource:
 
     def _time(self, frame: av.VideoFrame, index: int) -> float:
         return index / self._fps if frame.time is None else frame.time - self._first_time
+
+
+def _unreadable(data: bytes) -> str:
+    """What is wrong with data that FFmpeg does not open."""
+    if not data:
+        return "is empty"
+    if data[4:8] in BOXES or data.startswith(MATROSKA) or (data.startswith(b"RIFF") and data[8:12] == b"AVI "):
+        return "is damaged or truncated"
+    return "is not readable; MP4, MOV, WebM, MKV and AVI files are supported"
 
 
 def _quarter_turns(frame: av.VideoFrame) -> int:

@@ -98,6 +98,22 @@ def test_transparency_is_laid_on_white(format: str, mode: str) -> None:
     assert result.getpixel((6, 4)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize(
+    ("depth", "colour", "samples", "clear"),
+    [
+        (2, 0, b"\x60", [1]),
+        (4, 0, b"\x37", [3]),
+        (16, 0, b"\x12\x34\x12\x35", [0x1234]),
+        (16, 2, b"\x12\x34\x56\x78\x9a\xbc\0\0\0\0\0\0", [0x1234, 0x5678, 0x9ABC]),
+    ],
+)
+def test_one_transparent_colour_is_laid_on_white(depth: int, colour: int, samples: bytes, clear: list[int]) -> None:
+    data = png(2, 1, b"\0" + samples, depth=depth, colour=colour)
+    pixels = decode(with_chunk(data, b"tRNS", struct.pack(f">{len(clear)}H", *clear)))
+    assert pixels.getpixel((0, 0)) == (255, 255, 255)
+    assert pixels.getpixel((1, 0)) != (255, 255, 255)
+
+
 def test_half_transparent_is_blended() -> None:
     assert decode(encoded(Image.new("RGBA", (2, 2), (0, 0, 0, 127)), "PNG")).getpixel((0, 0)) == (128, 128, 128)
 
@@ -136,6 +152,13 @@ def test_cut_short(format: str) -> None:
     data = encoded(picture(), format)
     for keep in (len(data) // 2, len(data) * 9 // 10):
         assert "damaged" in refusal(data[:keep]) or "readable" in refusal(data[:keep])
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_one_that_was_cut_short_is_not_taken_for_something_else(format: str) -> None:
+    data = encoded(picture(), format)
+    for keep in (12, 30, len(data) // 2):
+        assert "damaged" in refusal(data[:keep])
 
 
 @pytest.mark.parametrize("data", [b"", b"hello, this is text", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP"])
@@ -177,6 +200,11 @@ def test_large_texts_are_left_out(kind: bytes, head: bytes, last: bool) -> None:
     assert np.array_equal(decode(data), decode(plain))
     needed = with_chunk(plain, kind, b"XML:com.adobe.xmp" + head + text, last=last)
     assert "compressed text of more than 1 MB" in refusal(needed)
+
+
+def test_a_large_colour_profile_is_left_out() -> None:
+    profile = np.random.default_rng(0).integers(0, 256, 2_000_000, np.uint8).tobytes()
+    assert np.array_equal(decode(encoded(picture(), "PNG", icc_profile=profile)), picture())
 
 
 def test_texts_that_turn_a_picture_are_read() -> None:

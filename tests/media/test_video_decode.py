@@ -34,6 +34,34 @@ def test_mutants_are_videos_or_refused(container: str, codec: str) -> None:
     assert outcomes[True] > 5 and outcomes[False] > 5
 
 
+def test_a_codec_that_is_not_supported_is_named_beside_those_that_are() -> None:
+    with pytest.raises(InputError) as refused:
+        VideoSource(samples.video("matroska", "mpeg1video", frames=2), field=FIELD, limits=VideoLimits())
+    assert str(refused.value) == (
+        "the video has the codec mpeg1video; AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG are supported"
+    )
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("mp4", "libx264"), ("mov", "libx264"), ("matroska", "libx264"), ("avi", "mjpeg")]
+)
+def test_one_that_was_cut_short_is_not_taken_for_something_else(container: str, codec: str) -> None:
+    data = samples.video(container, codec, frames=2)
+    with pytest.raises(InputError, match=r"^the video is damaged or truncated$"):
+        VideoSource(data[:24], field=FIELD, limits=VideoLimits())
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mjpeg")])
+def test_large_frames_are_refused_with_the_limit(container: str, codec: str) -> None:
+    """FFmpeg does not tell the size of some."""
+    data = samples.video(container, codec, frames=1, size=(640, 480))
+    with pytest.raises(
+        InputError, match=r"640 x 480 pixels given, at most 9999 |or of more than 9999 pixels"
+    ) as refused:
+        VideoSource(data, field=FIELD, limits=VideoLimits(max_pixels=9999))
+    assert " 0 x 0 " not in str(refused.value)
+
+
 def test_a_closed_source_keeps_no_thread() -> None:
     data = samples.video(frames=6)
     gc.collect()

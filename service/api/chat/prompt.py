@@ -32,7 +32,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
-PART_KINDS = ("text", "image_url", "video_url")
+TEXT_KINDS = ("text", "refusal")
+PART_KINDS = (*TEXT_KINDS, "image_url", "video_url")
 """Types of content parts. The content of a part is in a field with the name of its type."""
 MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more characters per token than this on average; ordinary text has three to five."""
@@ -168,7 +169,8 @@ def is_small(body: ChatRequestBody) -> bool:
         parts = message.content if isinstance(message.content, list) else [ContentPart(text=message.content)]
         if any(part.image_url or part.video_url for part in parts):
             return False
-        length += len(message.reasoning_content or "") + sum(len(part.text or "") for part in parts)
+        length += len(message.reasoning_content or "") + len(message.refusal or "")
+        length += sum(len(part.text or "") + len(part.refusal or "") for part in parts)
     return length <= SMALL_PROMPT
 
 
@@ -198,6 +200,8 @@ def _message(
     content: tuple[PromptPart, ...] = ()
     if not message.content and role == "assistant" and message.audio is not None:
         content = (PromptPart(text=transcript_of(message.audio, f"{field}.audio", transcripts)),)
+    elif not message.content and role == "assistant" and message.refusal:
+        content = (PromptPart(text=message.refusal),)
     elif isinstance(message.content, str):
         content = (PromptPart(text=message.content),)
     elif message.content is not None:
@@ -215,10 +219,11 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
     if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
         # To leave it out would go unnoticed.
         raise bad_request(f"{field}.{other}: not in a part with {kind}; send a part of its own.", f"{field}.{other}")
-    if kind == "text":
-        if part.text is None:
-            raise bad_request(f"{field}.text: this field is required.", f"{field}.text")
-        return PromptPart(text=part.text)
+    if kind in TEXT_KINDS and (kind == "text" or role == "assistant"):
+        text = part.text if kind == "text" else part.refusal
+        if text is None:
+            raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
+        return PromptPart(text=text)
     if kind not in ("image_url", "video_url"):
         raise bad_request(f"{field}.type: must be text, image_url or video_url.", f"{field}.type")
     media = part.image_url if kind == "image_url" else part.video_url

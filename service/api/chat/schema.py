@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.detokenizer import FinishReason, TokenLogprob
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
-from service.api.chat.tool_schema import NamedToolChoice, ToolCallDelta, ToolCallEntry, ToolDefinition
+from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
 from service.api.steps import StepReport
 from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 
@@ -40,13 +40,14 @@ class MediaUrl(msgspec.Struct, frozen=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """type: text, image_url or video_url; optional when one of these fields is set.
+    """type: text, image_url, video_url, or refusal of an assistant; optional when one of these fields is set.
 
     fps, num_frames, max_frames, times: for a video_url that sets none of them itself.
     """
 
     type: str | None = None
     text: str | None = None
+    refusal: str | None = None
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
     fps: Fps | None = None
@@ -75,12 +76,13 @@ PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """reasoning_content, tool_calls: of an assistant's message. tool_call_id: of a message with role tool, whose call
-    it answers."""
+    """reasoning_content, refusal, tool_calls: of an assistant's message. tool_call_id: of a message with role tool,
+    whose call it answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Meta(description="not supported: use tool_calls")] = None
@@ -160,7 +162,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     media_io_kwargs: MediaIoOptions | None = None
     mm_processor_kwargs: VideoOptions | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -190,6 +192,8 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     include_stop_str_in_output: Refused = None
     truncate_prompt_tokens: Refused = None
     enable_thinking: Refused = None
+    reasoning_effort: Refused = None
+    verbosity: Refused = None
     thinking_token_budget: Refused = None
     include_reasoning: Refused = None
     separate_reasoning: Refused = None
@@ -255,6 +259,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "truncate_prompt_tokens": (),
     "enable_thinking": (False,),
+    "reasoning_effort": ("medium", "none"),
+    "verbosity": ("medium",),
     "thinking_token_budget": (),
     "include_reasoning": (True,),
     "separate_reasoning": (True,),

@@ -30,8 +30,10 @@ async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: s
 
 def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
     """(field, function that makes its grammar) for each field that is set."""
-    if body.response_format is not None and body.response_format.type != "text":
-        yield _of_format(body.response_format)
+    if body.response_format is not None:
+        _refuse_unread(body.response_format)
+        if body.response_format.type != "text":
+            yield _of_format(body.response_format)
     outputs = body.structured_outputs or StructuredOutputs()
     values: list[tuple[str, Any, Callable[[Any], str]]] = [
         ("structured_outputs.json", outputs.json, _schema),
@@ -49,10 +51,17 @@ def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
             yield field, partial(make, value)
 
 
-def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
+def _refuse_unread(given: ResponseFormat) -> None:
+    """ApiError 400 for a schema that the type has no place for: the answer would not fit it."""
     if given.schema is not None:
         message = "not supported; use type json_schema, with the schema as json_schema.schema"
         raise bad_request(f"response_format.schema: {message}.", "response_format.schema", "unsupported_parameter")
+    if given.json_schema is not None and given.type != "json_schema":
+        field = "response_format.json_schema"
+        raise bad_request(f"{field}: only with type json_schema; the type is {given.type}.", field)
+
+
+def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
     if given.type == "json_object":
         return "response_format", _any_object
     if given.json_schema is None:

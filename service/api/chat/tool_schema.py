@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):
@@ -27,9 +27,24 @@ class NamedFunction(msgspec.Struct, frozen=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True):
-    type: Literal["function"]
+class NamedToolChoice(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     function: NamedFunction
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    """mode: auto: text, or text followed by calls of these tools; required: only calls of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    """The prompt names all tools of the request; some of them may be called."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):

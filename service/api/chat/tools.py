@@ -11,7 +11,7 @@ import msgspec
 
 from models.media import Tool, ToolCall
 from service.api.chat.schema import ChatRequestBody, Message
-from service.api.chat.tool_schema import FunctionDefinition, NamedToolChoice, ToolCallEntry
+from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
 from service.api.http.errors import bad_request
 from service.api.http.json_body import check_values
 
@@ -59,13 +59,25 @@ def tool_use(body: ChatRequestBody) -> ToolUse | None:
     if choice == "none":
         return None
     several = body.parallel_tool_calls is not False
-    if not isinstance(choice, NamedToolChoice):
-        return ToolUse(tools, tools, choice == "required", several)
-    named = tuple(tool for tool in tools if tool.name == choice.function.name)
-    if not named:
-        field = "tool_choice.function.name"
-        raise bad_request(f"{field}: no tool of this request has this name.", field)
-    return ToolUse(tools, named, forced=True, several=False)
+    match choice:
+        case NamedToolChoice():
+            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            at = [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed.tools))]
+            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several)
+        case _:
+            return ToolUse(tools, tools, choice == "required", several)
+
+
+def _chosen(tools: Sequence[Tool], choices: Sequence[NamedToolChoice], *at: str) -> tuple[Tool, ...]:
+    """The tools that are named, in the order of the request. at: the path of each choice."""
+    names = {tool.name for tool in tools}
+    for choice, path in zip(choices, at, strict=True):
+        if choice.function.name not in names:
+            field = f"{path}.function.name"
+            raise bad_request(f"{field}: no tool of this request has this name.", field)
+    wanted = {choice.function.name for choice in choices}
+    return tuple(tool for tool in tools if tool.name in wanted)
 
 
 def earlier_calls(message: Message, field: str) -> tuple[ToolCall, ...]:

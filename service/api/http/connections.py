@@ -83,6 +83,7 @@ class FastBodyConnection(h11.Connection):
 
     def __init__(self, *arguments: Any, draining: Callable[[], bool]) -> None:
         super().__init__(*arguments)
+        self._arguments = arguments
         self._draining = draining
         self.ends = False
         """Whether the next response is the last one of the connection."""
@@ -90,6 +91,8 @@ class FastBodyConnection(h11.Connection):
         """Number and bytes of chunks of the present request's body, if it comes in chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE and self.our_state is h11.IDLE:
+            self._skip_empty_lines()
         event = super().next_event()
         if isinstance(event, h11.Request):
             # h11 limits a head that is not complete: one that came in a single read would pass.
@@ -106,6 +109,19 @@ class FastBodyConnection(h11.Connection):
         elif isinstance(event, h11.Data):
             self._count(event)
         return event
+
+    def _skip_empty_lines(self) -> None:
+        """Empty lines before a request are ignored (RFC 9112, 2.2): some clients end a body with one that its length
+        does not count. To h11 it is a request that is not valid."""
+        data, ended = self.trailing_data
+        rest = data.lstrip(b"\r\n")
+        if len(rest) == len(data):
+            return
+        super().__init__(*self._arguments)  # between two requests it knows nothing but what came
+        if rest:
+            self.receive_data(rest)
+        if ended:
+            self.receive_data(b"")
 
     def _count(self, part: h11.Data) -> None:
         self._chunks += part.chunk_start

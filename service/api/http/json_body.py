@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -20,6 +21,8 @@ MAX_SIGNS = 1 << 19
 """Commas and opening brackets of a JSON text at most, also within its strings, which may be JSON. The values between
 them take many times the memory of their text, and nothing else runs while they are made. A text that fills
 the context of a model has fewer."""
+
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
 """A value of a type that the field has, but too large, small, long or short."""
@@ -46,6 +49,8 @@ def prepare(*kinds: Any) -> None:
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
     fit."""
+    if isinstance(raw, bytes):
+        raw = _without_mark(raw)
     check_values(raw)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -54,6 +59,14 @@ def parse(raw: bytes | str, kind: Any) -> Any:
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
             raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
         raise
+
+
+def _without_mark(raw: bytes) -> bytes:
+    """JSON without the byte order mark that tools of Windows write into files (RFC 8259, 8.1, lets it be ignored).
+    ApiError 400 for UTF-16, which they write, too."""
+    if raw.startswith(UTF_16):
+        raise bad_request("The JSON is not valid: it is UTF-16, not UTF-8.", code="invalid_json")
+    return raw.removeprefix(codecs.BOM_UTF8)
 
 
 def check_values(raw: bytes | str) -> None:

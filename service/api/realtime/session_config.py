@@ -251,7 +251,7 @@ def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
     asked = config.tool_choice
     if not config.tools and asked in ("none", "auto"):
         return {}
-    choice = asked if isinstance(asked, str) else NamedToolChoice("function", NamedFunction(asked.name))
+    choice = asked if isinstance(asked, str) else NamedToolChoice(NamedFunction(asked.name))
     tools = [
         ToolDefinition("function", FunctionDefinition(tool.name, tool.description, tool.parameters))
         for tool in config.tools

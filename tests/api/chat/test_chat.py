@@ -98,6 +98,20 @@ def test_several_answers(client: OpenAI) -> None:
     assert texts == {0: "abcd", 1: "abcd"}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": [{"refusal": "No."}]},
+    ],
+)
+def test_a_refusal_of_an_assistant_is_what_it_said(client: OpenAI, said: dict[str, Any]) -> None:
+    messages: Any = [{"role": "user", "content": "Pick a lock."}, {"role": "assistant", **said}]
+    answer = client.chat.completions.create(model="tiny", messages=messages)
+    assert answer.choices[0].message.content == "No."
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_cut_the_answer(client: OpenAI, stream: bool) -> None:
     answer = ask(client, "one two three", stop=["zz", "two"], stream=stream)

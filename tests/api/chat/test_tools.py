@@ -14,10 +14,11 @@ from openai.types.chat import ChatCompletionMessage
 
 from models.media import Tool
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from service.api.chat.schema import ChatRequestBody
 from service.api.chat.tool_grammar import Reasoning, reasoned_grammar, tool_grammar
-from service.api.chat.tools import ToolUse, arguments_of
+from service.api.chat.tools import ToolUse, arguments_of, tool_use
 from service.api.http.errors import ApiError
-from service.api.http.json_body import MAX_SIGNS
+from service.api.http.json_body import MAX_SIGNS, parse
 from tests.support.grammars import check_grammar
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool
@@ -183,6 +184,11 @@ def function(**fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": fields}]}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 USER = {"role": "user", "content": "hi"}
 CALL = ("a", "add", "{}")
 AT = "messages[0].tool_calls[0]"
@@ -216,6 +222,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "choice of no tool": (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
         "tool_choice.function.name",
+    ),
+    "choice of a custom tool": (
+        {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}},
+        "tool_choice.type",
+    ),
+    "no tool allowed": (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice.allowed_tools.tools",
+    ),
+    "allowed in no mode": (
+        {"tools": TOOLS, "tool_choice": allowed("none", "add")},
+        "tool_choice.allowed_tools.mode",
+    ),
+    "another tool allowed": (
+        {"tools": TOOLS, "tool_choice": allowed("required", "add", "subtract")},
+        "tool_choice.allowed_tools.tools[1].function.name",
     ),
     "parallel": ({"tools": TOOLS, "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
     "result without calls": ({"messages": [USER, result("a", "x")]}, "messages[1].tool_call_id"),
@@ -265,6 +287,17 @@ def test_what_does_not_fit_is_named(server: RunningServer, name: str) -> None:
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param and error["message"].startswith(f"{param}: ") and len(error["message"]) < 300
+
+
+@pytest.mark.parametrize(("mode", "forced"), [("auto", False), ("required", True)])
+def test_allowed_tools_are_the_only_ones_that_can_be_called(client: OpenAI, mode: str, forced: bool) -> None:
+    body = {"model": "tiny", "messages": [USER], "tools": TOOLS, "tool_choice": allowed(mode, "add")}
+    use = tool_use(parse(json.dumps(body), ChatRequestBody))
+    assert use is not None and (use.forced, use.several) == (forced, True)
+    assert [tool.name for tool in use.tools] == [tool["function"]["name"] for tool in TOOLS]
+    assert [tool.name for tool in use.callable] == ["add"]
+    (one,) = ask(client, SUM, tool_choice=allowed(mode, "add")).choices
+    assert called(one.message) == [("add", {"a": 2, "b": 40})]
 
 
 @pytest.mark.parametrize(("field", "instead"), [("functions", "tools"), ("function_call", "tool_choice")])

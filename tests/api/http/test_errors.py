@@ -68,6 +68,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too many parts": (parts(*[{"type": "text", "text": "x"}] * 257), "messages"),
     "too many images": (parts(*[{"type": "image_url", "image_url": picture()}] * 4), "messages"),
     "audio part": (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].type"),
+    "refusal of a user": (parts({"type": "refusal", "refusal": "No."}), "messages[0].content[0].type"),
     "file part": (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
     "embeds part": (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),
     "text beside an image": (
@@ -157,6 +158,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
         "response_format.schema",
     ),
+    **{
+        f"a schema beside the type {kind}": (
+            {"response_format": {"type": kind, "json_schema": {"name": "a", "schema": {"type": "integer"}}}},
+            "response_format.json_schema",
+        )
+        for kind in ("text", "json_object")
+    },
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "function_call": ({"function_call": {"name": "f"}}, "function_call"),
     "guided_json": ({"guided_json": {"type": "objekt"}}, "guided_json"),

@@ -74,6 +74,17 @@ def test_what_is_no_http_is_refused_like_everything_else(
     assert said in answer.error["message"]
 
 
+@pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n" * 20_000])
+def test_empty_lines_before_a_request_are_ignored(server: RunningServer, lines: bytes) -> None:
+    body = b'{"model": "tiny", "messages": []}'
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with send(server, lines + post + lines + GET_HEALTH + lines) as connection:
+        assert [read_answer(connection).status for _ in range(2)] == [400, 200]
+        connection.sendall(lines)
+        connection.sendall(GET_HEALTH)
+        assert read_answer(connection).status == 200
+
+
 @pytest.mark.parametrize("target", [b"http://localhost/health", b"HTTP://localhost:8000/health?x=1"])
 def test_a_target_in_absolute_form_is_served(server: RunningServer, target: bytes) -> None:
     with send(server, b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
@@ -236,6 +247,8 @@ def test_null_is_served(server: RunningServer) -> None:
         ("do_sample", False),
         ("prompt_embeds", "x"),
         ("stop_regex", ["a"]),
+        ("reasoning_effort", "low"),
+        ("verbosity", "high"),
     ],
 )
 def test_extensions_that_would_change_the_answer_are_refused(server: RunningServer, field: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import sys
@@ -114,7 +115,6 @@ def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any,
             "The JSON is not valid: unexpected end of escaped utf-16 surrogate pair (byte 16).",
         ),
         (b'{"name": "\xff"}', None, "The JSON is not valid: it is not UTF-8."),
-        (b"\xef\xbb\xbf{}", None, "The JSON is not valid: invalid character (byte 0)."),
         (b"{} more", None, "The JSON is not valid: trailing characters (byte 4)."),
         (b'{"name": "n", "other": ' + b"[" * 100_000, None, "The JSON is not valid: it is nested too deeply."),
         (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
@@ -127,6 +127,15 @@ def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, mes
         parse(raw, Lenient)
     error = as_api_error(caught.value)
     assert (error.status, error.param, error.message) == (400, param, message)
+
+
+def test_a_byte_order_mark_is_ignored_and_utf_16_named() -> None:
+    text = '{"name": "n", "count": 2}'
+    assert parse(text.encode("utf-8-sig"), Lenient) == parse(text.encode(), Lenient)
+    for encoded in (codecs.BOM_UTF16_LE + text.encode("utf-16-le"), codecs.BOM_UTF16_BE + text.encode("utf-16-be")):
+        with pytest.raises(ApiError, match=r"^The JSON is not valid: it is UTF-16, not UTF-8\.$") as caught:
+            parse(encoded, Lenient)
+        assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("raw", ["[" + "[]," * MAX_SIGNS + "0]", b'["' + b"," * MAX_SIGNS + b'"]'])
