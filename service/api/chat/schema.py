@@ -192,8 +192,6 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     include_stop_str_in_output: Refused = None
     truncate_prompt_tokens: Refused = None
     enable_thinking: Refused = None
-    reasoning_effort: Refused = None
-    verbosity: Refused = None
     thinking_token_budget: Refused = None
     include_reasoning: Refused = None
     separate_reasoning: Refused = None
@@ -259,8 +257,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "truncate_prompt_tokens": (),
     "enable_thinking": (False,),
-    "reasoning_effort": ("medium", "none"),
-    "verbosity": ("medium",),
     "thinking_token_budget": (),
     "include_reasoning": (True,),
     "separate_reasoning": (True,),
