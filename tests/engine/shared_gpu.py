@@ -27,7 +27,7 @@ from service.engine.arbiter import Arbiter
 from service.engine.chat import pacing
 from service.engine.chat import worker as chat_worker
 from service.engine.chat.encoder import Encoded, Part
-from service.engine.chat.launched import LaunchedStep
+from service.engine.chat.in_flight import StepOutput
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Step as ChatStep
 from service.engine.pages import PagePool
@@ -290,7 +290,7 @@ class SharedGpu(InlineEngine):
         self.world.commands.append(ChatRequest(f"chat {number}", "tiny", prompt, params, self.world.now))
         self.world.at(self.world.now + self._lot.expovariate(self._rate), self._ask)
 
-    def _launch_step(self, step: ChatStep, embeds: Any) -> LaunchedStep:
+    def _launch_step(self, step: ChatStep, embeds: Any) -> StepOutput:
         rows, tokens = len(step.slots), sum(chunk.length for chunk in step.chunks)
         seconds = decode_seconds(rows) if rows else 0.0
         seconds += prefill_seconds(next(size for size in PREFILLS if size >= tokens)) if tokens else 0.0
@@ -298,7 +298,7 @@ class SharedGpu(InlineEngine):
         self.world.launch(seconds)
         sampled = rows + sum(chunk.is_last for chunk in step.chunks)
         kind: Any = "mixed" if rows and tokens else "prefill" if tokens else "decode"
-        return LaunchedStep({"results": torch.zeros((sampled, 2), dtype=torch.int32)}, "replay", kind)
+        return StepOutput({"results": torch.zeros((sampled, 2), dtype=torch.int32)}, "replay", kind)
 
     def _launch_pass(self, parts: list[Part]) -> Encoded | None:
         world, patches = self.world, self.worker._vision.patches(parts)

@@ -14,8 +14,8 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
+from service.engine.chat.in_flight import HeldSampling, StepKind, StepOutput
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
-from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
 from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import PrefillChoice, PrefillRoutes
@@ -112,7 +112,7 @@ class ChatRunner:
         if (seconds := self._scratch.pair_seconds(self._graphs)) is not None:
             self._routes.pair_seconds = seconds
 
-    def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
+    def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one batch. embeds: the encoder outputs of an item of a sequence.
 
         Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
@@ -138,7 +138,7 @@ class ChatRunner:
         # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
-    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
+    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         """Chunks, and the decode rows beside them."""
         if choice.prefill is None or not len(step.slots):
             return self._prefill_rows(step, embeds, kind, choice)
@@ -156,14 +156,14 @@ class ChatRunner:
         decoded = self._decode_rows(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
         results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
-        return LaunchedStep(results, decoded.route, kind)
+        return StepOutput(results, decoded.route, kind)
 
-    def _decode_rows(self, step: Step) -> LaunchedStep:
+    def _decode_rows(self, step: Step) -> StepOutput:
         plan = self._decode_plan(step)
         if step.needs.guided:
             return self._hold(step, step.slots, self._layers.run(plan).route, "decode")
         run = self._decode[step.needs.full].run(plan)
-        return LaunchedStep(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
+        return StepOutput(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
 
     def _decode_plan(self, step: Step) -> Plan:
         return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
@@ -176,7 +176,7 @@ class ChatRunner:
         long, so one width serves all."""
         return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
-    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         route: Route = "eager" if choice.prefill is None else "replay"
         with prefill_errors():
             hidden = self._backbone(step, embeds, choice.prefill)
@@ -185,26 +185,26 @@ class ChatRunner:
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
         return self._sampled(step, hidden, route, kind)
 
-    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
+    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
         states of the last rows; those of the rows before them are in `held` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
-            return LaunchedStep({}, route, kind)
+            return StepOutput({}, route, kind)
         if step.needs.guided:
             self._held[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self._sample[step.needs.full].run(plan)
-        return LaunchedStep(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
+        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
-    def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> LaunchedStep:
+    def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
         """A launched step whose hidden states are in `held`, and whose sampling waits for masks."""
         self._masks.writable()
-        return LaunchedStep({}, route, kind, HeldSampling(slots, step.needs))
+        return StepOutput({}, route, kind, HeldSampling(slots, step.needs))
 
     def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
-        """Launches the sampling of a held step, whose masks are done. Returns LaunchedStep.results."""
+        """Launches the sampling of a held step, whose masks are done. Returns StepOutput.results."""
         plan = Plan(arrays={}, required={"rows": len(held.slots)})
         with self._masks.sent(held.slots, masks.rows, masks.count):
             run = self._guided_sample[held.needs.full].run(plan)

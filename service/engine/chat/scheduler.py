@@ -84,6 +84,8 @@ class Step:
     @property
     def sampled(self) -> tuple[ChatSequence, ...]:
         """The sequences that get a token, in the order of the results."""
+        if not self.chunks:
+            return self.sequences
         return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
 
 

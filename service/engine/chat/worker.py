@@ -19,7 +19,7 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, phase_times, token_infos, with_times
+from service.engine.chat.in_flight import InFlight, Launch, StepOutput, phase_times, token_infos, with_times
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
@@ -185,9 +185,9 @@ class ChatWorker:
             return True
         self._pacing.spend(rows, predicted)
         if encoded is not None:
-            readback = Readback({}, self._context.device, encoded.begun)
-            host, route = time.perf_counter() - started, encoded.route
-            launch = InFlightStep("encoder", patches, route, now, host, predicted, readback, encoded=encoded)
+            launch = Launch("encoder", patches, encoded.route, now, predicted, encoded=encoded)
+            launch.readback = Readback({}, self._context.device, encoded.begun)
+            launch.host_seconds = time.perf_counter() - started
             self._in_flight.add(launch)
         return True
 
@@ -205,25 +205,30 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        if (launched := self._run(step)) is None:
+        if (output := self._run(step)) is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        in_flight = InFlightStep(launched.kind, len(step.slots), launched.route, now, 0.0, decode_seconds, None)
+        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds, held=output.held)
+        launch.sequences, launch.chunks = step.sampled, step.chunks
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         elif budget is not None:
             self._pacing.spend(len(step.slots), budget.predicted)
-            in_flight.add_chunks(budget)
-        self._set_awaited(in_flight, step, launched, decode_seconds)
-        in_flight.host_seconds = time.perf_counter() - started
-        self._in_flight.add(in_flight)
+            launch.add_chunks(budget)
+        if launch.held is None:
+            self._close_gap(decode_seconds)
+            launch.readback = Readback(output.results, self._context.device)
+        else:
+            launch.masks = self._guidance.masks(launch.sequences, self._in_flight.unread(launch.sequences))
+        launch.host_seconds = time.perf_counter() - started
+        self._in_flight.add(launch)
         return True
 
-    def _run(self, step: Step) -> LaunchedStep | None:
+    def _run(self, step: Step) -> StepOutput | None:
         """Launches a step; None if that failed, in which case its requests have failed, too."""
         chunks = [chunk.sequence for chunk in step.chunks]
         try:
@@ -235,17 +240,6 @@ class ChatWorker:
         except LAUNCH_ERRORS as error:
             self._fail([*chunks, *step.sequences], error)
         return None
-
-    def _set_awaited(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode_seconds: float) -> None:
-        """Sets what the step waits for: its results, or masks if its sampling is held."""
-        in_flight.chunks, in_flight.held = step.chunks, launched.held
-        in_flight.sequences = step.sampled if step.chunks else step.sequences
-        if launched.held is None:
-            self._close_gap(decode_seconds)
-            in_flight.readback = Readback(launched.results, self._context.device)
-        else:
-            unread = self._in_flight.unread(in_flight.sequences)
-            in_flight.masks = self._guidance.masks(in_flight.sequences, unread)
 
     def _close_gap(self, decode_seconds: float) -> None:
         self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
@@ -292,34 +286,34 @@ class ChatWorker:
         self._sample_held(held, masks)
         return self._outbox.take(keep_back=self._scheduler.has_work())
 
-    def _sample_held(self, step: InFlightStep, masks: MaskJob) -> None:
+    def _sample_held(self, launch: Launch, masks: MaskJob) -> None:
         """Samples a held step, whose masks have arrived. That comes first, since the GPU is idle until then."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
-        problem = self._launch_sampling(step, masks)
+        problem = self._launch_sampling(launch, masks)
         while self._in_flight.holds(masks.awaited):
             self._in_flight[0].wait()
             self._read()
         for row, verdict in masks.verdicts.items():
-            if not step.sequences[row].finished:
-                self._outbox.end_guided(step.sequences[row], verdict)
-                self._finish(step.sequences[row])
+            if not launch.sequences[row].finished:
+                self._outbox.end_guided(launch.sequences[row], verdict)
+                self._finish(launch.sequences[row])
         if problem is not None:
-            self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
-            step.sequences = ()
+            self._fail([sequence for sequence in launch.sequences if not sequence.finished], problem)
+            launch.sequences = ()
 
-    def _launch_sampling(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
+    def _launch_sampling(self, launch: Launch, masks: MaskJob) -> Exception | None:
         """Launches the sampling of a held step. Returns the error that it raised; one that ends the engine is
         raised."""
-        assert step.held is not None
-        self._close_gap(self._pacing.decode_seconds(len(step.sequences)))
+        assert launch.held is not None
+        self._close_gap(self._pacing.decode_seconds(len(launch.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
-            results = self._runner.sample(step.held, masks)
+            results = self._runner.sample(launch.held, masks)
         except torch.AcceleratorError:
             raise
         except LAUNCH_ERRORS as error:
             problem = error
-        step.readback = Readback(results, self._context.device)
+        launch.readback = Readback(results, self._context.device)
         return problem
 
     def _read(self, *, timed: bool = True) -> None:
@@ -347,7 +341,7 @@ class ChatWorker:
         host_seconds = launch.host_seconds + time.perf_counter() - started
         self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
 
-    def _read_tokens(self, launch: InFlightStep) -> None:
+    def _read_tokens(self, launch: Launch) -> None:
         assert launch.readback is not None
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()

@@ -9,7 +9,7 @@ readback.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -23,9 +23,9 @@ from service.engine.faults import prefill_errors
 from service.engine.pages import pages_for
 from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
-from service.engine.speech.clock import DeviceClock, Mark
+from service.engine.speech.clock import DeviceClock
 from service.engine.speech.codec_stream import CodecStream
-from service.engine.speech.costs import Kind
+from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.page_copies import make_copies
 from service.engine.speech.plans import (
     adapter_slot,
@@ -46,32 +46,6 @@ from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
-
-
-@dataclass(frozen=True, eq=False)
-class Timing:
-    """A timed part of a launch, under the key of its cost, with clock marks at begin and end."""
-
-    kind: Kind
-    solver_steps: int
-    size: int
-    start: Mark
-    end: Mark
-
-
-@dataclass(eq=False)
-class InFlightStep:
-    """A step that was launched. rows: the sequence and segment of every row, in the order of the copied arrays."""
-
-    rows: list[tuple[SpeechSequence, int]]
-    readback: Readback
-    predicted: float
-    launched_at: float
-    kind: str
-    route: str
-    timings: list[Timing] = field(default_factory=list)
-    reference_id: str | None = None
-    """The EncodeReference request that this launch completes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +131,7 @@ class SpeechRunner:
 
     def launch_decode(
         self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
-    ) -> InFlightStep:
+    ) -> Launch:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
@@ -177,7 +151,7 @@ class SpeechRunner:
         tail: bool,
         predicted: float,
         now: float,
-    ) -> InFlightStep:
+    ) -> Launch:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
 
@@ -231,10 +205,10 @@ class SpeechRunner:
         now: float,
         kind: str,
         route: Route,
-    ) -> InFlightStep:
+    ) -> Launch:
         """Codec step of the rows, then one readback: patch, stopped, finished, audio per row."""
         if not sequences:
-            return InFlightStep([], Readback({}, self.device), predicted, now, kind, route, timings)
+            return Launch([], Readback({}, self.device), predicted, now, kind, route, timings)
         # Copies, since the next step overwrites the outputs while the codec still reads them.
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
@@ -250,9 +224,9 @@ class SpeechRunner:
         self.codec.keep(results)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return InFlightStep(rows, readback, predicted, now, kind, route, timings)
+        return Launch(rows, readback, predicted, now, kind, route, timings)
 
-    def outcomes(self, launch: InFlightStep) -> list[Outcome]:
+    def outcomes(self, launch: Launch) -> list[Outcome]:
         """Results of a launch that have arrived, as copies."""
         if not launch.rows:
             return []

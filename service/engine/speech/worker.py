@@ -24,12 +24,12 @@ from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.in_flight import InFlight
+from service.engine.speech.in_flight import InFlight, Launch, Timing
 from service.engine.speech.plans import slot_state
 from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
-from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
+from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
@@ -272,7 +272,7 @@ class SpeechWorker:
         self._in_flight.add(launch, now)
         return True
 
-    def _launch(self, step: Step, now: float) -> InFlightStep:
+    def _launch(self, step: Step, now: float) -> Launch:
         decodes = [self._requests.of(stream) for stream in step.decodes]
         if not step.prefills:
             return self._runner.launch_decode(decodes, step.decodes[0].solver_steps, predicted=step.predicted, now=now)
@@ -306,7 +306,7 @@ class SpeechWorker:
             self._requests.fail_launch(request_id, error)
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
-        launch = InFlightStep([], Readback({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
+        launch = Launch([], Readback({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
         if patches is None:
             launch.timings = [Timing("clip", 0, 1, start, self._runner.clock.mark())]
         else:
@@ -362,7 +362,7 @@ class SpeechWorker:
 
     # Results
 
-    def _learn(self, launch: InFlightStep, now: float) -> None:
+    def _learn(self, launch: Launch, now: float) -> None:
         """Takes the measured costs of a launch whose results have arrived, and counts it in metrics."""
         observe, actual = self._context.observations.observe, 0.0
         for timing in launch.timings:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from service.engine.speech.runner import InFlightStep, Outcome
+from service.engine.speech.in_flight import Launch
+from service.engine.speech.runner import Outcome
 from service.engine.speech.unsent import UnsentAudio
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig
@@ -35,7 +36,7 @@ class Rig(WorkerRig):
         self.runaways: dict[int, int] = {}
         outcomes = self.worker._runner.outcomes
 
-        def ending(launch: InFlightStep) -> list[Outcome]:
+        def ending(launch: Launch) -> list[Outcome]:
             return [
                 replace(one, stopped=one.finished and one.sequence.attempt >= self.runaways.get(one.segment, 0))
                 for one in outcomes(launch)

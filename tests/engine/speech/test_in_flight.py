@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine.speech.in_flight import IN_FLIGHT, LEAD, InFlight
-from service.engine.speech.runner import InFlightStep
+from service.engine.speech.in_flight import IN_FLIGHT, LEAD, InFlight, Launch
 
 
 class Results:
@@ -18,12 +17,12 @@ class Results:
         return self.arrived
 
 
-def launched(rows: int, predicted: float) -> InFlightStep:
+def launched(rows: int, predicted: float) -> Launch:
     row = cast(Any, (None, 0))
-    return InFlightStep([row] * rows, cast(Any, Results()), predicted, 0.0, "decode", "replay")
+    return Launch([row] * rows, cast(Any, Results()), predicted, 0.0, "decode", "replay")
 
 
-def arrive(step: InFlightStep) -> None:
+def arrive(step: Launch) -> None:
     cast(Any, step.readback).arrived = True
 
 
