@@ -331,9 +331,9 @@ class SpeechScheduler:
         for stream in streams:
             self._waiting.remove(stream)
             self._running.append(stream)
-            stream.slot = self._slots.take()
+            stream.slot = self._slots.allocate()
             if stream.adapter and self._adapters is not None:
-                stream.adapter_slot = self._adapters.take(stream.adapter)
+                stream.adapter_slot = self._adapters.acquire(stream.adapter)
             stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
@@ -384,10 +384,10 @@ class SpeechScheduler:
             self._waiting.remove(stream)
             return
         self._running.remove(stream)
-        self._slots.give_back(stream.slot)
+        self._slots.release(stream.slot)
         self._pages.release(stream.pages)
         if stream.adapter and self._adapters is not None:
-            self._adapters.give_back(stream.adapter)
+            self._adapters.release(stream.adapter)
         stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
 
     def _pages_for(self, positions: int) -> int:
