@@ -92,8 +92,8 @@ class Arbiter:
         due = [other for other in coming if other.due()]
         if not due or worker.due() or self._overdue(worker, now):
             return False
-        return worker.can_wait(now, backlog + sum(other.least() for other in due))
+        return worker.can_wait(now, backlog + sum(other.smallest_launch() for other in due))
 
     def _overdue(self, worker: ModelWorker, now: float, share: float = SHARE) -> bool:
         waited = now - self._waiting_since[worker.name]
-        return waited > PATIENCE or waited * share > worker.least()
+        return waited > PATIENCE or waited * share > worker.smallest_launch()

@@ -145,7 +145,7 @@ class ModelWorker(Protocol):
         """Predicted seconds of launched work that has not finished."""
         ...
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         """Predicted seconds of the smallest unit of work, which `tick` launches with `must`."""
         ...
 

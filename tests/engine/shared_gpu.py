@@ -161,7 +161,7 @@ class Talker:
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._in_flight else 0.0
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return self._planned.predicted if self._planned is not None else 0.0
 
     def due(self) -> bool:

@@ -154,7 +154,7 @@ class InFlight:
         if (held := self.held) is not None:
             held.timing_valid = False
 
-    def take(self, now: float) -> tuple[Launch, float]:
+    def pop(self, now: float) -> tuple[Launch, float]:
         """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since
         the previous one was read, if that was later."""
         launch, before = self._launches.popleft(), self._last_read_at

@@ -138,17 +138,17 @@ class ChatWorker:
     def backlog(self, now: float) -> float:
         return self._in_flight.backlog(now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         if self._vision.has_work() and not self._encoded_last:
             return self._pacing.costs.mean("encoder", self._vision.oldest_patches)
-        return self._pacing.least(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
+        return self._pacing.smallest_step(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
 
     def can_wait(self, now: float, seconds: float) -> bool:
         return seconds <= UNNOTICED
 
     def others_launched(self, seconds: float) -> None:
         self._in_flight.others_launched()
-        self._pacing.take(len(self._scheduler.rows.slots), seconds)
+        self._pacing.others_launched(len(self._scheduler.rows.slots), seconds)
 
     def due(self) -> bool:
         return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
@@ -318,7 +318,7 @@ class ChatWorker:
 
     def _read(self, *, timed: bool = True) -> None:
         now, started = self._context.clock(), time.perf_counter()
-        launch, seconds = self._in_flight.take(now)
+        launch, seconds = self._in_flight.pop(now)
         if launch.encoded is not None and launch.readback is not None:
             seconds = launch.readback.seconds() or seconds
             self._vision.observe(launch.encoded, seconds, now)

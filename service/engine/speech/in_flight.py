@@ -89,7 +89,7 @@ class InFlight:
         self._launches.append(launch)
         self.free_at = max(now, self.free_at) + launch.predicted if self._on_gpu else self._clock()
 
-    def take(self, now: float) -> Launch | None:
+    def pop(self, now: float) -> Launch | None:
         """The oldest launch, no longer in flight, if its results have arrived."""
         if not (self._launches and self.oldest.readback.ready()):
             return None
@@ -100,7 +100,7 @@ class InFlight:
         return launch
 
     def note_read(self, now: float) -> None:
-        """Records that what was taken has been read and sent."""
+        """Records that what `pop` returned has been read and sent."""
         if self._reading is None:
             return
         began, rows = self._reading

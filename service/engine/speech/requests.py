@@ -126,8 +126,8 @@ class SpeechRequests:
 
     # Results
 
-    def take(self, outcome: Outcome, now: float) -> None:
-        """Takes the audio of one row, unless its stream was aborted, or had stopped and the row is an overrun row."""
+    def deliver(self, outcome: Outcome, now: float) -> None:
+        """Sends the audio of one row, or holds it back. An overrun row, or one of an aborted stream, is ignored."""
         sequence = outcome.sequence
         request_id = sequence.request.request_id
         if self._sequences.get(request_id) is not sequence or outcome.segment != sequence.segment or sequence.idle:

@@ -223,7 +223,7 @@ class SpeechWorker:
     def backlog(self, now: float) -> float:
         return self._in_flight.backlog(now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return self._planned.predicted if self._planned is not None else self._costs.mean("clip", 0, 1)
 
     def due(self) -> bool:
@@ -334,14 +334,14 @@ class SpeechWorker:
     def collect(self) -> Outputs:
         now = self._context.clock()
         encoded = []
-        while launch := self._in_flight.take(now):
+        while launch := self._in_flight.pop(now):
             self._planned = None
             self._learn(launch, now)
             if launch.reference_id is not None:
                 encoded.append(ReferenceEncoded(launch.reference_id, launch.readback.read()["patches"].copy()))
             for outcome in self._runner.outcomes(launch):
                 outcome.sequence.tally.add(launch.route == "replay", len(launch.rows))
-                self._requests.take(outcome, now)
+                self._requests.deliver(outcome, now)
         self._requests.send_due(now)
         deltas, failed = self._requests.drain()
         return Outputs(speech=deltas, encoded=tuple(encoded), failed=failed)

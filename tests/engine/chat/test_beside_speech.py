@@ -41,7 +41,7 @@ class EndlessSpeech:
     def backlog(self, now: float) -> float:
         return max(0.0, self._until - now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return SPEECH
 
     def due(self) -> bool:

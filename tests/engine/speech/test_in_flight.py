@@ -31,7 +31,7 @@ def read(flights: InFlight, rows: int, seconds: float) -> None:
     step = launched(rows, 0.0)
     flights.add(step, 0.0)
     arrive(step)
-    assert flights.take(0.0) is step
+    assert flights.pop(0.0) is step
     flights.note_read(seconds)
 
 
@@ -76,11 +76,11 @@ def test_results_are_taken_in_order_and_correct_when_the_gpu_is_free() -> None:
     flights.add(first, 0.0)
     flights.add(second, 0.0)
     arrive(second)
-    assert flights.take(0.005) is None and flights.oldest is first
+    assert flights.pop(0.005) is None and flights.oldest is first
     arrive(first)
-    assert flights.take(0.012) is first and flights.free_at == pytest.approx(0.022)
-    assert flights.take(0.013) is second and flights.free_at == pytest.approx(0.013)
-    assert flights.take(0.014) is None and not flights and flights.backlog(0.0) == 0.0
+    assert flights.pop(0.012) is first and flights.free_at == pytest.approx(0.022)
+    assert flights.pop(0.013) is second and flights.free_at == pytest.approx(0.013)
+    assert flights.pop(0.014) is None and not flights and flights.backlog(0.0) == 0.0
 
 
 def test_on_a_cpu_a_launch_is_done_when_it_returns() -> None:
