@@ -34,7 +34,7 @@ from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind
 from service.engine.speech.in_flight import IN_FLIGHT, LEAD
 from service.engine.speech.policy import Policy
-from service.engine.speech.prefill import PrefillSize, replayed_prefill
+from service.engine.speech.prefill import PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Playback, Stream
 from service.engine.speech.worker import POLL
@@ -186,7 +186,7 @@ class Talker:
         if step.prefills:
             bucket = replayed(PrefillSize.of(step.prefills).required or {})
             assert bucket is not None and step.tail
-            kind, size = replayed_prefill(bucket)
+            kind, size = replayed_cost_key(bucket)
             seconds = self._costs.mean(kind, 0, size) + self._costs.mean("tail", 10, rows)
         else:
             seconds = self._costs.mean("decode", 10, rows)

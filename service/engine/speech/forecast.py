@@ -17,8 +17,8 @@ from service.engine.speech.prefill import (
     FindCapturedBucket,
     PrefillChunk,
     PrefillSize,
-    eager_prefill,
-    replayed_prefill,
+    eager_cost_key,
+    replayed_cost_key,
 )
 from service.engine.speech.stream import Stream
 
@@ -143,7 +143,7 @@ class Forecast:
         if decodes:
             emitting = Counter(emitting) + Counter(stream.solver_steps for stream in decodes)
         capture = None if decodes else self.captured_bucket(size)
-        kind, length = eager_prefill(size.tokens + len(decodes)) if capture is None else replayed_prefill(capture)
+        kind, length = eager_cost_key(size.tokens + len(decodes)) if capture is None else replayed_cost_key(capture)
         of = self.costs.bound if bound else self.costs.mean
         tails = (of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items())
         cost = of(kind, 0, length) + sum(tails)

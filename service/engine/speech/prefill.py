@@ -65,7 +65,7 @@ class PrefillSize:
         return {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
 
 
-def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
+def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
     """Kind and size under which the cost of a replayed prefill is kept."""
     tokens, audio = bucket["tokens"], bucket["audio"]
     if not audio:
@@ -73,7 +73,7 @@ def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
     return "voice_prefill" if audio < tokens else "audio_prefill", tokens
 
 
-def eager_prefill(tokens: int) -> tuple[Kind, int]:
+def eager_cost_key(tokens: int) -> tuple[Kind, int]:
     """Kind and size under which the cost of an eager prefill is kept: four sizes for each power of two, so that each is
     measured often."""
     step = 1 << max(0, tokens.bit_length() - 3)

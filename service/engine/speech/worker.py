@@ -25,7 +25,7 @@ from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.in_flight import InFlight, Launch, Timing
-from service.engine.speech.plans import slot_state
+from service.engine.speech.inputs import slot_state
 from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
