@@ -57,10 +57,10 @@ async def build_prompt(
     """
     processor = model.chat_processor
     options = _template_options(body.chat_template_kwargs or {})
-    longest = context.longest(model)
-    messages, references = _collect(body, context, longest, await named_transcripts(body, context))
+    max_model_len = context.max_model_len(model)
+    messages, references = _collect(body, context, max_model_len, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
-    _check_length(length, longest)
+    _check_length(length, max_model_len)
     media = PromptMedia(context, processor, references, record)
     apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
@@ -129,7 +129,7 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
 
 
 def _collect(
-    body: ChatRequestBody, context: ServerContext, longest: int, transcripts: NamedTranscripts
+    body: ChatRequestBody, context: ServerContext, max_model_len: int, transcripts: NamedTranscripts
 ) -> tuple[list[ChatMessage], list[MediaReference]]:
     settings, messages = context.settings, body.messages
     if len(messages) > settings.max_messages:
@@ -139,7 +139,7 @@ def _collect(
         raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
     # Before the arguments are parsed, since their values take much more memory than their text.
     calls = (call for message in messages for call in message.tool_calls or ())
-    _check_length(sum(len(call.function.arguments) for call in calls), longest)
+    _check_length(sum(len(call.function.arguments) for call in calls), max_model_len)
     references: list[MediaReference] = []
     collected = [
         _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
@@ -172,13 +172,13 @@ def is_small(body: ChatRequestBody) -> bool:
     return length <= SMALL_PROMPT
 
 
-def _check_length(length: int, longest: int) -> None:
-    """Refuses text that cannot fit, before it is tokenized. longest: tokens of prompt and answer together."""
-    limit = MAX_CHARACTERS_PER_TOKEN * longest
+def _check_length(length: int, max_model_len: int) -> None:
+    """Refuses text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
+    limit = MAX_CHARACTERS_PER_TOKEN * max_model_len
     if length > limit:
         raise bad_request(
             f"messages: too much text: {length} characters given, at most {limit} allowed for a context of "
-            f"{longest} tokens.",
+            f"{max_model_len} tokens.",
             "messages",
             "context_length_exceeded",
         )

@@ -21,11 +21,11 @@ def params(
     prompt_tokens: int = 10,
     processor: Any = None,
     settings: Any = SETTINGS,
-    longest: int = FakeProcessor.context_length,
+    max_model_len: int = FakeProcessor.context_length,
     **fields: Any,
 ) -> SamplingParams:
     body = msgspec.convert({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}, ChatRequestBody)
-    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, longest, settings)
+    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, max_model_len, settings)
 
 
 def test_omitted_fields_follow_the_checkpoint_then_openai() -> None:
@@ -48,9 +48,9 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     with pytest.raises(ApiError, match=f"the model's context is {context} tokens") as refusal:
         params(context)
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
-    assert params(10, longest=100).max_tokens == 90
+    assert params(10, max_model_len=100).max_tokens == 90
     with pytest.raises(ApiError, match="the KV cache holds 100 tokens"):
-        params(100, longest=100)
+        params(100, max_model_len=100)
 
 
 def test_a_temperature_that_logits_cannot_be_divided_by_is_none() -> None:
