@@ -163,7 +163,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     refuse_unsupported(body)
     stops = stop_strings(body)
     settings = context.settings
-    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.most("chat")))
+    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
     tools = tool_use(body)
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)

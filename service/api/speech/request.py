@@ -66,7 +66,7 @@ class SpokenTooLong(InputError):
     """The text is within its limit, but the words that are spoken for it are not."""
 
 
-def most_spoken(context: ServerContext) -> int:
+def max_spoken_chars(context: ServerContext) -> int:
     """Limit in characters of a text as it is spoken."""
     return SPOKEN_GROWTH * context.settings.max_speech_chars
 
