@@ -53,8 +53,8 @@ class ChatWorker:
         self._context = context
         self._observations = context.observations
         self._max_context = min(processor.context_length, model.decoder.max_positions)
-        self._runner = ChatRunner(name, model, processor.vocab_size, self._max_context, context)
         self._vocab_limit = min(processor.vocab_size, model.decoder.vocab_size)
+        self._runner = ChatRunner(name, model, self._vocab_limit, self._max_context, context)
         self._vision = VisionStage(name, model.encoder, self._runner.embeds_width, context)
         itl_target = config.itl_target or (None if context.device.type == "cpu" else ITL_TARGET)
         self._pacing = Pacing(itl_target, config.max_step_tokens)
