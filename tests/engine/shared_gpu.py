@@ -168,7 +168,7 @@ class Talker:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        if seconds > UNNOTICED and not self.scheduler.all_hear:
+        if seconds > UNNOTICED and not self.scheduler.all_playing:
             return False
         step = self._plan()
         streams = () if step is None else step.emitting

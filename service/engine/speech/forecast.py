@@ -87,8 +87,8 @@ class Forecast:
         number of solver steps."""
         return self._pass(size, decodes, bound=False)
 
-    def prompts(self, size: PrefillSize) -> float:
-        """Expected seconds of a pass over chunks alone, without a tail."""
+    def prefill_without_tail(self, size: PrefillSize) -> float:
+        """Expected seconds of a pass over chunks alone."""
         return self.prefill(replace(size, emitting={}))
 
     def prefill_bound(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
@@ -124,7 +124,7 @@ class Forecast:
             return False
         return self.decode(solver_steps, bucket) >= _SATURATED * 2 * self.decode(solver_steps, bucket // 2)
 
-    def tail_is_worse(self, solver_steps: int, count: int, rows: int) -> bool:
+    def tail_costs_more(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
         tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
         time than the first patches wait."""
@@ -198,7 +198,7 @@ class Forecast:
         """Expected seconds to prefill them."""
         return prompts.seconds + (self.prefill(prompts.last) if prompts.last.sequences else 0.0)
 
-    def room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
+    def wait_for_room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
         """Seconds until enough of the running streams are expected to have ended for `slots` and `pages` more."""
         wait = 0.0
         if slots <= 0 and pages <= 0:

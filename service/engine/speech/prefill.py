@@ -12,14 +12,15 @@ from service.engine.speech.stream import Stream
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Prompt positions [start, start + length) of a stream's current segment. audio: most patches among them. is_last:
-    they end the prompt, so that the tail follows."""
+    """Prompt positions [start, start + length) of a stream's current segment."""
 
     stream: Stream
     start: int
     length: int
     audio: int
+    """How many of them hold patches, at most."""
     is_last: bool
+    """Whether they end the prompt, so that its first patch follows."""
 
     @staticmethod
     def next(stream: Stream, length: int) -> PrefillChunk:
@@ -34,13 +35,14 @@ FindCapturedBucket = Callable[[Bucket], Bucket | None]
 
 @dataclass(frozen=True)
 class PrefillSize:
-    """What the bucket and the cost of a pass over prompt chunks depend on. emitting: number of prompts that end, by
-    solver steps."""
+    """What the bucket and the cost of a pass over prompt chunks depend on."""
 
     tokens: int = 0
     audio: int = 0
+    """Positions that hold patches, at most."""
     sequences: int = 0
     emitting: Mapping[int, int] = field(default_factory=dict)
+    """Number of prompts that end, by solver steps."""
 
     @staticmethod
     def of(chunks: Iterable[PrefillChunk]) -> PrefillSize:

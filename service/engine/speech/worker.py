@@ -230,7 +230,7 @@ class SpeechWorker:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_hear):
+        if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_playing):
             return False
         step = self._plan(now)
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)

@@ -92,7 +92,7 @@ class WorkerRig:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
         costs."""
         scheduler: Any = self.worker._scheduler
-        scheduler._tail_is_worse = lambda chunks: chosen()
+        scheduler._tail_costs_more = lambda chunks: chosen()
 
     def _record_patches(self) -> None:
         runner = self.worker._runner

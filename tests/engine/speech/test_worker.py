@@ -598,7 +598,7 @@ def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lot = random.Random(seed)
-    monkeypatch.setattr(rig.worker._scheduler, "_tail_is_worse", lambda chunks: lot.random() < 0.5)
+    monkeypatch.setattr(rig.worker._scheduler, "_tail_costs_more", lambda chunks: lot.random() < 0.5)
     requests = streams(6)
     script: dict[int, list[Request | Control]] = defaultdict(list)
     for one, turn in zip(requests, arrivals, strict=True):
