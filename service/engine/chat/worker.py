@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import torch
 from torch import Tensor
 
 from models.processor import ChatProcessor
@@ -28,7 +27,7 @@ from service.engine.chat.pacing import ITL_TARGET, Pacing
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
@@ -232,12 +231,11 @@ class ChatWorker:
         """Launches a step; None if that failed, in which case its requests have failed, too."""
         chunks = [chunk.sequence for chunk in step.chunks]
         try:
-            return self._runner.launch(step, self._vision.embeds)
-        except torch.AcceleratorError:
-            raise
+            with launch_errors():
+                return self._runner.launch(step, self._vision.embeds)
         except PrefillError as error:
             self._fail(chunks, error)
-        except LAUNCH_ERRORS as error:
+        except LaunchError as error:
             self._fail([*chunks, *step.sequences], error)
         return None
 
@@ -256,7 +254,7 @@ class ChatWorker:
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)
 
-    def _fail(self, sequences: Sequence[ChatSequence], error: Exception) -> None:
+    def _fail(self, sequences: Sequence[ChatSequence], error: LaunchError) -> None:
         log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
         for sequence in sequences:
             self._outbox.failed.append(launch_failure(sequence.request_id, error))
@@ -301,17 +299,15 @@ class ChatWorker:
             self._fail([sequence for sequence in launch.sequences if not sequence.finished], problem)
             launch.sequences = ()
 
-    def _launch_sampling(self, launch: Launch, masks: MaskJob) -> Exception | None:
-        """Launches the sampling of a held step. Returns the error that it raised; one that ends the engine is
-        raised."""
+    def _launch_sampling(self, launch: Launch, masks: MaskJob) -> LaunchError | None:
+        """Launches the sampling of a held step; returns the error if that failed."""
         assert launch.held is not None
         self._close_gap(self._pacing.decode_seconds(len(launch.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
-            results = self._runner.sample(launch.held, masks)
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
+            with launch_errors():
+                results = self._runner.sample(launch.held, masks)
+        except LaunchError as error:
             problem = error
         launch.readback = Readback(results, self._context.device)
         return problem

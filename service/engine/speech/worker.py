@@ -16,7 +16,7 @@ import torch
 
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LAUNCH_ERRORS, PrefillError
+from service.engine.faults import LaunchError, PrefillError, launch_errors
 from service.engine.memory import peak_bytes
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
@@ -255,16 +255,15 @@ class SpeechWorker:
                 self._requests.note_start(chunk.stream, now)
         self._scheduler.launch(step, start)
         try:
-            launch = self._launch(step, now)
-        except torch.AcceleratorError:
-            raise
+            with launch_errors():
+                launch = self._launch(step, now)
         except PrefillError as error:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
                 self._scheduler.undo(stream)
             self._requests.abandon_all([chunk.stream for chunk in step.prefills], error)
             return True
-        except LAUNCH_ERRORS as error:
+        except LaunchError as error:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
@@ -297,10 +296,9 @@ class SpeechWorker:
         request_id = self._references.next_id
         start = self._runner.clock.mark()
         try:
-            patches = self._references.launch()
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
+            with launch_errors():
+                patches = self._references.launch()
+        except LaunchError as error:
             log.exception("encoding reference audio failed")
             self._references.abort(request_id)
             self._requests.fail_launch(request_id, error)
