@@ -60,7 +60,7 @@ class MemoryRequirements:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What all workers of an engine share."""
+    """What a worker gets from its engine. All but the dtype is shared by all workers."""
 
     config: EngineConfig
     device: torch.device

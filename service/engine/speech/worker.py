@@ -76,6 +76,7 @@ class SpeechWorker:
         self._references = ReferenceQueue(model, context.device, config.max_waiting)
         self._in_flight = InFlight(context.clock, on_gpu=context.device.type == "cuda")
         self._planned: Step | None = None
+        """The next step, until something comes that may change the scheduler's choice."""
         self._reference_turn = False
 
     # Start
@@ -206,9 +207,9 @@ class SpeechWorker:
         self._in_flight.note_read(now)
         if not (self._in_flight.has_room and self._in_flight.near_end(now)):
             return False
-        return self._plan(now) is not None or len(self._references) > 0
+        return self._next_step(now) is not None or len(self._references) > 0
 
-    def _plan(self, now: float) -> Step | None:
+    def _next_step(self, now: float) -> Step | None:
         if self._planned is None:
             self._planned = self._scheduler.next_step(max(now, self._in_flight.free_at))
         return self._planned
@@ -232,7 +233,7 @@ class SpeechWorker:
     def can_wait(self, now: float, seconds: float) -> bool:
         if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_playing):
             return False
-        step = self._plan(now)
+        step = self._next_step(now)
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
@@ -242,7 +243,7 @@ class SpeechWorker:
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         if must:
             allowance = math.inf  # A planned step is launched whole.
-        step = self._plan(now)
+        step = self._next_step(now)
         self._planned = None
         if self._reference_goes_first(step, now):
             return self._launch_reference(now, allowance)
