@@ -110,6 +110,38 @@ class AudioFeed:
         return AudioChunk(audio, arrived, first.segment, last.segment_done, last.finished, last.truncated, last.steps)
 
 
+class AudioCounts:
+    """What the audio of an answer has so far."""
+
+    def __init__(self, job: SpeechJob) -> None:
+        self._job = job
+        self.samples = 0
+        """Samples before they are encoded, pauses included."""
+        self.silence = 0
+        """Samples of pauses."""
+        self.truncated = False
+        """Whether a segment ended at its cap, not by itself."""
+        self.steps: tuple[StepCounts, ...] = ()
+        """Set once the engine has ended the request."""
+
+    def add(self, chunk: AudioChunk) -> None:
+        self.samples += len(chunk.audio)
+        self.silence += len(chunk.audio) if chunk.silent else 0
+        if chunk.steps is not None:
+            self.steps = (chunk.steps,)
+        if chunk.truncated:
+            self.truncated = self._job.record.notes["truncated"] = True
+
+    @property
+    def patches(self) -> int:
+        return (self.samples - self.silence) // self._job.processor.samples_per_patch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds as a listener hears them."""
+        return self.samples / self._job.processor.sample_rate / self._job.speed
+
+
 class PlaybackMeter:
     """Simulates a listener that plays audio as it arrives: time to first audio, gaps, underruns."""
 

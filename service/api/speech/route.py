@@ -27,7 +27,7 @@ from service.api.http.streaming import (
     unless_disconnected,
 )
 from service.api.speech.captions import Captions, with_pauses
-from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
+from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.request import SMALL_TEXT, SpeechJob, max_spoken_chars, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
@@ -38,7 +38,7 @@ from service.api.speech.schema import (
 )
 from service.api.speech.script import Script, read_script
 from service.api.steps import step_report
-from service.link.messages import SpeechRequest, StepCounts
+from service.link.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 
 router = APIRouter(route_class=RequestRoute)
@@ -172,14 +172,7 @@ class AudioProgress:
 
     def __init__(self, speech: PreparedSpeech) -> None:
         self.encoder = speech.job.encoder()
-        self.samples = 0
-        """Samples of audio, pauses included."""
-        self.silence = 0
-        """Samples of pauses."""
-        self.truncated = False
-        """Whether a segment ended at its cap, not by itself."""
-        self.steps: tuple[StepCounts, ...] = ()
-        """Set once the engine has ended the request."""
+        self.counts = AudioCounts(speech.job)
         rate = speech.job.processor.sample_rate * speech.job.speed
         self._captions = None
         if speech.captions:
@@ -188,8 +181,7 @@ class AudioProgress:
         self.pauses = [round(seconds * rate) for seconds in pauses]
 
     def add(self, chunk: AudioChunk) -> None:
-        self.samples += len(chunk.audio)
-        self.silence += len(chunk.audio) if chunk.silent else 0
+        self.counts.add(chunk)
         if self._captions is not None:
             self._captions.add(chunk)
 
@@ -212,11 +204,6 @@ async def _encoded(context: ServerContext, speech: PreparedSpeech, progress: Aud
     ):
         async for chunk in chunks:
             progress.add(chunk)
-            if chunk.steps is not None:
-                progress.steps = (chunk.steps,)
-            if chunk.truncated:
-                progress.truncated = True
-                job.record.notes["truncated"] = True
             if data := await encode_chunk(context, job, encoder, chunk, meter):
                 yield data
     tail = await context.encoders.finish(encoder)
@@ -246,9 +233,9 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
             yield _named_event("speech.audio.delta", delta) + progress.events()
     if rest := progress.events():
         yield rest
-    patches = (progress.samples - progress.silence) // speech.job.processor.samples_per_patch
-    usage = SpeechUsage(speech.input_tokens, patches, speech.input_tokens + patches)
-    done = SpeechAudioDone(usage, "length" if progress.truncated else "stop", step_report(progress.steps))
+    counts = progress.counts
+    usage = SpeechUsage(speech.input_tokens, counts.patches, speech.input_tokens + counts.patches)
+    done = SpeechAudioDone(usage, "length" if counts.truncated else "stop", step_report(counts.steps))
     yield _named_event("speech.audio.done", done)
 
 
