@@ -80,7 +80,7 @@ def chat_step() -> Workload:
         engine.submit(str(row), tiny_prompt([[row % 50 + 1] * 20]), max_tokens=2 * ROUNDS)
     while len(engine.worker._scheduler.rows.slots) < ROWS:
         engine.turn()
-    for bucket in engine.worker._runner._decode[False]._graphs.values():
+    for bucket in engine.worker._runner.graphs.decode[False]._graphs.values():
         bucket.static.fill(bucket.layout, Plan(arrays={}, required=bucket.bucket))
         bucket.capture.replay()  # which makes the outputs
         object.__setattr__(bucket, "capture", _NothingCaptured(bucket.capture.outputs))

@@ -339,7 +339,7 @@ class Simulation:
         pool = Pool(lambda: hidden)
         chat = start.load_worker(self.config, model, pool.device, pool, observations)
         assert isinstance(chat, worker.ChatWorker)
-        hidden = chat._runner._hidden_size
+        hidden = chat._runner._sizes.hidden_size
         chat.allocate(plan_pages(self.config, [chat], lambda: None)[chat.name])
         chat._outbox._keeps = True
         chat._vision._encoder = None  # type: ignore[assignment]

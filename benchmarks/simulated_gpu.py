@@ -207,7 +207,7 @@ def engine(config: EngineConfig, channel: Channel) -> None:
         chat = start.load_worker(config, model, pool.device, pool, observations)
         assert isinstance(chat, worker.ChatWorker)
         runner = chat._runner
-        widths |= {"embeds": runner.embeds_width, "hidden": runner._hidden_size}
+        widths |= {"embeds": runner.embeds_width, "hidden": runner._sizes.hidden_size}
         without_pixels(chat._vision._encoder)
         chat.allocate(plan_pages(config, [chat], lambda: None)[chat.name])
         made = Engine([chat], pool, observations, channel)
@@ -215,7 +215,8 @@ def engine(config: EngineConfig, channel: Channel) -> None:
         while chat.capture_next(idle=True):
             pass
         runner._routes.pair_seconds = RouteSeconds(DILATION * PAIR, DILATION * PAIR)
-        chat._pacing.start(runner._decode[False], runner._cached_prefill, chat._vision.runner, DILATION * PAIR)
+        decode, prefill = runner.graphs.decode[False], runner.graphs.cached_prefill
+        chat._pacing.start(decode, prefill, chat._vision.runner, DILATION * PAIR)
         gc.collect()
         gc.freeze()
         made.run()

@@ -150,9 +150,8 @@ class SpeechModel(Protocol):
     "block_table" int32 [slots, max_pages], whose row is written before a slot's first prefill. Admission writes the
     others: last_patch (the last of the prompt audio, or zeros), length (prompt positions, all of them prefilled),
     conditioning (hidden vectors of the last of them, as `prefill` returns them), step 0, active True, seed, cfg,
-    temperature, min_patches (the stop head counts from patch
-    number min_patches + 1, from 0) and max_patches. From then on the steps advance them in place. A row whose slot is
-    inactive, and slot 0, change nothing and write to scratch.
+    temperature, min_patches (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then
+    on the steps advance them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
 
     Steps have the bucket {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
     """
@@ -192,12 +191,12 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
+    def prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
         """Ragged backbone over packed prompt rows -> conditioning [rows, width] of the rows in `last`.
 
-        plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], the patch of each
-        packed row, -1 for text; last int64 [rows], the packed rows that end a prompt (a chunk that does not reach the
-        end has none).
+        inputs: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], the patch of
+        each packed row, -1 for text; last int64 [rows], the packed rows that end a prompt (a chunk that does not reach
+        the end has none).
         """
         ...
 
@@ -211,7 +210,7 @@ class SpeechModel(Protocol):
         """prefill of chunks, with cached context or without, whose slots' block tables are written.
 
         Bucket: tokens; audio, the number of patches (0: for text alone, without the work of patches); sequences.
-        Buffers: those of prefill's plan, slot_mapping int64 [tokens], cu_seqlens int32 [sequences + 1], slots int64
+        Buffers: the inputs of prefill, slot_mapping int64 [tokens], cu_seqlens int32 [sequences + 1], slots int64
         and seq_lens int32 [sequences], the keys that each prompt then has; fill with 0, patch_index with -1 and
         cu_seqlens with the number of real tokens. Output: conditioning [sequences, width].
         """
@@ -219,7 +218,7 @@ class SpeechModel(Protocol):
 
     def mixed(
         self,
-        plan: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
         batch: PagedBatch,
         state: Mapping[str, Tensor],
         slots: Tensor,
@@ -227,7 +226,7 @@ class SpeechModel(Protocol):
     ) -> Tensor:
         """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
 
-        plan and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
+        inputs and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
         first. Returns conditioning [k + rows, width]; written to the slots, `tail` makes the patches of all of them.
         """
         ...

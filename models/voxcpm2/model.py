@@ -77,18 +77,18 @@ class VoxCPM2:
         for latent in self.vae.encode_pieces(wave, frames):
             yield latent.T.reshape(-1, frames, channels)
 
-    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
-        encoded = self.network.encode_patches(plan["patches"].to(self.dtype))
+    def prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
+        encoded = self.network.encode_patches(inputs["patches"].to(self.dtype))
         lm, residual = self.network.prompt_backbone(
-            plan["token_ids"],
-            plan["patch_index"],
+            inputs["token_ids"],
+            inputs["patch_index"],
             self.network.project_encoded(encoded),
-            plan["positions"],
+            inputs["positions"],
             batch,
-            lora_of(bank, plan),
+            lora_of(bank, inputs),
             encoded,
         )
-        last = plan["last"]
+        last = inputs["last"]
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
     def prefill_step(
@@ -102,7 +102,7 @@ class VoxCPM2:
 
     def mixed(
         self,
-        plan: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
         batch: PagedBatch,
         state: State,
         slots: Tensor,
@@ -110,13 +110,13 @@ class VoxCPM2:
     ) -> Tensor:
         rows = decode_rows(state, slots, batch.page_size)
         count = slots.shape[0]
-        front, index = torch.arange(count, device=slots.device), plan["patch_index"]
-        joint = dict(plan) | {
-            "token_ids": torch.cat((torch.zeros_like(slots), plan["token_ids"])),
-            "positions": torch.cat((rows.positions, plan["positions"])),
-            "patches": torch.cat((rows.patches, plan["patches"].to(self.dtype))),
+        front, index = torch.arange(count, device=slots.device), inputs["patch_index"]
+        joint = dict(inputs) | {
+            "token_ids": torch.cat((torch.zeros_like(slots), inputs["token_ids"])),
+            "positions": torch.cat((rows.positions, inputs["positions"])),
+            "patches": torch.cat((rows.patches, inputs["patches"].to(self.dtype))),
             "patch_index": torch.cat((front, torch.where(index < 0, index, index + count))),
-            "last": torch.cat((front, plan["last"] + count)),
+            "last": torch.cat((front, inputs["last"] + count)),
         }
         batch = replace(
             batch,

@@ -39,7 +39,8 @@ def make_patch(
     residual: Tensor,
     lora: Lora | None = None,
 ) -> Tensor:
-    """noise float32 [rows, D, P]."""
+    """Hidden vectors lm and residual [rows, H] and noise float32 [rows, D, P] -> results as of PatchMaker. Writes
+    last_patch, step and active of the slots."""
 
     def read(name: str) -> Tensor:
         return state[name].index_select(0, slots)

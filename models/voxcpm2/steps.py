@@ -75,7 +75,7 @@ class DecodeStep:
 class Prefill(Protocol):
     """models.protocol.SpeechModel.prefill."""
 
-    def __call__(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None) -> Tensor: ...
+    def __call__(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,7 +115,7 @@ class ServerContext:
             return self.transcripts.find(id)
         return await self.shared_transcripts.find(id)
 
-    def longest(self, model: HostedModel) -> int:
+    def max_model_len(self, model: HostedModel) -> int:
         """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""
         clients = self.engine.clients if isinstance(self.engine, Engines) else (self.engine,)
         states = [one for client in clients if client.state is not None for one in client.state.models]

@@ -99,7 +99,7 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
         created=model.created,
         owned_by="reprise",
         root=model.name,
-        max_model_len=context.longest(model),
+        max_model_len=context.max_model_len(model),
         kind=model.kind,
         notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
     )

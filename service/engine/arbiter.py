@@ -64,10 +64,10 @@ class Arbiter:
                 yield Turn(worker, allowance)
             if self._overdue(worker, now):
                 yield Turn(worker, allowance, must=True)
-        pressing = min(ready, key=lambda worker: worker.slack(now))
-        if any(other.backlog(now) > 0 and other.slack(now) < pressing.slack(now) for other in self._workers):
+        first = min(ready, key=lambda worker: worker.slack(now))
+        if any(other.backlog(now) > 0 and other.slack(now) < first.slack(now) for other in self._workers):
             return
-        yield Turn(pressing, self._allowance(pressing, now, backlog), must=True)
+        yield Turn(first, self._allowance(first, now, backlog), must=True)
 
     def launched(self, worker: ModelWorker, now: float, seconds: float) -> None:
         """Records that a worker launched work of so many predicted seconds."""
@@ -92,8 +92,8 @@ class Arbiter:
         due = [other for other in coming if other.due()]
         if not due or worker.due() or self._overdue(worker, now):
             return False
-        return worker.can_wait(now, backlog + sum(other.least() for other in due))
+        return worker.can_wait(now, backlog + sum(other.smallest_launch() for other in due))
 
     def _overdue(self, worker: ModelWorker, now: float, share: float = SHARE) -> bool:
         waited = now - self._waiting_since[worker.name]
-        return waited > PATIENCE or waited * share > worker.least()
+        return waited > PATIENCE or waited * share > worker.smallest_launch()

@@ -81,6 +81,7 @@ class Engine:
         self._state_sent = float("-inf")
         self._busy_at = clock()
         self._may_capture = True
+        """Whether a capture or a warm-up may be left: calls since the last look may have made a bucket worth it."""
         self._runners = [runner for worker in workers for runner in worker.graph_runners]
         self._device_name = device_name(pool.device)
         self._capture_seconds = 0.0
@@ -141,7 +142,7 @@ class Engine:
             self._busy_at = now
             return True
         if now - self._busy_at >= QUIET_BEFORE_CAPTURE and self._may_capture:
-            self._may_capture = self._occupied(self._prepare)
+            self._may_capture = self._occupied(self._capture_or_warm_up)
             return self._may_capture
         if not self._stopped:
             self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
@@ -167,9 +168,8 @@ class Engine:
             self._send(self._clock())
         self._occupied(partial(self._timed, runner.capture_missed))
 
-    def _prepare(self) -> bool:
-        """What an idle engine does: one capture or, when there is none left, one run of a warm-up. False when both are
-        done."""
+    def _capture_or_warm_up(self) -> bool:
+        """Makes one capture or, when none is wanted, one run of a warm-up; False when there is neither."""
         captures = (partial(worker.capture_next, idle=True) for worker in self.workers.values())
         return any(self._timed(capture) for capture in captures) or self._warm_up_next()
 

@@ -1,19 +1,19 @@
 """What a launch may raise, which requests that ends, and the failures that both kinds of models report.
 
 A launch that fails ends the requests of its batch and no other. A fault of the device (torch.AcceleratorError) ends the
-engine. It is a RuntimeError, so code that catches LAUNCH_ERRORS has to re-raise it first.
+engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from service.link.messages import Failed
 
-LAUNCH_ERRORS = (
+_LAUNCH_ERRORS = (
     RuntimeError,
     ValueError,
     IndexError,
@@ -30,25 +30,34 @@ _QUEUE_RETRY_AFTER = 5.0
 """Seconds; the Retry-After of a request that timed out in the queue."""
 
 
-class PrefillError(Exception):
-    """A prefill failed before the state of any decode row was touched, so decode rows go on. __cause__ is the error."""
+class LaunchError(Exception):
+    """A launch failed, and its batch may be the cause. __cause__ is the error."""
+
+
+class PrefillError(LaunchError):
+    """A prefill failed before the state of any decode row was touched, so decode rows go on."""
 
 
 @contextmanager
-def prefill_errors() -> Iterator[None]:
-    """Turns LAUNCH_ERRORS inside into PrefillError."""
+def launch_errors(kind: type[LaunchError] = LaunchError) -> Iterator[None]:
+    """Turns errors that the contents of a batch may cause into a LaunchError of this kind. A fault of the device, which
+    is a RuntimeError too, is passed on."""
     try:
         yield
     except torch.AcceleratorError:
         raise
-    except LAUNCH_ERRORS as error:
-        raise PrefillError(f"the prefill failed ({type(error).__name__})") from error
+    except _LAUNCH_ERRORS as error:
+        raise kind(f"a launch failed ({type(error).__name__})") from error
 
 
-def launch_failure(request_id: str, error: BaseException) -> Failed:
+def prefill_errors() -> AbstractContextManager[None]:
+    """As launch_errors, for launches that touch no decode row."""
+    return launch_errors(PrefillError)
+
+
+def launch_failure(request_id: str, error: LaunchError) -> Failed:
     """What a client is told when its launch failed; the text of the error goes only to the log."""
-    cause = error.__cause__ if isinstance(error, PrefillError) else error
-    if isinstance(cause, torch.OutOfMemoryError):
+    if isinstance(error.__cause__, torch.OutOfMemoryError):
         message = "the device ran out of memory for this request"
         return Failed(request_id, 503, "out_of_memory", message, retry_after=_RETRY_AFTER)
     return Failed(request_id, 500, "engine_error", "the model could not process this request")

@@ -9,12 +9,28 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+import numpy as np
+
 Digest = bytes
 
 
 def pages_for(positions: int, page_size: int) -> int:
     """Number of pages that hold this many positions."""
     return -(-positions // page_size)
+
+
+def kv_slots(pages: Sequence[int], count: int, page_size: int) -> np.ndarray:
+    """KV slots int64 [count] of the first positions of a sequence with these pages."""
+    positions = np.arange(count)
+    return np.asarray(pages, dtype=np.int64)[positions // page_size] * page_size + positions % page_size
+
+
+def block_tables(sequences: Sequence[Sequence[int]], max_pages: int) -> np.ndarray:
+    """The pages of each sequence, int32 [sequences, max_pages]; the scratch page where a sequence has none."""
+    tables = np.zeros((len(sequences), max_pages), dtype=np.int32)
+    for table, pages in zip(tables, sequences, strict=True):
+        table[: len(pages)] = pages
+    return tables
 
 
 class OutOfPages(Exception):

@@ -1,4 +1,4 @@
-"""Request slots: rows of the slot-state tensors, taken at admission and given back at the end."""
+"""Request slots: rows of the slot-state tensors, allocated at admission and released at the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SlotPool:
     def num_used(self) -> int:
         return self.num_slots - len(self._free)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         return self._free.popleft()
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         assert 0 < slot <= self.num_slots and slot not in self._free
         self._free.append(slot)

@@ -60,7 +60,7 @@ class MemoryRequirements:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What all workers of an engine share."""
+    """What a worker gets from its engine. All but the dtype is shared by all workers."""
 
     config: EngineConfig
     device: torch.device
@@ -145,7 +145,7 @@ class ModelWorker(Protocol):
         """Predicted seconds of launched work that has not finished."""
         ...
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         """Predicted seconds of the smallest unit of work, which `tick` launches with `must`."""
         ...
 

@@ -1,7 +1,7 @@
 """The engine's configuration, and its channel to the process that started it.
 
 The engine itself is a function `serve(config, channel)` in service/engine/start.py: it loads, captures, steps until a
-Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (supervisor.py).
+Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (engine_link.py).
 """
 
 from __future__ import annotations

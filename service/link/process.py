@@ -1,6 +1,6 @@
 """The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
 
-supervisor.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
+engine_link.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
 process that started it has ended. With `standby ENTRY` it imports what an engine imports, and reads its address later,
 from a second line (standby.py).
 """

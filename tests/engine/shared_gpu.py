@@ -27,14 +27,14 @@ from service.engine.arbiter import Arbiter
 from service.engine.chat import pacing
 from service.engine.chat import worker as chat_worker
 from service.engine.chat.encoder import Encoded, Part
-from service.engine.chat.launched import LaunchedStep
+from service.engine.chat.in_flight import StepOutput
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Step as ChatStep
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind
 from service.engine.speech.in_flight import IN_FLIGHT, LEAD
 from service.engine.speech.policy import Policy
-from service.engine.speech.prefill import PrefillSize, replayed_prefill
+from service.engine.speech.prefill import PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Playback, Stream
 from service.engine.speech.worker import POLL
@@ -161,14 +161,14 @@ class Talker:
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._in_flight else 0.0
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return self._planned.predicted if self._planned is not None else 0.0
 
     def due(self) -> bool:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        if seconds > UNNOTICED and not self.scheduler.all_hear:
+        if seconds > UNNOTICED and not self.scheduler.all_playing:
             return False
         step = self._plan()
         streams = () if step is None else step.emitting
@@ -186,7 +186,7 @@ class Talker:
         if step.prefills:
             bucket = replayed(PrefillSize.of(step.prefills).required or {})
             assert bucket is not None and step.tail
-            kind, size = replayed_prefill(bucket)
+            kind, size = replayed_cost_key(bucket)
             seconds = self._costs.mean(kind, 0, size) + self._costs.mean("tail", 10, rows)
         else:
             seconds = self._costs.mean("decode", 10, rows)
@@ -290,7 +290,7 @@ class SharedGpu(InlineEngine):
         self.world.commands.append(ChatRequest(f"chat {number}", "tiny", prompt, params, self.world.now))
         self.world.at(self.world.now + self._lot.expovariate(self._rate), self._ask)
 
-    def _launch_step(self, step: ChatStep, embeds: Any) -> LaunchedStep:
+    def _launch_step(self, step: ChatStep, embeds: Any) -> StepOutput:
         rows, tokens = len(step.slots), sum(chunk.length for chunk in step.chunks)
         seconds = decode_seconds(rows) if rows else 0.0
         seconds += prefill_seconds(next(size for size in PREFILLS if size >= tokens)) if tokens else 0.0
@@ -298,7 +298,7 @@ class SharedGpu(InlineEngine):
         self.world.launch(seconds)
         sampled = rows + sum(chunk.is_last for chunk in step.chunks)
         kind: Any = "mixed" if rows and tokens else "prefill" if tokens else "decode"
-        return LaunchedStep({"results": torch.zeros((sampled, 2), dtype=torch.int32)}, "replay", kind)
+        return StepOutput({"results": torch.zeros((sampled, 2), dtype=torch.int32)}, "replay", kind)
 
     def _launch_pass(self, parts: list[Part]) -> Encoded | None:
         world, patches = self.world, self.worker._vision.patches(parts)

@@ -39,7 +39,7 @@ class FakeWorker:
     def backlog(self, now: float) -> float:
         return self.waiting
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return self.cost
 
     def due(self) -> bool:
@@ -71,7 +71,7 @@ class Launcher:
     def launch(self, now: float) -> bool:
         for turn in self.arbiter.turns(now):
             if turn.worker.tick(now, turn.allowance, must=turn.must):
-                self.arbiter.launched(turn.worker, now, turn.worker.least())
+                self.arbiter.launched(turn.worker, now, turn.worker.smallest_launch())
                 return True
         return False
 

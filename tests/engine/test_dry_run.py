@@ -244,7 +244,7 @@ def _run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["serve", "--dry-run", *arguments], env={"COLUMNS": "200"})
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     small = str(GOLDEN / "qwen2_vl")
     done = _run("--gpu-memory", "24GiB")
     assert done.exit_code == 0 and "a GPU of 24.0 GiB" in done.output, done.output

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.faults import PrefillError, launch_failure, prefill_errors
+from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, prefill_errors
 
 
 def _overflow() -> None:
@@ -25,12 +25,17 @@ def _no_device_memory() -> None:
 
 @pytest.mark.parametrize(("launch", "status"), [(_overflow, 500), (_no_memory, 500), (_no_device_memory, 503)])
 def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], status: int) -> None:
-    with pytest.raises(PrefillError) as error, prefill_errors():
+    with pytest.raises(LaunchError) as error, launch_errors():
         launch()
     failed = launch_failure("request", error.value)
     assert (failed.request_id, failed.status) == ("request", status)
 
 
 def test_a_fault_of_the_device_is_passed_on() -> None:
-    with pytest.raises(torch.AcceleratorError), prefill_errors():
+    with pytest.raises(torch.AcceleratorError), launch_errors():
         raise torch.AcceleratorError
+
+
+def test_a_prefill_that_failed_is_still_known_as_one_outside() -> None:
+    with pytest.raises(PrefillError), launch_errors(), prefill_errors():
+        raise ValueError

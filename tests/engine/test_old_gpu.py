@@ -19,7 +19,7 @@ def turing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
-def test_it_is_refused_by_name() -> None:
+def test_an_old_gpu_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"Tesla T4 has compute capability 7\.5; 8\.0 is the least"):
         resolve_device(EngineConfig(models=(), device="cuda"))
 
@@ -30,6 +30,6 @@ def test_auto_takes_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> Non
     assert "Tesla T4" in caplog.text and "CPU" in caplog.text
 
 
-def test_a_newer_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (8, 0))
     assert resolve_device(EngineConfig(models=(), device="auto")) == torch.device("cuda", 0)

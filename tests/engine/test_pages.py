@@ -96,8 +96,8 @@ def test_an_equal_page_stays_private() -> None:
 
 def test_slots_are_given_out_once() -> None:
     slots = SlotPool(3)
-    assert [slots.take() for _ in range(3)] == [1, 2, 3]
-    slots.give_back(2)
-    assert slots.take() == 2 and slots.num_used == 3
+    assert [slots.allocate() for _ in range(3)] == [1, 2, 3]
+    slots.release(2)
+    assert slots.allocate() == 2 and slots.num_used == 3
     with pytest.raises(AssertionError):
-        slots.give_back(0)
+        slots.release(0)

@@ -146,7 +146,7 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Compared:
 
 
 @pytest.mark.parametrize("device, name", HERE)
-def test_chat(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_of_chat_give_the_bits_of_eager_calls(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One prompt after the other and all together, in chunks that fit captured prefills; greedily and with log
     probabilities."""
     directory, where = GOLDEN / name, torch.device(device)
@@ -179,7 +179,7 @@ def test_chat(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_speech(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_of_speech_give_the_bits_of_eager_calls(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where = torch.device(device)
     with engine_stream(where):
         model = load_model(golden.DIRECTORY, where, torch.bfloat16 if device == "cuda" else torch.float32)

@@ -33,8 +33,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         (ChatRunner, "_decode_rows", "chat"),
         (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
-        (SpeechRunner, "_backbone", "speech_prefill"),
-        (SpeechRunner, "_replay_prompts", "speech_prefill"),
+        (SpeechRunner, "_run_prompts", "speech_prefill"),
         (GraphRunner, "run", "encoder"),
     )
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import ChatModel
-from service.engine.chat.runner import LaunchedStep
+from service.engine.chat.in_flight import StepOutput
 from service.engine.chat.scheduler import Step
 from tests.support.inline_engine import InlineEngine
 
@@ -25,7 +25,7 @@ class LogitsEngine(InlineEngine):
         launch, results = runner.launch, runner._results
         self.step: Step | None = None
 
-        def captured_launch(step: Step, embeds: Any) -> LaunchedStep:
+        def captured_launch(step: Step, embeds: Any) -> StepOutput:
             self.step = step
             return launch(step, embeds)
 

@@ -120,7 +120,7 @@ class SpeechRig:
             if stop == len(layout.token_ids):
                 last.append(len(ids) - 1)
                 ready.append(slot)
-        plan = {
+        inputs = {
             "token_ids": self._int64(ids),
             "positions": self._int64(positions),
             "patches": torch.cat(patches).to(self.device),
@@ -129,11 +129,11 @@ class SpeechRig:
         }
         batch = self.cache.batch(prefills=parts)
         if self.prefills and not decodes:
-            conditioning = self._replay_prefill(plan, batch, list(chunks))
+            conditioning = self._replay_prefill(inputs, batch, list(chunks))
         elif decodes:
-            conditioning = self.model.mixed(plan, batch, self.state, self._int64(decodes))
+            conditioning = self.model.mixed(inputs, batch, self.state, self._int64(decodes))
         else:
-            conditioning = self.model.prefill(plan, batch)
+            conditioning = self.model.prefill(inputs, batch)
         for slot in ready:
             self._admit(slot)
         return [*decodes, *ready], conditioning
@@ -200,19 +200,19 @@ class SpeechRig:
             buffers[name][: len(slots)] = values
         return {name: value[: len(slots)] for name, value in step.forward(buffers, bucket).items()}
 
-    def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, slots: Sequence[int]) -> Tensor:
+    def _replay_prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, slots: Sequence[int]) -> Tensor:
         assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
-        tokens = len(plan["token_ids"])
+        tokens = len(inputs["token_ids"])
         step = self.model.prefill_step(self.state, self.cache.caches, self.cache.page_size)
         runner = self._runner(step, self.prefills)
-        inputs = dict(plan) | {
+        buffers = dict(inputs) | {
             "slot_mapping": batch.slot_mapping,
             "cu_seqlens": batch.cu_seqlens_q,
             "slots": self._int64(slots),
             "seq_lens": batch.cu_seqlens_k.diff(),
         }
-        arrays = {name: values.cpu().numpy() for name, values in inputs.items()}
-        required = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": len(slots)}
+        arrays = {name: values.cpu().numpy() for name, values in buffers.items()}
+        required = {"tokens": tokens, "audio": len(inputs["patches"]), "sequences": len(slots)}
         bucket = runner.graph_for(required)
         assert bucket is not None
         # What an earlier call left must not show: NaN in every float, indices out of range.
@@ -221,7 +221,7 @@ class SpeechRig:
             output.fill_(float("nan"))
         run = runner.run(Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": tokens}))
         assert run.route == "replay"
-        return run.outputs["conditioning"][: len(plan["last"])].clone()
+        return run.outputs["conditioning"][: len(inputs["last"])].clone()
 
     def _runner(self, step: Capturable, bucket_list: Sequence[Bucket]) -> GraphRunner:
         runner = self.runners.get(step.name)

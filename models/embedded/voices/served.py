@@ -98,7 +98,7 @@ class Served:
         is_patch = torch.cat([prompt.is_patch for prompt in prompts])
         ends = lengths.cumsum(0)
         bounds = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
-        plan = {
+        inputs = {
             "token_ids": torch.cat([prompt.token_ids for prompt in prompts]),
             "positions": torch.cat(positions),
             "patches": torch.cat([prompt.patches for prompt in prompts]),
@@ -106,7 +106,7 @@ class Served:
             "last": ends - 1,
         }
         slots = torch.cat([begin + place for begin, place in zip(first, positions, strict=True)])
-        return self.model.prefill(plan, PagedBatch.of_new_prompts(caches, _PAGE, slots, bounds, int(lengths.max())))
+        return self.model.prefill(inputs, PagedBatch.of_new_prompts(caches, _PAGE, slots, bounds, int(lengths.max())))
 
     def _prime(self, prompts: list[Prompt], state: dict[str, Tensor]) -> None:
         """The codec's memory of what is continued."""

@@ -1,6 +1,6 @@
-"""Messages of a chat request -> Prompt: text is tokenized while media load, then placeholders are expanded.
+"""A chat request -> Prompt: text is tokenized while media load, then placeholders are expanded.
 
-prompt_media.py loads the media.
+prompt_messages.py reads the messages, prompt_media.py loads the media.
 """
 
 from __future__ import annotations
@@ -8,21 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from models.chat_template import ROLES
 from models.errors import InputError, PromptTooLong
-from models.media import ChatMessage, MediaItem, Prompt, TokenizedChat, Tool
-from models.media import ContentPart as PromptPart
+from models.media import MediaItem, Prompt, TokenizedChat, Tool
 from models.processor import ChatProcessor
 from models.tools import prompt_texts
-from service.api.chat.past_answers import NamedTranscripts, named_transcripts, transcript_of
-from service.api.chat.prompt_media import MediaReference, PromptMedia
-from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
-from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.video_sampling import first_stated, of_all_videos, stated
+from service.api.chat.past_answers import named_transcripts
+from service.api.chat.prompt_media import PromptMedia
+from service.api.chat.prompt_messages import check_length, read_messages
+from service.api.chat.schema import ChatRequestBody, ContentPart
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
@@ -32,11 +28,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
-TEXT_KINDS = ("text", "refusal")
-PART_KINDS = (*TEXT_KINDS, "image_url", "video_url")
-"""Types of content parts. The content of a part is in a field with the name of its type."""
-MAX_CHARACTERS_PER_TOKEN = 16
-"""No text has more characters per token than this on average; ordinary text has three to five."""
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop. That takes a millisecond or two, no more than handing the
 work to a thread and back (`python -m benchmarks.host_path`)."""
@@ -58,10 +49,10 @@ async def build_prompt(
     """
     processor = model.chat_processor
     options = _template_options(body.chat_template_kwargs or {})
-    longest = context.longest(model)
-    messages, references = _collect(body, context, longest, await named_transcripts(body, context))
+    max_model_len = context.max_model_len(model)
+    messages, references = read_messages(body, context, max_model_len, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
-    _check_length(length, longest)
+    check_length(length, max_model_len)
     media = PromptMedia(context, processor, references, record)
     apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
@@ -129,35 +120,6 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
     return options
 
 
-def _collect(
-    body: ChatRequestBody, context: ServerContext, longest: int, transcripts: NamedTranscripts
-) -> tuple[list[ChatMessage], list[MediaReference]]:
-    settings, messages = context.settings, body.messages
-    if len(messages) > settings.max_messages:
-        raise bad_request(_too_many("messages", len(messages), settings.max_messages), "messages")
-    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-    if parts > settings.max_parts:
-        raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
-    # Before the arguments are parsed, since their values take much more memory than their text.
-    calls = (call for message in messages for call in message.tool_calls or ())
-    _check_length(sum(len(call.function.arguments) for call in calls), longest)
-    references: list[MediaReference] = []
-    collected = [
-        _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
-    ]
-    collected = [collected[index] for index in result_order(messages)]
-    for kind, limit in (("image", settings.max_images), ("video", settings.max_videos)):
-        count = sum(reference.kind == kind for reference in references)
-        if count > limit:
-            raise bad_request(_too_many(f"{kind}s", count, limit), "messages")
-    common = of_all_videos(body)
-    return collected, [replace(one, sampling=first_stated((one.sampling, common))) for one in references]
-
-
-def _too_many(what: str, count: int, limit: int) -> str:
-    return f"messages: too many {what}: {count} given, at most {limit} allowed."
-
-
 def is_small(body: ChatRequestBody) -> bool:
     """Whether the prompt is built without awaiting I/O or threads: short texts, no media and no tools."""
     length = 0
@@ -172,85 +134,6 @@ def is_small(body: ChatRequestBody) -> bool:
         length += len(message.reasoning_content or "") + len(message.refusal or "")
         length += sum(len(part.text or "") + len(part.refusal or "") for part in parts)
     return length <= SMALL_PROMPT
-
-
-def _check_length(length: int, longest: int) -> None:
-    """Refuses text that cannot fit, before it is tokenized. longest: tokens of prompt and answer together."""
-    limit = MAX_CHARACTERS_PER_TOKEN * longest
-    if length > limit:
-        raise bad_request(
-            f"messages: too much text: {length} characters given, at most {limit} allowed for a context of "
-            f"{longest} tokens.",
-            "messages",
-            "context_length_exceeded",
-        )
-
-
-def _message(
-    message: Message, field: str, references: list[MediaReference], transcripts: NamedTranscripts
-) -> ChatMessage:
-    role = ROLES.get(message.role)
-    if role is None:
-        instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
-        raise bad_request(f"{field}.role: {instead}.", f"{field}.role")
-    if message.function_call:
-        raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
-    calls = earlier_calls(message, field)
-    reasoning = message.reasoning_content if role == "assistant" else None
-    content: tuple[PromptPart, ...] = ()
-    if not message.content and role == "assistant" and message.audio is not None:
-        content = (PromptPart(text=transcript_of(message.audio, f"{field}.audio", transcripts)),)
-    elif not message.content and role == "assistant" and message.refusal:
-        content = (PromptPart(text=message.refusal),)
-    elif isinstance(message.content, str):
-        content = (PromptPart(text=message.content),)
-    elif message.content is not None:
-        content = tuple(
-            _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
-        )
-    elif role != "assistant":
-        raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
-    return ChatMessage(role, content, calls, reasoning)
-
-
-def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:
-    given = [name for name in PART_KINDS if getattr(part, name)]
-    kind = part.type or next(iter(given), None)
-    if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
-        # To leave it out would go unnoticed.
-        raise bad_request(f"{field}.{other}: not in a part with {kind}; send a part of its own.", f"{field}.{other}")
-    if kind in TEXT_KINDS and (kind == "text" or role == "assistant"):
-        text = part.text if kind == "text" else part.refusal
-        if text is None:
-            raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
-        return PromptPart(text=text)
-    if kind not in ("image_url", "video_url"):
-        raise bad_request(f"{field}.type: must be text, image_url or video_url.", f"{field}.type")
-    media = part.image_url if kind == "image_url" else part.video_url
-    if media is None:
-        raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
-    if role != "user":
-        raise bad_request(f"{field}: images and videos are only allowed in user messages.", field)
-    _refuse_pixel_bounds(part, field)
-    at = f"{field}.{kind}"
-    if isinstance(media, str):
-        media = MediaUrl(media)
-    else:
-        _refuse_pixel_bounds(media, at)
-    sampling = first_stated((stated(media, at), stated(part, field)))
-    at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
-    references.append(MediaReference("image" if kind == "image_url" else "video", media, at, sampling))
-    return PromptPart(item=len(references) - 1)
-
-
-def _refuse_pixel_bounds(fields: ContentPart | MediaUrl, at: str) -> None:
-    for name in PIXEL_BOUNDS:
-        if getattr(fields, name) is not None:
-            raise bad_request(
-                f"{at}.{name}: not supported; use detail for pictures, fps and max_frames for videos.",
-                f"{at}.{name}",
-                "unsupported_parameter",
-            )
 
 
 async def _concurrently(

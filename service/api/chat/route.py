@@ -65,7 +65,7 @@ router = APIRouter(route_class=RequestRoute)
 
 
 @dataclass
-class TokenCounts:
+class ChoiceCounts:
     """What one choice has so far."""
 
     tokens: int = 0
@@ -88,7 +88,7 @@ class ChatJob:
     """Unix time in seconds."""
     model: HostedModel
     prompt: Prompt
-    longest: int
+    max_model_len: int
     """Tokens that prompt and answer may have together."""
     sampling: tuple[SamplingParams, ...]
     """One for each choice."""
@@ -98,7 +98,7 @@ class ChatJob:
     grammar: str
     """ChatRequest.grammar."""
     record: RequestRecord
-    counts: list[TokenCounts] = field(default_factory=list)
+    counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     spoken: SpokenAnswer | None = None
     """Set if the answer is to be spoken."""
@@ -163,21 +163,21 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     refuse_unsupported(body)
     stops = stop_strings(body)
     settings = context.settings
-    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.most("chat")))
+    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
     tools = tool_use(body)
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
     grammar = await _grammar(context, model, prompt, tools, answer, record.client)
-    longest = context.longest(model)
-    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), longest, settings)
+    max_model_len = context.max_model_len(model)
+    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
     id = f"chatcmpl-{uuid.uuid4().hex}"
-    counts = [TokenCounts() for _ in sampling]
+    counts = [ChoiceCounts() for _ in sampling]
     return ChatJob(
-        id, int(time.time()), model, prompt, longest, sampling, stops, tools, grammar, record, counts, spoken
+        id, int(time.time()), model, prompt, max_model_len, sampling, stops, tools, grammar, record, counts, spoken
     )
 
 
@@ -211,30 +211,30 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         calls=ToolCallParser(forced=job.tools.forced) if job.tools else None,
     )
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
-    name, arrival = f"{job.id}-{index}", job.record.arrival
-    request = ChatRequest(name, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
+    request_id, arrival = f"{job.id}-{index}", job.record.arrival
+    request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
     async with aclosing(context.engine.submit(request)) as stream:
 
         def end() -> None:
             if not stream.ended:
                 job.timed_out = True
-                stream.cut(ChatDelta(request.request_id, (), finish_reason="length"))
+                stream.cut(ChatDelta(request_id, (), finish_reason="length"))
 
         limit = asyncio.get_running_loop().call_later(
-            job.record.arrival + context.settings.request_timeout - time.monotonic(), end
+            arrival + context.settings.request_timeout - time.monotonic(), end
         )
         try:
-            async for tokens in stream:
-                delta = assembler.feed(tokens)
+            async for delta in stream:
+                text = assembler.feed(delta)
                 counts.tokens = assembler.tokens
-                counts.cached_tokens = max(counts.cached_tokens, tokens.cached_tokens)
+                counts.cached_tokens = max(counts.cached_tokens, delta.cached_tokens)
                 counts.reasoning_tokens = assembler.reasoning_tokens
-                counts.calls += sum(call.id is not UNSET for call in delta.calls)
-                counts.steps = tokens.steps
+                counts.calls += sum(call.id is not UNSET for call in text.calls)
+                counts.steps = delta.steps
                 if job.timed_out and not any(choice.tokens for choice in job.counts):
                     raise TimeoutError
-                yield delta
-                if delta.finish_reason is not None:
+                yield text
+                if text.finish_reason is not None:
                     break
         finally:
             limit.cancel()
@@ -269,7 +269,7 @@ async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
     except EngineLost:
         if job.spoken is not None or not context.engine.ready:
             raise
-        job.counts[index] = TokenCounts()
+        job.counts[index] = ChoiceCounts()
         return await _collected(context, job, index)
 
 

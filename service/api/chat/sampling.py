@@ -44,13 +44,13 @@ def choice_count(body: ChatRequestBody, most: int) -> int:
 
 
 def sampling_params(
-    body: ChatRequestBody, processor: ChatProcessor, prompt_tokens: int, longest: int, settings: Settings
+    body: ChatRequestBody, processor: ChatProcessor, prompt_tokens: int, max_model_len: int, settings: Settings
 ) -> SamplingParams:
     """Parameters of the first choice. ApiError 400 names the field that does not fit the model or the prompt.
 
-    longest: tokens that prompt and answer may have together; max_tokens is reduced to what it leaves.
+    max_model_len: tokens that prompt and answer may have together; max_tokens is reduced to what the prompt leaves.
     """
-    room = _room(processor, prompt_tokens, longest)
+    room = _room(processor, prompt_tokens, max_model_len)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
@@ -87,14 +87,14 @@ def sampling_params(
     )
 
 
-def _room(processor: ChatProcessor, prompt_tokens: int, longest: int) -> int:
+def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> int:
     """Tokens that are left for the completion. ApiError 400 if there is none."""
-    room = longest - prompt_tokens
+    room = max_model_len - prompt_tokens
     if room < 1:
-        holder = "the KV cache holds" if longest < processor.context_length else "the model's context is"
+        holder = "the KV cache holds" if max_model_len < processor.context_length else "the model's context is"
         raise bad_request(
-            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; {holder} {longest} tokens, at "
-            "least one of them for the completion.",
+            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; {holder} {max_model_len} "
+            "tokens, at least one of them for the completion.",
             "messages",
             "context_length_exceeded",
         )

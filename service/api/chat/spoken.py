@@ -23,12 +23,11 @@ from service.api.http.record import RequestRecord
 from service.api.merging import merged
 from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
-from service.api.speech.delivery import AudioChunk, PlaybackMeter, encode_chunk
+from service.api.speech.delivery import AudioChunk, AudioCounts, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.steps import step_report
-from service.link.messages import StepCounts
 
 PCM_RATE = 24_000
 """Hz, the rate at which OpenAI's clients play pcm16."""
@@ -143,8 +142,6 @@ class SpokenAnswer:
         self.id = f"audio_{uuid.uuid4().hex}"
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
-        self.truncated = False
-        """Whether a segment of the speech ended at its cap."""
         self.texts: Sequence[str] = ()
         """Texts of all segments so far, as they are spoken."""
         self.segments: list[tuple[float, float]] = []
@@ -157,24 +154,27 @@ class SpokenAnswer:
         self._logprobs = logprobs
         self._most_characters = context.settings.max_speech_chars if streamed else MAX_WHOLE_CHARS
         self._encoder = job.encoder()
-        self._samples = 0
-        self._silence = 0
-        """Number of those samples that are pauses."""
+        self._counts = AudioCounts(job)
+        self._too_long = False
+        """Whether the text has a part that was not spoken because of its length."""
         self._file = bytearray()
-        self._steps: tuple[StepCounts, ...] = ()
-        """Set once the engine has ended the speech."""
 
     @property
     def patches(self) -> int:
         """Number of audio tokens so far."""
-        return (self._samples - self._silence) // self._job.processor.samples_per_patch
+        return self._counts.patches
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
+        return self._too_long or self._counts.truncated
 
     async def audio(self, transcript: str) -> AnswerAudio:
         """The whole file, after `heard` has ended."""
         self._encoder.complete(self._file)
         expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
-        return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._steps))
+        return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._counts.steps))
 
     @property
     def _ending(self) -> Literal["stop", "length"]:
@@ -221,7 +221,7 @@ class SpokenAnswer:
                 data=base64.b64encode(sound).decode() if sound else msgspec.UNSET,
                 expires_at=await self._context.keep_transcript(self.id, "".join(transcript)),
                 finish_reason=self._ending,
-                steps=step_report(self._steps),
+                steps=step_report(self._counts.steps),
             )
             ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
         yield b"".join(map(encode, ends))
@@ -285,7 +285,7 @@ class SpokenAnswer:
         try:
             await text.write(delta.content, last=delta.finish_reason is not None, pause=bool(delta.calls))
         except SpokenTooLong:
-            self.truncated = self._job.record.notes["unspoken"] = True
+            self._too_long = self._job.record.notes["unspoken"] = True
         except InputError:
             # Text that the speech model cannot speak stays in the transcript.
             self._job.record.notes["unspoken"] = True
@@ -299,7 +299,7 @@ class SpokenAnswer:
             spoken = self._named(feed.chunks())
             async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
                 async for chunk in chunks:
-                    if not self._samples and len(chunk.audio) and self._streamed:
+                    if not self._counts.samples and len(chunk.audio) and self._streamed:
                         waited = time.monotonic() - job.record.arrival
                         context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
                     self._count(chunk)
@@ -326,22 +326,12 @@ class SpokenAnswer:
             raise EngineError(error.status, error.code, error.message, field, error.retry_after) from error
 
     def _count(self, chunk: AudioChunk) -> None:
-        self._silence += len(chunk.audio) if chunk.silent else 0
         if not chunk.silent and self.begun is None:
-            self.begun = self._seconds
-        self._samples += len(chunk.audio)
+            self.begun = self._counts.seconds
+        self._counts.add(chunk)
         if chunk.segment_done and self.begun is not None:
-            self.segments.append((self.begun, self._seconds))
+            self.segments.append((self.begun, self._counts.seconds))
             self.begun = None
-        if chunk.steps is not None:
-            self._steps = (chunk.steps,)
-        if chunk.truncated:
-            self.truncated = self._job.record.notes["truncated"] = True
-
-    @property
-    def _seconds(self) -> float:
-        """Seconds of audio so far."""
-        return self._samples / self._job.processor.sample_rate / self._job.speed
 
     def _pause_samples(self, seconds: float) -> int:
         return round(seconds * self._job.processor.sample_rate * self._job.speed)

@@ -75,7 +75,7 @@ class Admission:
     def pending_bytes(self) -> int:
         return self._bytes.total()
 
-    def most(self, endpoint: str) -> int:
+    def max_requests(self, endpoint: str) -> int:
         """The most that one request can take of the requests in flight."""
         return self._share(KINDS.get(endpoint, endpoint), self._max_in_flight)
 

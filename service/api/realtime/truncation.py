@@ -27,7 +27,7 @@ class _Room:
 
     def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
         """share: fraction of the allowed tokens."""
-        context = job.longest
+        context = job.max_model_len
         answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
         allowed = context - answer - self.beside
         allowed = allowed if self.most is None else min(allowed, self.most)

@@ -36,18 +36,18 @@ class AudioChunk:
 class AudioFeed:
     """Audio chunks of one request. Audio that the client has not read yet is merged, up to the end of a segment.
 
-    The stream is paused in the engine while more than `most_ahead` seconds wait, and resumed at half of that. Use as a
+    The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. Use as a
     context manager: leaving it aborts a request that has not ended.
 
     A callback takes the deltas, not a task: when the first patches of 64 streams come in one message, none waits for 64
     tasks to wake up.
     """
 
-    def __init__(self, context: ServerContext, request: SpeechRequest, sample_rate: int, most_ahead: float) -> None:
+    def __init__(self, context: ServerContext, request: SpeechRequest, sample_rate: int, max_ahead: float) -> None:
         self._engine = context.engine
         self._request_id = request.request_id
         self._stream: RequestStream[SpeechDelta] = context.engine.submit(request)
-        self._most_ahead = int(most_ahead * sample_rate)
+        self._max_ahead_samples = int(max_ahead * sample_rate)
         self._waiting: deque[tuple[SpeechDelta, float]] = deque()
         self._samples = 0
         self._paused = False
@@ -75,7 +75,7 @@ class AudioFeed:
             self._waiting.append((delta, now))
             self._samples += len(delta.audio)
             self._segment = delta.segment
-        self._set_paused(self._samples > self._most_ahead)
+        self._set_paused(self._samples > self._max_ahead_samples)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -95,7 +95,7 @@ class AudioFeed:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
             chunk = self._merge()
-            if self._paused and self._samples <= self._most_ahead // 2:
+            if self._paused and self._samples <= self._max_ahead_samples // 2:
                 self._set_paused(False)
             yield chunk
 
@@ -108,6 +108,38 @@ class AudioFeed:
         audio = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self._samples -= len(audio)
         return AudioChunk(audio, arrived, first.segment, last.segment_done, last.finished, last.truncated, last.steps)
+
+
+class AudioCounts:
+    """What the audio of an answer has so far."""
+
+    def __init__(self, job: SpeechJob) -> None:
+        self._job = job
+        self.samples = 0
+        """Samples before they are encoded, pauses included."""
+        self.silence = 0
+        """Samples of pauses."""
+        self.truncated = False
+        """Whether a segment ended at its cap, not by itself."""
+        self.steps: tuple[StepCounts, ...] = ()
+        """Set once the engine has ended the request."""
+
+    def add(self, chunk: AudioChunk) -> None:
+        self.samples += len(chunk.audio)
+        self.silence += len(chunk.audio) if chunk.silent else 0
+        if chunk.steps is not None:
+            self.steps = (chunk.steps,)
+        if chunk.truncated:
+            self.truncated = self._job.record.notes["truncated"] = True
+
+    @property
+    def patches(self) -> int:
+        return (self.samples - self.silence) // self._job.processor.samples_per_patch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds as a listener hears them."""
+        return self.samples / self._job.processor.sample_rate / self._job.speed
 
 
 class PlaybackMeter:

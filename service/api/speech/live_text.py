@@ -13,7 +13,14 @@ from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
 from service.api.speech.live_passages import LivePassages
 from service.api.speech.live_writing import LiveWriting
-from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, clean_text, most_spoken, speakable
+from service.api.speech.request import (
+    SMALL_TEXT,
+    SpeechJob,
+    SpokenTooLong,
+    clean_text,
+    max_spoken_chars,
+    speakable,
+)
 from service.api.speech.script import Line
 from service.api.speech.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
@@ -87,7 +94,7 @@ class LiveText:
             parts = self._cut(text, whole=last or pause)
         else:
             parts = await self._context.in_thread(lambda: self._cut(text, whole=last or pause))
-        written = await self._in_turn(parts)
+        written = await self._tokenized(parts)
         texts = [line.text for line in written.lines]
         self.texts.extend(texts)
         self.lines.extend(written.lines)
@@ -125,13 +132,14 @@ class LiveText:
             self._writing.clear()
         return lines
 
-    async def _in_turn(self, parts: Sequence[Line | float]) -> _Written:
+    async def _tokenized(self, parts: Sequence[Line | float]) -> _Written:
+        """Segments of these parts; long ones are tokenized in a thread."""
         if sum(len(part.text) for part in parts if isinstance(part, Line)) <= SMALL_TEXT:
             return self._tokenize(parts)
         return await self._context.in_thread(lambda: self._tokenize(parts))
 
     def _tokenize(self, parts: Sequence[Line | float]) -> _Written:
-        """Repeats the description before the first text before the later ones."""
+        """The description that is in front of the first text is repeated in front of each later one."""
         written = _Written()
         for part in parts:
             if isinstance(part, float):
@@ -155,7 +163,7 @@ class LiveText:
 
     def _count(self, text: str) -> None:
         """Raises SpokenTooLong at the limit of all segments together."""
-        most = most_spoken(self._context)
+        most = max_spoken_chars(self._context)
         self._characters += len(text)
         if self._characters > most:
             raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")

@@ -66,7 +66,7 @@ class SpokenTooLong(InputError):
     """The text is within its limit, but the words that are spoken for it are not."""
 
 
-def most_spoken(context: ServerContext) -> int:
+def max_spoken_chars(context: ServerContext) -> int:
     """Limit in characters of a text as it is spoken."""
     return SPOKEN_GROWTH * context.settings.max_speech_chars
 
@@ -104,15 +104,22 @@ class SpeechJob:
     temperature: float
     min_patches: int
     max_patches: int | None
+    """None: the model's cap for the length of each text."""
     response_format: str
     sample_rate: int
+    """Samples per second of what the client gets."""
     speed: float
     granularity: Granularity
+    """Where a text is cut into segments."""
     markup: bool
+    """Whether Markdown, HTML tags and emoji are removed."""
     normalised: bool
+    """Whether numbers and signs become words."""
     lexicons: tuple[Lexicon, ...]
     segment_length: int
+    """Limit of a segment, as text_splitting.spoken_length counts."""
     retries: int
+    """SpeechRequest.retries."""
     record: RequestRecord
 
     @property
@@ -191,7 +198,11 @@ async def prepare(
     default_format: str,
     default_granularity: Granularity,
 ) -> SpeechJob:
-    """ApiError or InputError names the invalid field."""
+    """Validates all fields but the text, and loads or encodes the voice.
+
+    default_format, default_granularity: where the request names none. Raises ApiError or InputError that names the
+    invalid field.
+    """
     model = speech_model(context, options.model, record)
     processor, settings = model.speech_processor, context.settings
     steps = solver_steps(context, model, options.inference_timesteps)

@@ -27,8 +27,8 @@ from service.api.http.streaming import (
     unless_disconnected,
 )
 from service.api.speech.captions import Captions, with_pauses
-from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
-from service.api.speech.request import SMALL_TEXT, SpeechJob, most_spoken, prepare
+from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
+from service.api.speech.request import SMALL_TEXT, SpeechJob, max_spoken_chars, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -38,7 +38,7 @@ from service.api.speech.schema import (
 )
 from service.api.speech.script import Script, read_script
 from service.api.steps import step_report
-from service.link.messages import SpeechRequest, StepCounts
+from service.link.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 
 router = APIRouter(route_class=RequestRoute)
@@ -51,16 +51,17 @@ MAX_WORDED_CHARS = 2 * MAX_WHOLE_CHARS
 
 
 @dataclass(frozen=True, eq=False)
-class Speech:
-    """A request that is ready for the engine. longest: upper bound of its audio in seconds. captions: what the client
-    is told besides the audio."""
+class PreparedSpeech:
+    """A request that is ready for the engine."""
 
     job: SpeechJob
     script: Script
     captions: frozenset[str]
+    """timestamp_granularities of the request."""
     request: SpeechRequest
     input_tokens: int
-    longest: float
+    max_seconds: float
+    """Upper bound of its audio, pauses included."""
 
 
 @router.post(
@@ -99,7 +100,7 @@ def _is_small(body: SpeechRequestBody) -> bool:
     return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
 
 
-async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> Speech:
+async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
     if len(body.input) > context.settings.max_speech_chars:
         most = context.settings.max_speech_chars
         raise bad_request(f"input: too long: {len(body.input)} characters given, at most {most} allowed.", "input")
@@ -118,7 +119,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
 
     def build() -> tuple[SpeechRequest, Script]:
         script = read_script(job, body.input, written=bool(captions))
-        most = most_spoken(context)
+        most = max_spoken_chars(context)
         if script.characters > most:
             reason = f"as it is spoken, the text has {script.characters} characters, at most {most} allowed"
             raise InputError("input", reason)
@@ -141,8 +142,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
-    longest = patches * job.processor.samples_per_patch / job.processor.sample_rate / job.speed + script.pauses
-    return Speech(job, script, captions, request, tokens, longest)
+    max_seconds = patches * job.processor.samples_per_patch / job.processor.sample_rate / job.speed + script.pauses
+    return PreparedSpeech(job, script, captions, request, tokens, max_seconds)
 
 
 def _headers(job: SpeechJob) -> dict[str, str]:
@@ -155,27 +156,23 @@ def _headers(job: SpeechJob) -> dict[str, str]:
     }
 
 
-def _audio_response(context: ServerContext, speech: Speech) -> Response:
+def _audio_response(context: ServerContext, speech: PreparedSpeech) -> Response:
     headers = _headers(speech.job)
     return LiveResponse(
-        _chunks(context, speech, AudioProgress(speech)),
+        _encoded(context, speech, AudioProgress(speech)),
         media_type=headers.pop("content-type"),
-        timeout=context.settings.request_timeout + speech.longest,
+        timeout=context.settings.request_timeout + speech.max_seconds,
         write_timeout=context.settings.write_timeout,
         headers=headers,
     )
 
 
 class AudioProgress:
-    """truncated: a segment ended at its cap, not by itself. silence: samples of pauses. steps: set once the engine has
-    ended the request."""
+    """What an answer has so far."""
 
-    def __init__(self, speech: Speech) -> None:
+    def __init__(self, speech: PreparedSpeech) -> None:
         self.encoder = speech.job.encoder()
-        self.samples = 0
-        self.silence = 0
-        self.truncated = False
-        self.steps: tuple[StepCounts, ...] = ()
+        self.counts = AudioCounts(speech.job)
         rate = speech.job.processor.sample_rate * speech.job.speed
         self._captions = None
         if speech.captions:
@@ -184,8 +181,7 @@ class AudioProgress:
         self.pauses = [round(seconds * rate) for seconds in pauses]
 
     def add(self, chunk: AudioChunk) -> None:
-        self.samples += len(chunk.audio)
-        self.silence += len(chunk.audio) if chunk.silent else 0
+        self.counts.add(chunk)
         if self._captions is not None:
             self._captions.add(chunk)
 
@@ -195,24 +191,19 @@ class AudioProgress:
         return b"".join(_named_event("speech.audio.segment", segment) for segment in segments)
 
 
-async def _chunks(context: ServerContext, speech: Speech, progress: AudioProgress) -> AsyncGenerator[bytes]:
+async def _encoded(context: ServerContext, speech: PreparedSpeech, progress: AudioProgress) -> AsyncGenerator[bytes]:
     """The encoded file, piece by piece as it is made. Closing the generator aborts the request."""
     job, settings = speech.job, context.settings
     encoder = progress.encoder
     meter = PlaybackMeter(context, job.model.name, job.record.arrival, live=speech.request.live)
-    most_ahead = settings.speech_ahead if speech.request.live else speech.longest
+    max_ahead = settings.speech_ahead if speech.request.live else speech.max_seconds
     async with (
-        AudioFeed(context, speech.request, job.processor.sample_rate, most_ahead) as feed,
+        AudioFeed(context, speech.request, job.processor.sample_rate, max_ahead) as feed,
         aclosing(feed.chunks()) as spoken,
         aclosing(with_pauses(spoken, progress.pauses)) as chunks,
     ):
         async for chunk in chunks:
             progress.add(chunk)
-            if chunk.steps is not None:
-                progress.steps = (chunk.steps,)
-            if chunk.truncated:
-                progress.truncated = True
-                job.record.notes["truncated"] = True
             if data := await encode_chunk(context, job, encoder, chunk, meter):
                 yield data
     tail = await context.encoders.finish(encoder)
@@ -222,11 +213,11 @@ async def _chunks(context: ServerContext, speech: Speech, progress: AudioProgres
         yield tail
 
 
-def _event_response(context: ServerContext, speech: Speech) -> Response:
+def _event_response(context: ServerContext, speech: PreparedSpeech) -> Response:
     return LiveResponse(
         _events(context, speech),
         media_type=EVENT_STREAM,
-        timeout=context.settings.request_timeout + speech.longest,
+        timeout=context.settings.request_timeout + speech.max_seconds,
         write_timeout=context.settings.write_timeout,
         keep_alive=(context.settings.keep_alive, KEEP_ALIVE),
         on_error=error_event,
@@ -234,17 +225,17 @@ def _event_response(context: ServerContext, speech: Speech) -> Response:
     )
 
 
-async def _events(context: ServerContext, speech: Speech) -> AsyncGenerator[bytes]:
+async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:
     progress = AudioProgress(speech)
-    async with aclosing(_chunks(context, speech, progress)) as chunks:
+    async with aclosing(_encoded(context, speech, progress)) as chunks:
         async for data in chunks:
             delta = SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
             yield _named_event("speech.audio.delta", delta) + progress.events()
     if rest := progress.events():
         yield rest
-    patches = (progress.samples - progress.silence) // speech.job.processor.samples_per_patch
-    usage = SpeechUsage(speech.input_tokens, patches, speech.input_tokens + patches)
-    done = SpeechAudioDone(usage, "length" if progress.truncated else "stop", step_report(progress.steps))
+    counts = progress.counts
+    usage = SpeechUsage(speech.input_tokens, counts.patches, speech.input_tokens + counts.patches)
+    done = SpeechAudioDone(usage, "length" if counts.truncated else "stop", step_report(counts.steps))
     yield _named_event("speech.audio.done", done)
 
 
@@ -252,9 +243,9 @@ def _named_event(name: str, payload: msgspec.Struct) -> bytes:
     return f"event: {name}\n".encode() + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
-async def _whole(context: ServerContext, speech: Speech) -> bytes:
+async def _whole(context: ServerContext, speech: PreparedSpeech) -> bytes:
     progress = AudioProgress(speech)
-    async with aclosing(_chunks(context, speech, progress)) as chunks:
+    async with aclosing(_encoded(context, speech, progress)) as chunks:
         data = bytearray(b"".join([chunk async for chunk in chunks]))
     progress.encoder.complete(data)
     return bytes(data)

@@ -16,7 +16,7 @@ from models.media import MediaItem
 from models.protocol import Bucket, Plan, VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LAUNCH_ERRORS
+from service.engine.faults import LaunchError, launch_errors
 from service.engine.memory import peak_bytes
 from service.engine.readback import mark
 from service.engine.tally import StepTally
@@ -77,7 +77,7 @@ class Encoded:
 class EncodeError(Exception):
     """A pass failed for good; requests with these items cannot be answered."""
 
-    cause: Exception
+    cause: LaunchError
     digests: frozenset[bytes] = field(default_factory=frozenset)
 
 
@@ -250,26 +250,29 @@ class VisionStage:
         """Launches a pass over these parts. None when it failed and its items will be tried one by one; EncodeError
         when an item failed alone."""
         try:
-            plan = self._encoder.plan([part.item for part in parts])
-            begun = mark(self._context.device)
-            run = self.runner.run(plan)
-            embeds, row = run.outputs["embeds"], 0
-            for part in parts:
-                pending = self._pending[part.digest]
-                if pending.embeds is None:
-                    pending.embeds = self._empty(pending.item.num_embeds)
-                count = part.item.num_embeds
-                pending.embeds[part.offset : part.offset + count] = embeds[row : row + count]
-                row += count
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
+            with launch_errors():
+                plan = self._encoder.plan([part.item for part in parts])
+                begun = mark(self._context.device)
+                run = self.runner.run(plan)
+                self._store(parts, run.outputs["embeds"])
+        except LaunchError as error:
             self._failed(parts, error)
             return None
         tallies = {tally for part in parts for tally in self._pending[part.digest].tallies}
         for part in parts:
             self._finish(part)
         return Encoded(run.route, run.bucket, begun, tuple(tallies))
+
+    def _store(self, parts: Sequence[Part], embeds: Tensor) -> None:
+        """Copies the rows of each part to the embeddings of its item."""
+        row = 0
+        for part in parts:
+            pending = self._pending[part.digest]
+            if pending.embeds is None:
+                pending.embeds = self._empty(pending.item.num_embeds)
+            count = part.item.num_embeds
+            pending.embeds[part.offset : part.offset + count] = embeds[row : row + count]
+            row += count
 
     def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
         """Records how long a pass took: in the metrics, in the tallies of its sequences, and for the choice of route of
@@ -289,11 +292,11 @@ class VisionStage:
             self.cache.fill(part.digest, pending.embeds)
             del self._pending[part.digest]
 
-    def _failed(self, parts: Sequence[Part], error: Exception) -> None:
+    def _failed(self, parts: Sequence[Part], error: LaunchError) -> None:
         digests = frozenset(part.digest for part in parts)
         if len(digests) == 1:
             raise EncodeError(error, digests) from error
-        log.warning("an encoder pass of %d items failed, each is tried alone: %s", len(digests), error)
+        log.warning("an encoder pass of %d items failed, each is tried alone: %s", len(digests), error.__cause__)
         for digest in digests:
             self._pending[digest].alone = True
 

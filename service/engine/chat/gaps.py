@@ -59,7 +59,7 @@ class Gaps:
         if self.paced:
             self._spent += seconds
 
-    def take(self, seconds: float) -> None:
+    def others_launched(self, seconds: float) -> None:
         """Records a launch of another model."""
         if self.paced:
             self._taken += seconds

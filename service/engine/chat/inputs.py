@@ -8,6 +8,7 @@ from models.protocol import Bucket
 from service.engine.chat.scheduler import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import Float, Int
+from service.engine.pages import block_tables, kv_slots
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
@@ -39,7 +40,7 @@ def chunk_arrays(
     """
     lengths = np.array([chunk.length for chunk in chunks])
     starts = num_decode_rows + np.cumsum(lengths) - lengths
-    context_slots = [slot_mapping(chunk.sequence, chunk.end, page_size) for chunk in chunks]
+    context_slots = [kv_slots(chunk.sequence.pages, chunk.end, page_size) for chunk in chunks]
     lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
     arrays = {
         "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
@@ -48,7 +49,7 @@ def chunk_arrays(
         "cu_seqlens_q": cu_seqlens(lengths),
         "cu_seqlens_k": cu_seqlens(np.array([chunk.end for chunk in chunks])),
         "chunk_slots": np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
-        "block_tables": block_tables([chunk.sequence for chunk in chunks], max_pages),
+        "block_tables": block_tables([chunk.sequence.pages for chunk in chunks], max_pages),
         "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
     }
     if any(chunk.start for chunk in chunks):
@@ -61,21 +62,6 @@ def chunk_arrays(
     if media:
         arrays["media_rows"] = np.concatenate(media)
     return arrays
-
-
-def slot_mapping(sequence: ChatSequence, end: int, page_size: int) -> np.ndarray:
-    """KV slot of each of the first `end` positions, int64."""
-    positions = np.arange(end)
-    pages = np.asarray(sequence.pages, dtype=np.int64)
-    return pages[positions // page_size] * page_size + positions % page_size
-
-
-def block_tables(sequences: list[ChatSequence], max_pages: int) -> np.ndarray:
-    """int32 [sequences, max_pages]; the scratch page where a sequence has none."""
-    tables = np.zeros((len(sequences), max_pages), dtype=np.int32)
-    for table, sequence in zip(tables, sequences, strict=True):
-        table[: len(sequence.pages)] = sequence.pages
-    return tables
 
 
 def cu_seqlens(lengths: np.ndarray) -> np.ndarray:

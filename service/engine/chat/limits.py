@@ -14,8 +14,8 @@ class ChatLimits:
 
     max_context: int
     """Positions of one sequence."""
-    pool: int
-    """Positions of all pages."""
+    cache_positions: int
+    """Positions that all pages hold."""
     vocab_limit: int
     """Ids that can be sampled."""
     max_waiting: int
@@ -24,7 +24,7 @@ class ChatLimits:
     def length_cap(self, request: ChatRequest) -> int:
         """Maximum number of tokens to generate: as requested, but not beyond the context or the pages of the cache."""
         prompt = len(request.prompt.token_ids)
-        return min(request.sampling.max_tokens, self.max_context - prompt, self.pool - prompt + 1)
+        return min(request.sampling.max_tokens, self.max_context - prompt, self.cache_positions - prompt + 1)
 
     def refusal(self, request: ChatRequest, num_waiting: int) -> Failed | None:
         """Why the request is refused; None if it is accepted."""
@@ -39,7 +39,7 @@ class ChatLimits:
             message = "cannot be combined with tools or a format, whose grammar says where the answer ends"
             return Failed(name, 400, "invalid_value", message, "min_tokens")
         if self.length_cap(request) < 1:
-            longest = min(self.max_context - 1, self.pool)
+            longest = min(self.max_context - 1, self.cache_positions)
             message = f"the prompt is too long: {length} positions, at most {longest} allowed"
             return Failed(name, 400, "context_length_exceeded", message, "messages")
         return None

@@ -83,12 +83,12 @@ class Pacing:
         if rows:
             self.gaps.spend(seconds)
 
-    def take(self, rows: int, seconds: float) -> None:
+    def others_launched(self, rows: int, seconds: float) -> None:
         """Records a launch of another model while `rows` rows decode."""
         if rows:
-            self.gaps.take(seconds)
+            self.gaps.others_launched(seconds)
 
-    def least(self, rows: int, *, prefills: bool) -> float:
+    def smallest_step(self, rows: int, *, prefills: bool) -> float:
         """Predicted seconds of the smallest step."""
         return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
+from service.engine.chat.in_flight import HeldSampling, StepKind, StepOutput
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
-from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
 from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import PrefillChoice, PrefillRoutes
@@ -43,60 +43,54 @@ class ChatRunner:
     def __init__(self, name: str, model: ChatModel, vocab_limit: int, max_context: int, context: WorkerContext) -> None:
         self._name = name
         self._decoder = model.decoder
-        self._vocab_limit = min(vocab_limit, model.decoder.vocab_size)
         self._context = context
-        self._page_size = context.config.page_size
         self._calibrated = not context.config.restarted or context.device.type == "cpu"
-        self._max_pages = pages_for(max_context, self._page_size)
-        self._hidden_size = model.decoder.hidden_size
-        self._sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
+        page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
+        self._sizes = StepSizes(page_size, pages_for(max_context, page_size), hidden_size, vocab_limit)
         self._scratch = ScratchRuns(self._decoder, self._sizes, context)
-        self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
+        self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
 
     @property
     def page_bytes(self) -> int:
         per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
-        return per_token * self._page_size
+        return per_token * self._sizes.page_size
 
     def allocate(self, num_pages: int, masks: np.ndarray) -> None:
         """Allocates the caches and the slot state. masks: int32 [slots, words], where mask servers write."""
         config, device = self._context.config, self._context.device
         self._caches = [
-            spec.allocate(num_pages, self._page_size, device, self._context.dtype)
+            spec.allocate(num_pages, self._sizes.page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
-        self._state = SlotState(config.slots, self._max_pages, self._vocab_limit, device)
+        self._state = SlotState(config.slots, self._sizes.max_pages, self._sizes.vocab_limit, device)
         self._masks = MaskTable(self._state, masks)
-        graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
-        self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
-        self._layers, self._guided_sample, self._held = graphs.layers, graphs.guided_sample, graphs.held
-        self._prefill, self._cached_prefill = graphs.prefill, graphs.cached_prefill
+        self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
         self._routes = PrefillRoutes(
-            self._prefill, self._cached_prefill, config.mixed_route, self._decoder.feature_levels
+            self.graphs.prefill, self.graphs.cached_prefill, config.mixed_route, self._decoder.feature_levels
         )
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        return self._graphs.all
+        return self.graphs.all
 
     def measure(self) -> MemoryRequirements:
         return self._scratch.measure()
 
     def warm_up(self) -> Iterator[None]:
-        return self._scratch.warm_up(self._graphs)
+        return self._scratch.warm_up(self.graphs)
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
         """Tokens of the captured prefills that any chunks may take, ascending; none where chunks always run eagerly."""
         if self._context.config.mixed_route == "eager":
             return ()
-        return tuple(sorted({bucket["tokens"] for bucket in self._cached_prefill.captured}))
+        return tuple(sorted({bucket["tokens"] for bucket in self.graphs.cached_prefill.captured}))
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
         self.measure_cached_keys()
-        pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
+        pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
@@ -109,10 +103,10 @@ class ChatRunner:
 
     def measure_cached_keys(self) -> None:
         """Measures the seconds of a pair of a query and a cached key on each route."""
-        if (seconds := self._scratch.pair_seconds(self._graphs)) is not None:
+        if (seconds := self._scratch.pair_seconds(self.graphs)) is not None:
             self._routes.pair_seconds = seconds
 
-    def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
+    def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one batch. embeds: the encoder outputs of an item of a sequence.
 
         Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
@@ -128,7 +122,7 @@ class ChatRunner:
         if not step.chunks:
             return self._decode_rows(step)
         kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
-        decode = self._decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
+        decode = self.graphs.decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
         choice = self._routes.choose(step.chunks, len(step.slots), decode)
         try:
             return self._launch_chunks(step, embeds, kind, choice)
@@ -138,7 +132,7 @@ class ChatRunner:
         # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
-    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
+    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         """Chunks, and the decode rows beside them."""
         if choice.prefill is None or not len(step.slots):
             return self._prefill_rows(step, embeds, kind, choice)
@@ -149,21 +143,21 @@ class ChatRunner:
                 last = self._backbone(alone, embeds, choice.prefill)
             # The layers write hidden states to `held`, padding included. So _sampled comes after them: it puts those of
             # the chunks behind the rows.
-            route = self._layers.run(self._decode_plan(step)).route
+            route = self.graphs.layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
         with prefill_errors():
             prefilled = self._prefill_rows(alone, embeds, kind, choice)
         decoded = self._decode_rows(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
         results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
-        return LaunchedStep(results, decoded.route, kind)
+        return StepOutput(results, decoded.route, kind)
 
-    def _decode_rows(self, step: Step) -> LaunchedStep:
+    def _decode_rows(self, step: Step) -> StepOutput:
         plan = self._decode_plan(step)
         if step.needs.guided:
-            return self._hold(step, step.slots, self._layers.run(plan).route, "decode")
-        run = self._decode[step.needs.full].run(plan)
-        return LaunchedStep(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
+            return self._hold(step, step.slots, self.graphs.layers.run(plan).route, "decode")
+        run = self.graphs.decode[step.needs.full].run(plan)
+        return StepOutput(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
 
     def _decode_plan(self, step: Step) -> Plan:
         return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
@@ -174,9 +168,9 @@ class ChatRunner:
     def _table_width(self, step: Step) -> int:
         """Number of columns of the block tables. On a GPU attention reads only as much of a row as the sequence is
         long, so one width serves all."""
-        return self._max_pages if self._context.device.type == "cuda" else step.num_pages
+        return self._sizes.max_pages if self._context.device.type == "cuda" else step.num_pages
 
-    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         route: Route = "eager" if choice.prefill is None else "replay"
         with prefill_errors():
             hidden = self._backbone(step, embeds, choice.prefill)
@@ -185,29 +179,29 @@ class ChatRunner:
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
         return self._sampled(step, hidden, route, kind)
 
-    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
+    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
         states of the last rows; those of the rows before them are in `held` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
-            return LaunchedStep({}, route, kind)
+            return StepOutput({}, route, kind)
         if step.needs.guided:
-            self._held[len(slots) - len(hidden) : len(slots)] = hidden
+            self.graphs.held[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
-        run = self._sample[step.needs.full].run(plan)
-        return LaunchedStep(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
+        run = self.graphs.sample[step.needs.full].run(plan)
+        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
-    def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> LaunchedStep:
+    def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
         """A launched step whose hidden states are in `held`, and whose sampling waits for masks."""
         self._masks.writable()
-        return LaunchedStep({}, route, kind, HeldSampling(slots, step.needs))
+        return StepOutput({}, route, kind, HeldSampling(slots, step.needs))
 
     def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
-        """Launches the sampling of a held step, whose masks are done. Returns LaunchedStep.results."""
+        """Launches the sampling of a held step, whose masks are done. Returns StepOutput.results."""
         plan = Plan(arrays={}, required={"rows": len(held.slots)})
         with self._masks.sent(held.slots, masks.rows, masks.count):
-            run = self._guided_sample[held.needs.full].run(plan)
+            run = self.graphs.guided_sample[held.needs.full].run(plan)
         return self._results(run.outputs, len(held.slots), held.needs.logprobs)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
@@ -228,9 +222,10 @@ class ChatRunner:
         """Runs the decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size], with one
         upload. prefill: replays the pass; only for chunks alone."""
         ends = [chunk for chunk in step.chunks if chunk.is_last]
-        arrays = chunk_arrays(step.chunks, len(step.slots), self._page_size, self._max_pages) | {"slots": step.slots}
+        sizes = self._sizes
+        arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
         if ends:
-            arrays |= admission_arrays([chunk.sequence for chunk in ends], self._vocab_limit)
+            arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
         sent = upload(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
         tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
@@ -243,7 +238,7 @@ class ChatRunner:
         else:
             batch = PagedBatch(
                 caches=self._caches,
-                page_size=self._page_size,
+                page_size=sizes.page_size,
                 slot_mapping=slot_mapping,
                 num_decode_rows=len(step.slots),
                 block_tables=tables,
@@ -268,7 +263,7 @@ class ChatRunner:
         if not len(step.slots):
             return tokens, positions, slot_mapping, None, None
         decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
-            sent["slots"], self._state, self._table_width(step), self._page_size
+            sent["slots"], self._state, self._table_width(step), self._sizes.page_size
         )
         tokens = torch.cat((decode_tokens, tokens))
         positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
@@ -288,9 +283,9 @@ class ChatRunner:
         required = required_prefill(chunks, self._decoder.feature_levels)
         graph = prefill.graph_for(required)
         assert graph is not None
-        hidden = with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
+        hidden = with_features(hidden, self._sizes.hidden_size * (1 + graph.bucket.get("levels", 0)))
         named = {"cu_seqlens": arrays["cu_seqlens_q"]}
-        if prefill is self._cached_prefill:
+        if prefill is self.graphs.cached_prefill:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
         plan = Plan(
             arrays=named,

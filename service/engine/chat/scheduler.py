@@ -84,6 +84,8 @@ class Step:
     @property
     def sampled(self) -> tuple[ChatSequence, ...]:
         """The sequences that get a token, in the order of the results."""
+        if not self.chunks:
+            return self.sequences
         return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
 
 
@@ -256,7 +258,7 @@ class Scheduler:
         sequence.num_indexed = len(hit)
         if sequence.tally.scheduled is None:
             sequence.cached_tokens = sequence.num_prefilled
-        sequence.slot = self.slots.take()
+        sequence.slot = self.slots.allocate()
         self.running[sequence.slot] = sequence
         self.waiting.remove(sequence)
         self._prefilling.append(sequence)
@@ -341,7 +343,7 @@ class Scheduler:
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
         del self.running[sequence.slot]
-        self.slots.give_back(sequence.slot)
+        self.slots.release(sequence.slot)
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import torch
 from torch import Tensor
 
 from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, phase_times, token_infos, with_times
+from service.engine.chat.in_flight import InFlight, Launch, StepOutput, phase_times, token_infos, with_times
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
@@ -28,7 +27,7 @@ from service.engine.chat.pacing import ITL_TARGET, Pacing
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
@@ -53,8 +52,8 @@ class ChatWorker:
         self._context = context
         self._observations = context.observations
         self._max_context = min(processor.context_length, model.decoder.max_positions)
-        self._runner = ChatRunner(name, model, processor.vocab_size, self._max_context, context)
         self._vocab_limit = min(processor.vocab_size, model.decoder.vocab_size)
+        self._runner = ChatRunner(name, model, self._vocab_limit, self._max_context, context)
         self._vision = VisionStage(name, model.encoder, self._runner.embeds_width, context)
         itl_target = config.itl_target or (None if context.device.type == "cpu" else ITL_TARGET)
         self._pacing = Pacing(itl_target, config.max_step_tokens)
@@ -138,17 +137,17 @@ class ChatWorker:
     def backlog(self, now: float) -> float:
         return self._in_flight.backlog(now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         if self._vision.has_work() and not self._encoded_last:
             return self._pacing.costs.mean("encoder", self._vision.oldest_patches)
-        return self._pacing.least(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
+        return self._pacing.smallest_step(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
 
     def can_wait(self, now: float, seconds: float) -> bool:
         return seconds <= UNNOTICED
 
     def others_launched(self, seconds: float) -> None:
         self._in_flight.others_launched()
-        self._pacing.take(len(self._scheduler.rows.slots), seconds)
+        self._pacing.others_launched(len(self._scheduler.rows.slots), seconds)
 
     def due(self) -> bool:
         return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
@@ -185,9 +184,9 @@ class ChatWorker:
             return True
         self._pacing.spend(rows, predicted)
         if encoded is not None:
-            readback = Readback({}, self._context.device, encoded.begun)
-            host, route = time.perf_counter() - started, encoded.route
-            launch = InFlightStep("encoder", patches, route, now, host, predicted, readback, encoded=encoded)
+            launch = Launch("encoder", patches, encoded.route, now, predicted, encoded=encoded)
+            launch.readback = Readback({}, self._context.device, encoded.begun)
+            launch.host_seconds = time.perf_counter() - started
             self._in_flight.add(launch)
         return True
 
@@ -205,47 +204,40 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        if (launched := self._run(step)) is None:
+        if (output := self._run(step)) is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        in_flight = InFlightStep(launched.kind, len(step.slots), launched.route, now, 0.0, decode_seconds, None)
+        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds, held=output.held)
+        launch.sequences, launch.chunks = step.sampled, step.chunks
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         elif budget is not None:
             self._pacing.spend(len(step.slots), budget.predicted)
-            in_flight.add_chunks(budget)
-        self._set_awaited(in_flight, step, launched, decode_seconds)
-        in_flight.host_seconds = time.perf_counter() - started
-        self._in_flight.add(in_flight)
+            launch.add_chunks(budget)
+        if launch.held is None:
+            self._close_gap(decode_seconds)
+            launch.readback = Readback(output.results, self._context.device)
+        else:
+            launch.masks = self._guidance.masks(launch.sequences, self._in_flight.unread(launch.sequences))
+        launch.host_seconds = time.perf_counter() - started
+        self._in_flight.add(launch)
         return True
 
-    def _run(self, step: Step) -> LaunchedStep | None:
+    def _run(self, step: Step) -> StepOutput | None:
         """Launches a step; None if that failed, in which case its requests have failed, too."""
         chunks = [chunk.sequence for chunk in step.chunks]
         try:
-            return self._runner.launch(step, self._vision.embeds)
-        except torch.AcceleratorError:
-            raise
+            with launch_errors():
+                return self._runner.launch(step, self._vision.embeds)
         except PrefillError as error:
             self._fail(chunks, error)
-        except LAUNCH_ERRORS as error:
+        except LaunchError as error:
             self._fail([*chunks, *step.sequences], error)
         return None
-
-    def _set_awaited(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode_seconds: float) -> None:
-        """Sets what the step waits for: its results, or masks if its sampling is held."""
-        in_flight.chunks, in_flight.held = step.chunks, launched.held
-        in_flight.sequences = step.sampled if step.chunks else step.sequences
-        if launched.held is None:
-            self._close_gap(decode_seconds)
-            in_flight.readback = Readback(launched.results, self._context.device)
-        else:
-            unread = self._in_flight.unread(in_flight.sequences)
-            in_flight.masks = self._guidance.masks(in_flight.sequences, unread)
 
     def _close_gap(self, decode_seconds: float) -> None:
         self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
@@ -262,7 +254,7 @@ class ChatWorker:
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)
 
-    def _fail(self, sequences: Sequence[ChatSequence], error: Exception) -> None:
+    def _fail(self, sequences: Sequence[ChatSequence], error: LaunchError) -> None:
         log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
         for sequence in sequences:
             self._outbox.failed.append(launch_failure(sequence.request_id, error))
@@ -292,39 +284,37 @@ class ChatWorker:
         self._sample_held(held, masks)
         return self._outbox.take(keep_back=self._scheduler.has_work())
 
-    def _sample_held(self, step: InFlightStep, masks: MaskJob) -> None:
+    def _sample_held(self, launch: Launch, masks: MaskJob) -> None:
         """Samples a held step, whose masks have arrived. That comes first, since the GPU is idle until then."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
-        problem = self._launch_sampling(step, masks)
+        problem = self._launch_sampling(launch, masks)
         while self._in_flight.holds(masks.awaited):
             self._in_flight[0].wait()
             self._read()
         for row, verdict in masks.verdicts.items():
-            if not step.sequences[row].finished:
-                self._outbox.end_guided(step.sequences[row], verdict)
-                self._finish(step.sequences[row])
+            if not launch.sequences[row].finished:
+                self._outbox.end_guided(launch.sequences[row], verdict)
+                self._finish(launch.sequences[row])
         if problem is not None:
-            self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
-            step.sequences = ()
+            self._fail([sequence for sequence in launch.sequences if not sequence.finished], problem)
+            launch.sequences = ()
 
-    def _launch_sampling(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
-        """Launches the sampling of a held step. Returns the error that it raised; one that ends the engine is
-        raised."""
-        assert step.held is not None
-        self._close_gap(self._pacing.decode_seconds(len(step.sequences)))
+    def _launch_sampling(self, launch: Launch, masks: MaskJob) -> LaunchError | None:
+        """Launches the sampling of a held step; returns the error if that failed."""
+        assert launch.held is not None
+        self._close_gap(self._pacing.decode_seconds(len(launch.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
-            results = self._runner.sample(step.held, masks)
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
+            with launch_errors():
+                results = self._runner.sample(launch.held, masks)
+        except LaunchError as error:
             problem = error
-        step.readback = Readback(results, self._context.device)
+        launch.readback = Readback(results, self._context.device)
         return problem
 
     def _read(self, *, timed: bool = True) -> None:
         now, started = self._context.clock(), time.perf_counter()
-        launch, seconds = self._in_flight.take(now)
+        launch, seconds = self._in_flight.pop(now)
         if launch.encoded is not None and launch.readback is not None:
             seconds = launch.readback.seconds() or seconds
             self._vision.observe(launch.encoded, seconds, now)
@@ -347,7 +337,7 @@ class ChatWorker:
         host_seconds = launch.host_seconds + time.perf_counter() - started
         self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
 
-    def _read_tokens(self, launch: InFlightStep) -> None:
+    def _read_tokens(self, launch: Launch) -> None:
         assert launch.readback is not None
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()

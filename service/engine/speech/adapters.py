@@ -37,7 +37,7 @@ class AdapterSlots:
         """Whether these adapters and those in use can be resident together."""
         return len(self._used.keys() | set(coming)) <= self.num_slots
 
-    def take(self, name: str) -> int:
+    def acquire(self, name: str) -> int:
         """The adapter's slot, for one more stream; the adapter is loaded if it is not resident. Call only if it
         `fits`."""
         slot = self._resident.get(name)
@@ -49,7 +49,7 @@ class AdapterSlots:
         self._used[name] += 1
         return slot
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Releases the adapter for a stream that has ended."""
         self._used[name] -= 1
         assert self._used[name] >= 0, name

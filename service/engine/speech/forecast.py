@@ -17,8 +17,8 @@ from service.engine.speech.prefill import (
     FindCapturedBucket,
     PrefillChunk,
     PrefillSize,
-    eager_prefill,
-    replayed_prefill,
+    eager_cost_key,
+    replayed_cost_key,
 )
 from service.engine.speech.stream import Stream
 
@@ -87,8 +87,8 @@ class Forecast:
         number of solver steps."""
         return self._pass(size, decodes, bound=False)
 
-    def prompts(self, size: PrefillSize) -> float:
-        """Expected seconds of a pass over chunks alone, without a tail."""
+    def prefill_without_tail(self, size: PrefillSize) -> float:
+        """Expected seconds of a pass over chunks alone."""
         return self.prefill(replace(size, emitting={}))
 
     def prefill_bound(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
@@ -124,7 +124,7 @@ class Forecast:
             return False
         return self.decode(solver_steps, bucket) >= _SATURATED * 2 * self.decode(solver_steps, bucket // 2)
 
-    def tail_is_worse(self, solver_steps: int, count: int, rows: int) -> bool:
+    def tail_costs_more(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
         tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
         time than the first patches wait."""
@@ -143,7 +143,7 @@ class Forecast:
         if decodes:
             emitting = Counter(emitting) + Counter(stream.solver_steps for stream in decodes)
         capture = None if decodes else self.captured_bucket(size)
-        kind, length = eager_prefill(size.tokens + len(decodes)) if capture is None else replayed_prefill(capture)
+        kind, length = eager_cost_key(size.tokens + len(decodes)) if capture is None else replayed_cost_key(capture)
         of = self.costs.bound if bound else self.costs.mean
         tails = (of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items())
         cost = of(kind, 0, length) + sum(tails)
@@ -198,7 +198,7 @@ class Forecast:
         """Expected seconds to prefill them."""
         return prompts.seconds + (self.prefill(prompts.last) if prompts.last.sequences else 0.0)
 
-    def room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
+    def wait_for_room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
         """Seconds until enough of the running streams are expected to have ended for `slots` and `pages` more."""
         wait = 0.0
         if slots <= 0 and pages <= 0:

@@ -5,14 +5,46 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from service.engine.speech.runner import InFlightStep
+from service.engine.readback import Readback
+from service.engine.speech.clock import Mark
+from service.engine.speech.costs import Kind
+from service.engine.speech.sequence import SpeechSequence
 
 IN_FLIGHT = 2
 """Launches with results. One without may be beside them: a prefill whose first patches are rows of the next step."""
 LEAD = 0.004
 """The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
 _WEIGHT = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """A timed part of a launch, under the key of its cost, with clock marks at begin and end."""
+
+    kind: Kind
+    solver_steps: int
+    size: int
+    start: Mark
+    end: Mark
+
+
+@dataclass(eq=False)
+class Launch:
+    """A step, or the encoding of a piece of reference audio, whose results have not been read."""
+
+    rows: list[tuple[SpeechSequence, int]]
+    """Sequence and segment of every row, in the order of the copied arrays."""
+    readback: Readback
+    predicted: float
+    """Seconds that it was predicted to take."""
+    launched_at: float
+    kind: str
+    route: str
+    timings: list[Timing] = field(default_factory=list)
+    reference_id: str | None = None
+    """The EncodeReference request that this launch completes."""
 
 
 class InFlight:
@@ -22,7 +54,7 @@ class InFlight:
     def __init__(self, clock: Callable[[], float], *, on_gpu: bool) -> None:
         self._clock = clock
         self._on_gpu = on_gpu
-        self._launches: deque[InFlightStep] = deque()
+        self._launches: deque[Launch] = deque()
         self.free_at = -math.inf
         """When the GPU is predicted to be free for the next step."""
         self._reading: tuple[float, int] | None = None
@@ -34,7 +66,7 @@ class InFlight:
         return len(self._launches)
 
     @property
-    def oldest(self) -> InFlightStep:
+    def oldest(self) -> Launch:
         return self._launches[0]
 
     @property
@@ -53,11 +85,11 @@ class InFlight:
     def _lead(self) -> float:
         return LEAD + (self._row_seconds * len(self.oldest.rows) if len(self) > 1 else 0.0)
 
-    def add(self, launch: InFlightStep, now: float) -> None:
+    def add(self, launch: Launch, now: float) -> None:
         self._launches.append(launch)
         self.free_at = max(now, self.free_at) + launch.predicted if self._on_gpu else self._clock()
 
-    def take(self, now: float) -> InFlightStep | None:
+    def pop(self, now: float) -> Launch | None:
         """The oldest launch, no longer in flight, if its results have arrived."""
         if not (self._launches and self.oldest.readback.ready()):
             return None
@@ -68,7 +100,7 @@ class InFlight:
         return launch
 
     def note_read(self, now: float) -> None:
-        """Records that what was taken has been read and sent."""
+        """Records that what `pop` returned has been read and sent."""
         if self._reading is None:
             return
         began, rows = self._reading

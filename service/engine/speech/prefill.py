@@ -12,14 +12,15 @@ from service.engine.speech.stream import Stream
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Prompt positions [start, start + length) of a stream's current segment. audio: most patches among them. is_last:
-    they end the prompt, so that the tail follows."""
+    """Prompt positions [start, start + length) of a stream's current segment."""
 
     stream: Stream
     start: int
     length: int
     audio: int
+    """How many of them hold patches, at most."""
     is_last: bool
+    """Whether they end the prompt, so that its first patch follows."""
 
     @staticmethod
     def next(stream: Stream, length: int) -> PrefillChunk:
@@ -34,13 +35,14 @@ FindCapturedBucket = Callable[[Bucket], Bucket | None]
 
 @dataclass(frozen=True)
 class PrefillSize:
-    """What the bucket and the cost of a pass over prompt chunks depend on. emitting: number of prompts that end, by
-    solver steps."""
+    """What the bucket and the cost of a pass over prompt chunks depend on."""
 
     tokens: int = 0
     audio: int = 0
+    """Positions that hold patches, at most."""
     sequences: int = 0
     emitting: Mapping[int, int] = field(default_factory=dict)
+    """Number of prompts that end, by solver steps."""
 
     @staticmethod
     def of(chunks: Iterable[PrefillChunk]) -> PrefillSize:
@@ -65,7 +67,7 @@ class PrefillSize:
         return {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
 
 
-def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
+def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
     """Kind and size under which the cost of a replayed prefill is kept."""
     tokens, audio = bucket["tokens"], bucket["audio"]
     if not audio:
@@ -73,7 +75,7 @@ def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
     return "voice_prefill" if audio < tokens else "audio_prefill", tokens
 
 
-def eager_prefill(tokens: int) -> tuple[Kind, int]:
+def eager_cost_key(tokens: int) -> tuple[Kind, int]:
     """Kind and size under which the cost of an eager prefill is kept: four sizes for each power of two, so that each is
     measured often."""
     step = 1 << max(0, tokens.bit_length() - 3)

@@ -9,7 +9,7 @@ import numpy as np
 from models.errors import InputError
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import launch_failure, queue_timeout
+from service.engine.faults import LaunchError, launch_failure, queue_timeout
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
@@ -126,8 +126,8 @@ class SpeechRequests:
 
     # Results
 
-    def take(self, outcome: Outcome, now: float) -> None:
-        """Takes the audio of one row, unless its stream was aborted, or had stopped and the row is an overrun row."""
+    def deliver(self, outcome: Outcome, now: float) -> None:
+        """Sends the audio of one row, or holds it back. An overrun row, or one of an aborted stream, is ignored."""
         sequence = outcome.sequence
         request_id = sequence.request.request_id
         if self._sequences.get(request_id) is not sequence or outcome.segment != sequence.segment or sequence.idle:
@@ -225,10 +225,10 @@ class SpeechRequests:
     def fail_queue_timeout(self, request_id: str) -> None:
         self._failed.append(queue_timeout(request_id))
 
-    def fail_launch(self, request_id: str, error: Exception) -> None:
+    def fail_launch(self, request_id: str, error: LaunchError) -> None:
         self._failed.append(launch_failure(request_id, error))
 
-    def abandon_all(self, streams: Sequence[Stream], error: Exception) -> None:
+    def abandon_all(self, streams: Sequence[Stream], error: LaunchError) -> None:
         """Fails the streams of a failed launch."""
         for stream in streams:
             self.release(self._sequences[stream.request_id])

@@ -1,15 +1,15 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
-graph. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has its own CUDA
+graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA
 stream: a step's patches are decoded to audio while the next step runs. A decode step takes one upload and one
 readback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -23,55 +23,30 @@ from service.engine.faults import prefill_errors
 from service.engine.pages import pages_for
 from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
-from service.engine.speech.clock import DeviceClock, Mark
+from service.engine.speech.clock import DeviceClock
 from service.engine.speech.codec_stream import CodecStream
-from service.engine.speech.costs import Kind
-from service.engine.speech.page_copies import make_copies
-from service.engine.speech.plans import (
+from service.engine.speech.in_flight import Launch, Timing
+from service.engine.speech.inputs import (
+    PromptArrays,
     adapter_slot,
     adapter_slots_of,
     block_table_arrays,
     emitted,
     prefill_plan,
-    ragged_plan,
+    prompt_arrays,
     slot_state,
     slot_state_arrays,
     slots_of,
     slots_plan,
 )
-from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_prefill, replayed_prefill
+from service.engine.speech.page_copies import make_copies
+from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.steps import Steps, make_runner
 from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
-
-
-@dataclass(frozen=True, eq=False)
-class Timing:
-    """A timed part of a launch, under the key of its cost, with clock marks at begin and end."""
-
-    kind: Kind
-    solver_steps: int
-    size: int
-    start: Mark
-    end: Mark
-
-
-@dataclass(eq=False)
-class InFlightStep:
-    """A step that was launched. rows: the sequence and segment of every row, in the order of the copied arrays."""
-
-    rows: list[tuple[SpeechSequence, int]]
-    readback: Readback
-    predicted: float
-    launched_at: float
-    kind: str
-    route: str
-    timings: list[Timing] = field(default_factory=list)
-    reference_id: str | None = None
-    """The EncodeReference request that this launch completes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +132,7 @@ class SpeechRunner:
 
     def launch_decode(
         self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
-    ) -> InFlightStep:
+    ) -> Launch:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
@@ -177,7 +152,7 @@ class SpeechRunner:
         tail: bool,
         predicted: float,
         now: float,
-    ) -> InFlightStep:
+    ) -> Launch:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
 
@@ -187,39 +162,41 @@ class SpeechRunner:
         adapters = adapter_slots_of(decodes, chunks)
         steps = self._steps_of(adapters)
         graph = None if decodes else steps.prefill.graph_for(required)
-        bucket = None if graph is None else graph.bucket
         start = self.clock.mark()
         with prefill_errors():
             self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
             make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            if bucket is None:
-                conditioning = self._backbone(chunks, decodes, steps, adapters)
-            else:
-                conditioning = self._replay_prompts(chunks, required, steps, adapters)
+            conditioning = self._run_prompts(chunks, decodes, steps, adapters, None if graph is None else required)
             # Beside the pass: a first sound does not wait for the codec to be prepared.
             self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
         self._initialise_slots(ready, decodes, conditioning)
         kind = "mixed" if decodes else "prefill"
-        route: Route = "eager" if bucket is None else "replay"
-        if bucket is None:
-            part, size = eager_prefill(sum(chunk.length for chunk, _ in chunks) + len(decodes))
+        if graph is None:
+            part, size = eager_cost_key(sum(chunk.length for chunk, _ in chunks) + len(decodes))
             reason: EagerReason = "ragged" if self._context.config.graphs else "disabled"
             self._context.observations.count_eager_step(reason, model=self._name, kind=kind)
         else:
-            part, size = replayed_prefill(bucket)
+            part, size = replayed_cost_key(graph.bucket)
         timings = [Timing(part, 0, size, start, self.clock.mark())]
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
+        runs = self._run_tails(emitting, timings)
+        route: Route = "eager" if graph is None else "replay"
+        return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+
+    def _run_tails(self, sequences: Sequence[SpeechSequence], timings: list[Timing]) -> list[tuple[Run, list[int]]]:
+        """A tail for each number of solver steps, with the indices of its rows in `sequences`. Its timing is added to
+        `timings`, behind that of the pass."""
         runs: list[tuple[Run, list[int]]] = []
-        for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
-            rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
-            group = [emitting[i] for i in rows]
+        for solver_steps in sorted({sequence.request.solver_steps for sequence in sequences}):
+            rows = [i for i, sequence in enumerate(sequences) if sequence.request.solver_steps == solver_steps]
+            group = [sequences[i] for i in rows]
             adapters = adapter_slots_of(group)
             steps = self._steps_of(adapters)
             runs.append((steps.tail[solver_steps].run(steps.plan(slots_of(group), adapters)), rows))
             size = self._bucket(len(rows))
             timings.append(Timing("tail", solver_steps, size, timings[-1].end, self.clock.mark()))
-        return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+        return runs
 
     def _deliver(
         self,
@@ -231,10 +208,10 @@ class SpeechRunner:
         now: float,
         kind: str,
         route: Route,
-    ) -> InFlightStep:
+    ) -> Launch:
         """Codec step of the rows, then one readback: patch, stopped, finished, audio per row."""
         if not sequences:
-            return InFlightStep([], Readback({}, self.device), predicted, now, kind, route, timings)
+            return Launch([], Readback({}, self.device), predicted, now, kind, route, timings)
         # Copies, since the next step overwrites the outputs while the codec still reads them.
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
@@ -250,9 +227,9 @@ class SpeechRunner:
         self.codec.keep(results)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return InFlightStep(rows, readback, predicted, now, kind, route, timings)
+        return Launch(rows, readback, predicted, now, kind, route, timings)
 
-    def outcomes(self, launch: InFlightStep) -> list[Outcome]:
+    def outcomes(self, launch: Launch) -> list[Outcome]:
         """Results of a launch that have arrived, as copies."""
         if not launch.rows:
             return []
@@ -303,39 +280,26 @@ class SpeechRunner:
                 plan.arrays["results"] = emitted(np.stack([sequence.prompt.priming[turn] for sequence in group]))
                 self.vae.run(plan)
 
-    def _backbone(
+    def _run_prompts(
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
         decodes: Sequence[SpeechSequence],
         steps: Steps,
         adapters: np.ndarray,
+        required: Bucket | None,
     ) -> Tensor:
-        """Conditioning [decodes + prompts that end, width]."""
-        plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self.page_size, self.model.patch_shape)
-        plan |= steps.lora_arrays(adapters)
-        return self.ragged(plan | batch_arrays | {"decode_slots": slots_of(decodes)}, plan.keys(), max_q, max_k)
+        """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
+        replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(steps.lora_arrays(adapters))
+        if required is None:
+            return self.eager_pass(arrays, slots_of(decodes))
+        plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
+        return steps.prefill.run(plan).outputs["conditioning"]
 
-    def _replay_prompts(
-        self,
-        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        required: Bucket,
-        steps: Steps,
-        adapters: np.ndarray,
-    ) -> Tensor:
-        """Conditioning of the prompts that end, in the leading rows."""
-        inputs, batch, _, _ = ragged_plan(chunks, self.page_size, self.model.patch_shape)
-        arrays = inputs | steps.lora_arrays(adapters)
-        arrays |= {
-            "slot_mapping": batch["slot_mapping"],
-            "cu_seqlens": batch["cu_seqlens_q"],
-            "slots": slots_of([sequence for _, sequence in chunks]),
-            "seq_lens": np.diff(batch["cu_seqlens_k"]),
-        }
-        return steps.prefill.run(prefill_plan(arrays, required)).outputs["conditioning"]
-
-    def ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
-        """The model's pass over these arrays; `inputs` names those of its plan, the others describe the batch."""
-        device = upload(arrays, self.device)
+    def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
+        """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
+        [rows + prompts that end, width]."""
+        device = upload(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
         batch = PagedBatch(
             caches=self.caches,
             page_size=self.page_size,
@@ -344,14 +308,14 @@ class SpeechRunner:
             cu_seqlens_q=device["cu_seqlens_q"],
             cu_seqlens_k=device["cu_seqlens_k"],
             context_slots=device.get("context_slots"),
-            max_seqlen_q=max_q,
-            max_seqlen_k=max_k,
+            max_seqlen_q=int(arrays.lengths_q.max()),
+            max_seqlen_k=int(arrays.lengths_k.max()),
         )
-        plan = {name: device[name] for name in inputs}
-        bank = self.bank if "lora_slots" in plan else None
-        if len(device["decode_slots"]):
-            return self.model.mixed(plan, batch, self.state, device["decode_slots"], bank)
-        return self.model.prefill(plan, batch, bank)
+        inputs = {name: device[name] for name in arrays.inputs}
+        bank = self.bank if "lora_slots" in inputs else None
+        if len(decode_slots):
+            return self.model.mixed(inputs, batch, self.state, device["decode_slots"], bank)
+        return self.model.prefill(inputs, batch, bank)
 
     def _initialise_slots(
         self, ready: Sequence[SpeechSequence], decodes: Sequence[SpeechSequence], conditioning: Tensor

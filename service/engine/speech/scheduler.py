@@ -72,7 +72,7 @@ class SpeechScheduler:
         return self._running
 
     @property
-    def all_hear(self) -> bool:
+    def all_playing(self) -> bool:
         """Whether every stream has a listener who has begun to hear it."""
         return all(stream.live and not stream.waits_for_first_audio for stream in (*self._running, *self._waiting))
 
@@ -132,7 +132,7 @@ class SpeechScheduler:
         waiting = [other for other in self._waiting if other.live]
         slots = 1 + len(waiting) - self._slots.num_free
         pages = sum(self._pages_for(other.positions) for other in (*waiting, stream)) - self._pages.num_available
-        return self.forecast.room(self._running, slots, pages)
+        return self.forecast.wait_for_room(self._running, slots, pages)
 
     # The next step
 
@@ -278,8 +278,8 @@ class SpeechScheduler:
         """
         size = PrefillSize.of(chunks)
         if self.forecast.captured_bucket(size) is not None:
-            if self._tail_is_worse(chunks):
-                return Step(tuple(chunks), (), self.forecast.prompts(size), tail=False)
+            if self._tail_costs_more(chunks):
+                return Step(tuple(chunks), (), self.forecast.prefill_without_tail(size), tail=False)
             return Step(tuple(chunks), (), self.forecast.prefill(size))
         alone, bound = self.forecast.prefill_bound(size), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
@@ -292,14 +292,14 @@ class SpeechScheduler:
                 return Step(tuple(chunks), decodes, self.forecast.prefill(size, decodes))
         return Step(tuple(chunks), (), self.forecast.prefill(size))
 
-    def _tail_is_worse(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Whether the first patches of these prompts had better be rows of the next decode step."""
+    def _tail_costs_more(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether the first patches of these prompts cost less as rows of the next decode step."""
         ready = [stream for stream in self._running if stream.decodable]
         solver_steps = {stream.solver_steps for stream in (*ready, *(chunk.stream for chunk in chunks))}
         if len(solver_steps) > 1 or not all(chunk.is_last for chunk in chunks):
             return False
         rows = min(len(ready), self.policy.buckets[-1] - len(chunks))
-        return self.forecast.tail_is_worse(solver_steps.pop(), len(chunks), rows)
+        return self.forecast.tail_costs_more(solver_steps.pop(), len(chunks), rows)
 
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
         """The most urgent stream with others of its number of solver steps. cheapest: new streams wait for slack, so
@@ -331,9 +331,9 @@ class SpeechScheduler:
         for stream in streams:
             self._waiting.remove(stream)
             self._running.append(stream)
-            stream.slot = self._slots.take()
+            stream.slot = self._slots.allocate()
             if stream.adapter and self._adapters is not None:
-                stream.adapter_slot = self._adapters.take(stream.adapter)
+                stream.adapter_slot = self._adapters.acquire(stream.adapter)
             stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
@@ -384,10 +384,10 @@ class SpeechScheduler:
             self._waiting.remove(stream)
             return
         self._running.remove(stream)
-        self._slots.give_back(stream.slot)
+        self._slots.release(stream.slot)
         self._pages.release(stream.pages)
         if stream.adapter and self._adapters is not None:
-            self._adapters.give_back(stream.adapter)
+            self._adapters.release(stream.adapter)
         stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
 
     def _pages_for(self, positions: int) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from models.protocol import Bucket, Plan, SpeechModel
 from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.plans import prefill_plan, slots_plan
-from service.engine.speech.prefill import eager_prefill, replayed_prefill
+from service.engine.speech.inputs import PromptArrays, prefill_plan, slots_plan
+from service.engine.speech.prefill import eager_cost_key, replayed_cost_key
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
@@ -41,10 +41,10 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
         with runner.codec.turn():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
-        kind, size = eager_prefill(length)
+        kind, size = eager_cost_key(length)
         costs.observe(kind, 0, size, _timed(runner, partial(scratch_prefill, runner, [length])))
     for captured in runner.prefill.captured:
-        kind, size = replayed_prefill(captured)
+        kind, size = replayed_cost_key(captured)
         plan = _full_prompt(runner.model, captured)
         costs.observe(kind, 0, size, _timed(runner, partial(runner.prefill.run, plan)))
 
@@ -110,15 +110,14 @@ def scratch_prefill(
     }
     if variant is not None:
         inputs |= variant.lora_arrays(np.full(decodes + length, -1))
-    arrays = inputs | {
+    batch: dict[str, np.ndarray] = {
         "slot_mapping": np.zeros(length, dtype=np.int64),
         "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
         "cu_seqlens_k": np.cumsum([0, *(sizes + cached)], dtype=np.int32),
-        "decode_slots": np.zeros(decodes, dtype=np.int64),
     }
     if cached:
-        arrays["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
-    return runner.ragged(arrays, inputs.keys(), max(lengths), max(lengths) + cached)
+        batch["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
+    return runner.eager_pass(PromptArrays(inputs, batch), np.zeros(decodes, dtype=np.int64))
 
 
 def _rows(rows: int) -> Plan:
@@ -128,10 +127,8 @@ def _rows(rows: int) -> Plan:
 def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:
     """A prompt that fills a captured prefill, as far as the context allows."""
     tokens, audio = min(bucket["tokens"], model.max_positions), bucket["audio"]
-    arrays = {
-        "positions": np.arange(tokens),
-        "patch_index": np.where(np.arange(tokens) < audio, np.arange(tokens), -1),
-        "cu_seqlens": np.array([0, tokens], dtype=np.int32),
-        "seq_lens": np.array([tokens], dtype=np.int32),
-    }
-    return prefill_plan(arrays, bucket)
+    cu_seqlens, index = np.array([0, tokens], dtype=np.int32), np.arange(tokens)
+    inputs = {"positions": index, "patch_index": np.where(index < audio, index, -1)}
+    batch: dict[str, np.ndarray] = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    batch["slot_mapping"] = np.zeros_like(index)
+    return prefill_plan(PromptArrays(inputs, batch), np.zeros(1, dtype=np.int64), bucket)

@@ -16,7 +16,7 @@ import torch
 
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LAUNCH_ERRORS, PrefillError
+from service.engine.faults import LaunchError, PrefillError, launch_errors
 from service.engine.memory import peak_bytes
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
@@ -24,12 +24,12 @@ from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.in_flight import InFlight
-from service.engine.speech.plans import slot_state
+from service.engine.speech.in_flight import InFlight, Launch, Timing
+from service.engine.speech.inputs import slot_state
 from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
-from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
+from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
@@ -76,6 +76,7 @@ class SpeechWorker:
         self._references = ReferenceQueue(model, context.device, config.max_waiting)
         self._in_flight = InFlight(context.clock, on_gpu=context.device.type == "cuda")
         self._planned: Step | None = None
+        """The next step, until something comes that may change the scheduler's choice."""
         self._reference_turn = False
 
     # Start
@@ -206,9 +207,9 @@ class SpeechWorker:
         self._in_flight.note_read(now)
         if not (self._in_flight.has_room and self._in_flight.near_end(now)):
             return False
-        return self._plan(now) is not None or len(self._references) > 0
+        return self._next_step(now) is not None or len(self._references) > 0
 
-    def _plan(self, now: float) -> Step | None:
+    def _next_step(self, now: float) -> Step | None:
         if self._planned is None:
             self._planned = self._scheduler.next_step(max(now, self._in_flight.free_at))
         return self._planned
@@ -223,16 +224,16 @@ class SpeechWorker:
     def backlog(self, now: float) -> float:
         return self._in_flight.backlog(now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return self._planned.predicted if self._planned is not None else self._costs.mean("clip", 0, 1)
 
     def due(self) -> bool:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_hear):
+        if seconds > UNNOTICED and (len(self._references) or not self._scheduler.all_playing):
             return False
-        step = self._plan(now)
+        step = self._next_step(now)
         streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
         return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
 
@@ -242,7 +243,7 @@ class SpeechWorker:
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         if must:
             allowance = math.inf  # A planned step is launched whole.
-        step = self._plan(now)
+        step = self._next_step(now)
         self._planned = None
         if self._reference_goes_first(step, now):
             return self._launch_reference(now, allowance)
@@ -255,16 +256,15 @@ class SpeechWorker:
                 self._requests.note_start(chunk.stream, now)
         self._scheduler.launch(step, start)
         try:
-            launch = self._launch(step, now)
-        except torch.AcceleratorError:
-            raise
+            with launch_errors():
+                launch = self._launch(step, now)
         except PrefillError as error:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
                 self._scheduler.undo(stream)
             self._requests.abandon_all([chunk.stream for chunk in step.prefills], error)
             return True
-        except LAUNCH_ERRORS as error:
+        except LaunchError as error:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
@@ -272,7 +272,7 @@ class SpeechWorker:
         self._in_flight.add(launch, now)
         return True
 
-    def _launch(self, step: Step, now: float) -> InFlightStep:
+    def _launch(self, step: Step, now: float) -> Launch:
         decodes = [self._requests.of(stream) for stream in step.decodes]
         if not step.prefills:
             return self._runner.launch_decode(decodes, step.decodes[0].solver_steps, predicted=step.predicted, now=now)
@@ -297,16 +297,15 @@ class SpeechWorker:
         request_id = self._references.next_id
         start = self._runner.clock.mark()
         try:
-            patches = self._references.launch()
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
+            with launch_errors():
+                patches = self._references.launch()
+        except LaunchError as error:
             log.exception("encoding reference audio failed")
             self._references.abort(request_id)
             self._requests.fail_launch(request_id, error)
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
-        launch = InFlightStep([], Readback({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
+        launch = Launch([], Readback({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
         if patches is None:
             launch.timings = [Timing("clip", 0, 1, start, self._runner.clock.mark())]
         else:
@@ -334,14 +333,14 @@ class SpeechWorker:
     def collect(self) -> Outputs:
         now = self._context.clock()
         encoded = []
-        while launch := self._in_flight.take(now):
+        while launch := self._in_flight.pop(now):
             self._planned = None
             self._learn(launch, now)
             if launch.reference_id is not None:
                 encoded.append(ReferenceEncoded(launch.reference_id, launch.readback.read()["patches"].copy()))
             for outcome in self._runner.outcomes(launch):
                 outcome.sequence.tally.add(launch.route == "replay", len(launch.rows))
-                self._requests.take(outcome, now)
+                self._requests.deliver(outcome, now)
         self._requests.send_due(now)
         deltas, failed = self._requests.drain()
         return Outputs(speech=deltas, encoded=tuple(encoded), failed=failed)
@@ -362,7 +361,7 @@ class SpeechWorker:
 
     # Results
 
-    def _learn(self, launch: InFlightStep, now: float) -> None:
+    def _learn(self, launch: Launch, now: float) -> None:
         """Takes the measured costs of a launch whose results have arrived, and counts it in metrics."""
         observe, actual = self._context.observations.observe, 0.0
         for timing in launch.timings:

@@ -125,12 +125,12 @@ def test_stop_strings_cut_the_answer(client: OpenAI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_the_length_cap(client: OpenAI, field: str) -> None:
+def test_max_tokens_ends_an_answer_with_length(client: OpenAI, field: str) -> None:
     answer = ask(client, "abcdef", **{field: 4})
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abcd", "length")
 
 
-def test_logprobs(client: OpenAI) -> None:
+def test_logprobs_come_with_bytes_and_alternatives(client: OpenAI) -> None:
     answer = ask(client, "aé", logprobs=True, top_logprobs=2)
     entries = answer.choices[0].logprobs.content
     assert [(entry.token, entry.bytes) for entry in entries] == [("a", [97]), ("\ufffd", [195]), ("\ufffd", [169])]

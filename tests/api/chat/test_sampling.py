@@ -21,11 +21,11 @@ def params(
     prompt_tokens: int = 10,
     processor: Any = None,
     settings: Any = SETTINGS,
-    longest: int = FakeProcessor.context_length,
+    max_model_len: int = FakeProcessor.context_length,
     **fields: Any,
 ) -> SamplingParams:
     body = msgspec.convert({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}, ChatRequestBody)
-    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, longest, settings)
+    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, max_model_len, settings)
 
 
 def test_omitted_fields_follow_the_checkpoint_then_openai() -> None:
@@ -48,9 +48,9 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     with pytest.raises(ApiError, match=f"the model's context is {context} tokens") as refusal:
         params(context)
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
-    assert params(10, longest=100).max_tokens == 90
+    assert params(10, max_model_len=100).max_tokens == 90
     with pytest.raises(ApiError, match="the KV cache holds 100 tokens"):
-        params(100, longest=100)
+        params(100, max_model_len=100)
 
 
 def test_a_temperature_that_logits_cannot_be_divided_by_is_none() -> None:
@@ -58,19 +58,19 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_none() -> None:
     assert params(temperature=1e-5).temperature == 1e-5
 
 
-def test_end_tokens() -> None:
+def test_stop_tokens_are_the_models_and_the_requests() -> None:
     assert params().stop_token_ids == (END,)
     assert params(stop_token_ids=[65]).stop_token_ids == (65, END)
     assert params(ignore_eos=True, stop_token_ids=[65]).stop_token_ids == (65,)
 
 
-def test_logprobs() -> None:
+def test_alternatives_are_reported_only_with_logprobs() -> None:
     assert params().logprobs is None and params(logprobs=False).logprobs is None
     assert params(logprobs=True).logprobs == 0 and params(logprobs=True, top_logprobs=5).logprobs == 5
     assert params(top_logprobs=0).logprobs is None  # none of what nobody asked for
 
 
-def test_seeds() -> None:
+def test_each_choice_has_a_seed_derived_from_the_first() -> None:
     assert params(seed=-5).seed == -5 and params().seed != params().seed
     assert derived_seed(7, 0) == 7
     seeds = [derived_seed(7, index) for index in range(100)]

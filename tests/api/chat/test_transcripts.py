@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def test_they_expire() -> None:
+def test_transcripts_expire() -> None:
     clock = Clock()
     kept = Transcripts(lifetime=60, clock=clock)
     assert kept.expiry() == 1060
@@ -25,7 +25,7 @@ def test_they_expire() -> None:
     assert kept.find("b") is None and not kept._kept and kept._bytes == 0
 
 
-def test_the_oldest_make_room() -> None:
+def test_the_oldest_transcripts_make_room() -> None:
     kept = Transcripts(most=3, most_bytes=100)
     for name in "abcd":
         kept.add(name, name)

@@ -103,7 +103,7 @@ async def test_a_first_system_message_stays(conversing: Conversing, socket: Clie
 async def test_a_kv_cache_that_is_smaller_than_the_context_is_the_limit(
     conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ServerContext, "longest", lambda context, model: 2 * TURN + 100)
+    monkeypatch.setattr(ServerContext, "max_model_len", lambda context, model: 2 * TURN + 100)
     session = {"output_modalities": ["text"], "instructions": INSTRUCTIONS, "max_output_tokens": 1}
     await tell(socket, "session.update", session={**session, "truncation": "auto"})
     await said(socket)

@@ -21,7 +21,7 @@ async def test_a_fault_in_mid_stream_is_not_taken_for_the_end_of_the_speech() ->
     context = cast(Any, SimpleNamespace(engine=SimpleNamespace(submit=lambda request: stream)))
     heard = 0
     with pytest.raises(EngineError, match="gone"):
-        async with AudioFeed(context, REQUEST, 4, most_ahead=20.0) as feed:
+        async with AudioFeed(context, REQUEST, 4, max_ahead=20.0) as feed:
             stream.deliver(SpeechDelta("it", np.zeros(4, np.float32), 0), last=False)
             stream.fail(EngineError(503, "engine_unavailable", "gone"))
             async for chunk in feed.chunks():
@@ -33,7 +33,7 @@ async def test_a_client_that_takes_nothing_pauses_its_stream_and_leaving_it_abor
     commands: list[object] = []
     stream: RequestStream[SpeechDelta] = RequestStream(REQUEST, commands.append)
     engine = SimpleNamespace(submit=lambda request: stream, send=commands.append)
-    async with AudioFeed(cast(Any, SimpleNamespace(engine=engine)), REQUEST, 4, most_ahead=2.0) as feed:
+    async with AudioFeed(cast(Any, SimpleNamespace(engine=engine)), REQUEST, 4, max_ahead=2.0) as feed:
         for _ in range(3):
             stream.deliver(SpeechDelta("it", np.zeros(4, np.float32), 0), last=False)
         assert commands == [Pause("it", True)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.engine.arbiter import Arbiter
-from service.engine.chat.launched import InFlight, InFlightStep
+from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.worker import Control
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
@@ -41,7 +41,7 @@ class EndlessSpeech:
     def backlog(self, now: float) -> float:
         return max(0.0, self._until - now)
 
-    def least(self) -> float:
+    def smallest_launch(self) -> float:
         return SPEECH
 
     def due(self) -> bool:
@@ -168,7 +168,7 @@ def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps(monkeypatch: 
 
 def test_a_held_step_between_whose_parts_another_model_launches_has_no_duration_of_its_own() -> None:
     in_flight = InFlight()
-    held = InFlightStep("decode", 1, "replay", 0.0, 0.0, DECODE, None)
+    held = Launch("decode", 1, "replay", 0.0, DECODE)
     in_flight.add(held)
     assert held.timing_valid
     in_flight.others_launched()

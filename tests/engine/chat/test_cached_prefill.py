@@ -166,8 +166,8 @@ def test_buckets_go_to_the_budget_and_a_padded_token_is_at_most_one_in_two() -> 
 
 def measured(engine: InlineEngine, eager: float, cached: float, decode: float) -> None:
     """As if the captures of an engine without a GPU had been measured: seconds of an eager pass, and of replays."""
-    runner = engine.worker._runner
-    for one, seconds in ((runner._prefill, cached), (runner._cached_prefill, cached), (runner._decode[False], decode)):
+    graphs = engine.worker._runner.graphs
+    for one, seconds in ((graphs.prefill, cached), (graphs.cached_prefill, cached), (graphs.decode[False], decode)):
         for key, graph in one._graphs.items():
             capture = replace(graph.capture, seconds=RouteSeconds(eager, seconds))
             one._graphs[key] = replace(graph, capture=capture)
@@ -268,7 +268,7 @@ def test_chunks_that_no_captured_graph_holds_are_counted_and_asked_for() -> None
         engine = InlineEngine(max_step_tokens=100)
         engine.submit("long", tiny_prompt([[7] * 90]))
         engine.run()
-        runner: Any = engine.worker._runner._cached_prefill
+        runner: Any = engine.worker._runner.graphs.cached_prefill
         assert engine.steps()["prefill", "eager", "no_bucket"] == 1
         runner._graphs.clear()
         runner._choices.clear()

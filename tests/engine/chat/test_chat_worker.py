@@ -459,7 +459,7 @@ def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
 
 def without_captures(engine: InlineEngine) -> GraphRunner:
     """The decode step of plain rows, as if it had never been captured."""
-    runner = engine.worker._runner._decode[False]
+    runner = engine.worker._runner.graphs.decode[False]
     runner._graphs.clear()
     runner._choices.clear()
     return runner

@@ -187,12 +187,12 @@ def test_graphs_that_are_captured_between_guided_steps_change_no_answer(
 
 def test_nothing_is_copied_between_layers_and_sampling_of_guided_rows() -> None:
     engine = InlineEngine(max_running=8, guided_graphs_first=True)
-    graphs = engine.worker._runner._layers._graphs.values()
+    graphs = engine.worker._runner.graphs.layers._graphs.values()
     for graph in graphs:
         graph.static.fill(graph.layout, Plan(arrays={}, required=graph.bucket))
         graph.capture.replay()
     assert graphs and not any(graph.capture.outputs for graph in graphs), "their hidden states stay where sampling is"
-    sampling = engine.worker._runner._guided_sample[False]._graphs.values()
+    sampling = engine.worker._runner.graphs.guided_sample[False]._graphs.values()
     assert sampling and not any(graph.layout.num_bytes for graph in sampling), "its inputs came beside the layers"
 
 

@@ -63,7 +63,7 @@ def test_a_decode_step_of_64_rows_costs_little_on_the_host() -> None:
             engine.submit(str(row), tiny_prompt([[row % 50 + 1] * 20]), max_tokens=200)
         while len(engine.worker._scheduler.rows.slots) < ROWS:
             engine.turn()
-        for bucket in engine.worker._runner._decode[False]._graphs.values():
+        for bucket in engine.worker._runner.graphs.decode[False]._graphs.values():
             bucket.static.fill(bucket.layout, Plan(arrays={}, required=bucket.bucket))
             bucket.capture.replay()  # which makes the outputs
             object.__setattr__(bucket, "capture", NothingCaptured(bucket.capture.outputs))

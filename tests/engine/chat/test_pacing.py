@@ -222,20 +222,20 @@ def test_work_over_the_room_is_paid_back_before_more_comes() -> None:
 def test_what_others_take_of_a_gap_leaves_less_room_and_makes_what_is_put_off_due() -> None:
     gaps = Gaps(0.015)
     whole = gaps.room(0.002)
-    gaps.take(0.004)
+    gaps.others_launched(0.004)
     assert gaps.room(0.002) == pytest.approx(whole - 0.004) and not gaps.free
     gaps.close(0.002)
     assert not gaps.due and gaps.free and gaps.room(0.002) == whole
-    gaps.take(0.02)
+    gaps.others_launched(0.02)
     assert gaps.room(0.002) == 0
     gaps.close(0.002, put_off=True)
     assert gaps.due
     for _ in range(2):  # By one that cannot wait.
-        gaps.take(0.02)
+        gaps.others_launched(0.02)
         assert gaps.room(0.002) == 0 and not gaps.free
         gaps.close(0.002, put_off=True)
         assert gaps.due
-    gaps.take(0.02)
+    gaps.others_launched(0.02)
     assert gaps.room(0.002) == whole and gaps.free
     gaps.spend(0.003)
     assert gaps.room(0.002) == pytest.approx(whole - 0.003) and not gaps.free
@@ -250,7 +250,7 @@ def test_what_others_take_of_a_gap_leaves_less_room_and_makes_what_is_put_off_du
 @pytest.mark.parametrize(("target", "decode_seconds"), [(None, 0.002), (0.015, 0.0)], ids=["no target", "no rows"])
 def test_nothing_is_due_without_rows_or_a_target(target: float | None, decode_seconds: float) -> None:
     gaps = Gaps(target)
-    gaps.take(0.02)
+    gaps.others_launched(0.02)
     gaps.close(decode_seconds, put_off=True)
     assert not gaps.due and gaps.free
 

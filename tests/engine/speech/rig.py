@@ -13,7 +13,8 @@ import torch
 
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.speech.runner import InFlightStep, Outcome
+from service.engine.speech.in_flight import Launch
+from service.engine.speech.runner import Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.engine.worker import Control, Request, WorkerContext
 from service.graphs.observations import Observations
@@ -91,13 +92,13 @@ class WorkerRig:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
         costs."""
         scheduler: Any = self.worker._scheduler
-        scheduler._tail_is_worse = lambda chunks: chosen()
+        scheduler._tail_costs_more = lambda chunks: chosen()
 
     def _record_patches(self) -> None:
         runner = self.worker._runner
         outcomes = runner.outcomes
 
-        def spy(launch: InFlightStep) -> list[Outcome]:
+        def spy(launch: Launch) -> list[Outcome]:
             results = outcomes(launch)
             for outcome in results:
                 sequence = outcome.sequence

@@ -12,7 +12,7 @@ from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.policy import Policy, Refusal
-from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, PrefillSize, replayed_prefill
+from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
 
@@ -185,7 +185,7 @@ class Simulation:
         else:
             bucket = None if step.decodes else self.captured(PrefillSize.of(step.prefills).required)
             tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
-            kind, size = ("prefill", tokens) if bucket is None else replayed_prefill(bucket)
+            kind, size = ("prefill", tokens) if bucket is None else replayed_cost_key(bucket)
             total += mean(kind, 0, size)
             total += sum(mean("tail", steps, self.bucket(count)) for steps, count in rows.items())
         return total * (1 + self.random.uniform(-self.jitter, self.jitter))

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from service.engine.speech.runner import InFlightStep, Outcome
+from service.engine.speech.in_flight import Launch
+from service.engine.speech.runner import Outcome
 from service.engine.speech.unsent import UnsentAudio
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig
@@ -35,7 +36,7 @@ class Rig(WorkerRig):
         self.runaways: dict[int, int] = {}
         outcomes = self.worker._runner.outcomes
 
-        def ending(launch: InFlightStep) -> list[Outcome]:
+        def ending(launch: Launch) -> list[Outcome]:
             return [
                 replace(one, stopped=one.finished and one.sequence.attempt >= self.runaways.get(one.segment, 0))
                 for one in outcomes(launch)
@@ -143,19 +144,19 @@ def test_a_streams_first_segment_is_sent_as_it_is_made(rig: Rig) -> None:
     assert [delta.truncated for delta in heard.deltas if delta.segment_done] == [True, False]
 
 
-def test_a_streams_later_segment_waits_while_the_listener_has_sound(rig: Rig) -> None:
+def test_audio_of_a_later_segment_is_held_back_while_the_listener_has_audio(rig: Rig) -> None:
     heard = rig.say(request(segment(FIRST, LONG), segment(LATER, 4)), s1=2)
     assert rig.retried == 2
     assert [delta.segment for delta in heard.deltas] == [0] * LONG + [1] * 4
     assert not any(delta.truncated for delta in heard.deltas)
 
 
-def test_it_does_not_wait_where_the_listener_has_little(rig: Rig) -> None:
+def test_audio_is_not_held_back_where_the_listener_has_little(rig: Rig) -> None:
     heard = rig.say(request(segment(FIRST, 5), segment(LATER, 3)), s1=1)
     assert rig.retried == 0 and heard.deltas[-1].truncated
 
 
-def test_it_is_sent_when_the_listeners_sound_runs_low(rig: Rig) -> None:
+def test_held_back_audio_is_sent_when_the_listeners_audio_runs_low(rig: Rig) -> None:
     rig.runaways = {1: 1}
     rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 8)))
     while len(rig.heard["one"].patches) < LONG + 3:
@@ -181,7 +182,7 @@ def test_the_listeners_clock_forgets_what_was_thrown_away(rig: Rig) -> None:
     assert stream.playback.unsent == 0
 
 
-def test_leaving_while_audio_waits_leaves_nothing(rig: Rig) -> None:
+def test_an_abort_drops_held_back_audio(rig: Rig) -> None:
     rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 30)))
     while len(rig.heard["one"].patches) < LONG + 3:
         assert rig.turn()
@@ -189,7 +190,7 @@ def test_leaving_while_audio_waits_leaves_nothing(rig: Rig) -> None:
     assert rig.sent() == [0] * LONG
 
 
-def test_what_waits_has_a_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_back_audio_has_a_limit_in_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.worker._requests, "_unsent", UnsentAudio(max_bytes=2 * 7680 * 4))
     heard = rig.say(request(segment(FIRST, 4), live=False), s0=1)
     assert rig.retried == 0 and heard.deltas[-1].truncated and len(heard.deltas) == 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.prefill import eager_prefill
+from service.engine.speech.prefill import eager_cost_key
 from tests.engine.speech.simulator import measured_costs
 
 
 def test_a_first_launch_of_a_size_that_was_held_up_counts_little() -> None:
     costs = measured_costs()
-    kind, size = eager_prefill(1300)
+    kind, size = eager_cost_key(1300)
     before = costs.mean(kind, 0, size)
     costs.observe(kind, 0, size, 0.8)
     assert costs.mean(kind, 0, size) == pytest.approx(3 * before)
@@ -43,11 +43,11 @@ def test_the_first_measurement_of_a_kind_counts_as_it_is() -> None:
 
 
 def test_eager_prefills_have_few_sizes_which_hold_their_tokens() -> None:
-    sizes = [eager_prefill(tokens)[1] for tokens in range(1, 4097)]
+    sizes = [eager_cost_key(tokens)[1] for tokens in range(1, 4097)]
     assert len(set(sizes)) < 48
     assert all(tokens <= size < 1.25 * tokens + 1 for tokens, size in enumerate(sizes, start=1))
 
 
 def _key(tokens: int) -> tuple[Kind, int, int]:
-    kind, size = eager_prefill(tokens)
+    kind, size = eager_cost_key(tokens)
     return kind, 0, size

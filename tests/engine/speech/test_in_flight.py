@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine.speech.in_flight import IN_FLIGHT, LEAD, InFlight
-from service.engine.speech.runner import InFlightStep
+from service.engine.speech.in_flight import IN_FLIGHT, LEAD, InFlight, Launch
 
 
 class Results:
@@ -18,12 +17,12 @@ class Results:
         return self.arrived
 
 
-def launched(rows: int, predicted: float) -> InFlightStep:
+def launched(rows: int, predicted: float) -> Launch:
     row = cast(Any, (None, 0))
-    return InFlightStep([row] * rows, cast(Any, Results()), predicted, 0.0, "decode", "replay")
+    return Launch([row] * rows, cast(Any, Results()), predicted, 0.0, "decode", "replay")
 
 
-def arrive(step: InFlightStep) -> None:
+def arrive(step: Launch) -> None:
     cast(Any, step.readback).arrived = True
 
 
@@ -32,7 +31,7 @@ def read(flights: InFlight, rows: int, seconds: float) -> None:
     step = launched(rows, 0.0)
     flights.add(step, 0.0)
     arrive(step)
-    assert flights.take(0.0) is step
+    assert flights.pop(0.0) is step
     flights.note_read(seconds)
 
 
@@ -77,11 +76,11 @@ def test_results_are_taken_in_order_and_correct_when_the_gpu_is_free() -> None:
     flights.add(first, 0.0)
     flights.add(second, 0.0)
     arrive(second)
-    assert flights.take(0.005) is None and flights.oldest is first
+    assert flights.pop(0.005) is None and flights.oldest is first
     arrive(first)
-    assert flights.take(0.012) is first and flights.free_at == pytest.approx(0.022)
-    assert flights.take(0.013) is second and flights.free_at == pytest.approx(0.013)
-    assert flights.take(0.014) is None and not flights and flights.backlog(0.0) == 0.0
+    assert flights.pop(0.012) is first and flights.free_at == pytest.approx(0.022)
+    assert flights.pop(0.013) is second and flights.free_at == pytest.approx(0.013)
+    assert flights.pop(0.014) is None and not flights and flights.backlog(0.0) == 0.0
 
 
 def test_on_a_cpu_a_launch_is_done_when_it_returns() -> None:

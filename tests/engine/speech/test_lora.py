@@ -231,10 +231,10 @@ def test_slots_hold_what_streams_use(num_slots: int, draw: random.Random) -> Non
         name = draw.choice("abcdef")
         if draw.random() < 0.6 and slots.fits({name}):
             assert len({one for one, _ in running} | {name}) <= num_slots
-            running.append((name, slots.take(name)))
+            running.append((name, slots.acquire(name)))
             last_use.append(name)
         elif running:
-            slots.give_back(running.pop(draw.randrange(len(running)))[0])
+            slots.release(running.pop(draw.randrange(len(running)))[0])
         assert all(held[slot] == name for name, slot in running)
         assert {name: slot for slot, name in held.items()} == dict(slots.resident)
 

@@ -425,7 +425,7 @@ def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, ga
 
 def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 fit a prefill, so that 15 have nothing to gain from a decode step before it, and 8 have."""
-    monkeypatch.setattr(SpeechScheduler, "_tail_is_worse", lambda self, chunks: False)
+    monkeypatch.setattr(SpeechScheduler, "_tail_costs_more", lambda self, chunks: False)
     for crowd, steps in ((47, [16, 16, 15, 0]), (40, [16, 16, 0, 8])):
         sched = fused(128)
         for index in range(crowd):
@@ -512,7 +512,7 @@ def test_more_listeners_are_served_with_first_patches_in_saturated_steps(monkeyp
         return outcome.p95()
 
     in_rows = first_audio()
-    monkeypatch.setattr(SpeechScheduler, "_tail_is_worse", lambda self, chunks: False)
+    monkeypatch.setattr(SpeechScheduler, "_tail_costs_more", lambda self, chunks: False)
     assert in_rows < 0.08 and first_audio() > 0.4
 
 

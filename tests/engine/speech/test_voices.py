@@ -147,13 +147,9 @@ def test_any_mix_of_voices_sounds_as_if_each_were_alone(
     rig.assert_clean()
 
 
-@pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")])
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_keys_of_a_prefill_that_failed_are_not_shared(
-    model: VoxCPM2,
-    alone: dict[tuple[int, ...], Heard],
-    monkeypatch: pytest.MonkeyPatch,
-    graphs: bool,
-    name: str,
+    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
 
@@ -161,7 +157,7 @@ def test_keys_of_a_prefill_that_failed_are_not_shared(
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.worker._runner, name, failing)
+        patched.setattr(rig.worker._runner, "_run_prompts", failing)
         assert rig.alone(spoken(0, 3)).failed is not None
     rig.assert_clean()
     assert rig.worker.state().pages_cached == 0

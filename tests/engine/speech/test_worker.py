@@ -505,13 +505,13 @@ def test_a_later_segment_that_cannot_be_long_enough_is_refused_alone(rig: Worker
     rig.assert_clean()
 
 
-@pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")], ids=["replayed", "eager"])
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_a_step_that_fails_ends_its_own_requests_alone(
-    model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, graphs: bool, name: str
+    model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
     runner = rig.worker._runner
-    launch = getattr(runner, name)
+    launch = runner._run_prompts
 
     def failing(chunks, *rest):  # type: ignore[no-untyped-def]
         if any(sequence.request.request_id == "bad" for _, sequence in chunks):
@@ -519,7 +519,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
         return launch(chunks, *rest)
 
     whole = rig.alone(request("good alone"))
-    monkeypatch.setattr(runner, name, failing)
+    monkeypatch.setattr(runner, "_run_prompts", failing)
     heard = rig.run({0: [request("good")], 2: [request("bad", live=False)]})
     assert heard["bad"].failed is not None and heard["bad"].failed.status == 503
     np.testing.assert_allclose(heard["good"].audio, whole.audio, atol=AUDIO, rtol=0)
@@ -541,7 +541,7 @@ def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
 def test_decode_rows_that_ride_in_every_prefill_change_nothing(
     model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mixed steps whenever there is a prompt: the ragged backbone takes the decode rows along."""
+    """Mixed steps whenever there is a prompt: its eager pass takes the decode rows along."""
     rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096, step_tokens=16)
     scheduler = rig.worker._scheduler
     choose = scheduler.next_step
@@ -598,7 +598,7 @@ def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lot = random.Random(seed)
-    monkeypatch.setattr(rig.worker._scheduler, "_tail_is_worse", lambda chunks: lot.random() < 0.5)
+    monkeypatch.setattr(rig.worker._scheduler, "_tail_costs_more", lambda chunks: lot.random() < 0.5)
     requests = streams(6)
     script: dict[int, list[Request | Control]] = defaultdict(list)
     for one, turn in zip(requests, arrivals, strict=True):

@@ -105,7 +105,7 @@ def test_the_encoder_passes_the_audit() -> None:
 @pytest.mark.parametrize("full", [False, True])
 def test_the_decode_step_passes_the_audit(full: bool) -> None:
     worker = InlineEngine(model(), processor(), encoder_buckets=(256,)).worker
-    step = worker._runner._decode[full].capturable
+    step = worker._runner.graphs.decode[full].capturable
     outputs = audit(step, {"rows": 4, "pages": 8})
     assert outputs["results"] == BufferSpec((4, 2), torch.int32)
     if full:

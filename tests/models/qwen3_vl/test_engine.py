@@ -77,7 +77,7 @@ def test_replayed_prefills(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(graphs_module, "PREFILL_TOKENS", {"cpu": (longest + 7,)})
     monkeypatch.setattr(graphs_module, "CACHED_PREFILL_TOKENS", {"cpu": ()})
     engine = engine_of(golden, max_step_tokens=longest + 7)
-    prefill, levels = engine.worker._runner._prefill, golden.model.decoder.feature_levels
+    prefill, levels = engine.worker._runner.graphs.prefill, golden.model.decoder.feature_levels
     tokens = golden.inputs["max_new_tokens"]
     text = [name for name in golden.prompts if not golden.prompt(name).items]
     assert [bucket["levels"] for bucket in prefill.captured] == [levels]
@@ -94,7 +94,7 @@ def test_replayed_prefills(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def replay(engine: LogitsEngine, golden: Golden, name: str, how: str, tokens: int) -> None:
-    prefill = engine.worker._runner._prefill
+    prefill = engine.worker._runner.graphs.prefill
     assert prefill._static is not None
     prefill._static.device.fill_(255)  # NaN in every float
     keep_pages(engine, 0)
@@ -143,7 +143,7 @@ def test_a_replay_behind_a_prefix_hit_that_ends_inside_a_picture(
     longest = max(len(golden.prompt(name).token_ids) for name in pictured)
     monkeypatch.setattr(graphs_module, "CACHED_PREFILL_TOKENS", {"cpu": (longest,)})
     engine = engine_of(golden, max_step_tokens=longest)
-    prefill, levels = engine.worker._runner._cached_prefill, golden.model.decoder.feature_levels
+    prefill, levels = engine.worker._runner.graphs.cached_prefill, golden.model.decoder.feature_levels
     assert prefill._static is not None and [bucket["levels"] for bucket in prefill.captured] == [levels]
     for name in pictured:
         prompt = golden.prompt(name)

@@ -49,7 +49,7 @@ def test_rotary_table_is_the_references(kind: str) -> None:
     close(table.to(DTYPES[kind]), f"{kind}.rope.cos", 0.0 if kind == "bf16" else 1e-6)
 
 
-def test_schedule_and_sinusoid(kind: str) -> None:
+def test_schedule_and_time_embeddings_are_the_references(kind: str) -> None:
     dtype = DTYPES[kind]
     exact = 0.0 if kind == "bf16" else 1e-5
     for span in captured(rf"{kind}\.cfm\.t_span_(\d+)"):
@@ -60,19 +60,19 @@ def test_schedule_and_sinusoid(kind: str) -> None:
     close(model(dtype).network.feat_decoder.time_embedding(times), f"{kind}.dit.time_embed", tolerance(kind))
 
 
-def test_local_encoder(kind: str) -> None:
+def test_local_encoder_agrees_with_the_reference(kind: str) -> None:
     network, x = model(DTYPES[kind]).network, component_input("locenc.x", kind)
     close(network.feat_encoder(network.feat_encoder.tokens(x)), f"{kind}.locenc.cls", tolerance(kind))
     close(network.embed_patches(x), f"{kind}.locenc.embed", tolerance(kind))
 
 
-def test_quantizer_and_stop_head(kind: str) -> None:
+def test_quantizer_and_stop_head_agree_with_the_reference(kind: str) -> None:
     network = model(DTYPES[kind]).network
     close(network.fsq_layer(component_input("fsq.x", kind)), f"{kind}.fsq.y", tolerance(kind))
     close(network.stop_logits(component_input("stop.x", kind)), f"{kind}.stop.logits", tolerance(kind))
 
 
-def test_language_models(kind: str) -> None:
+def test_language_models_agree_with_the_reference(kind: str) -> None:
     speech = model(DTYPES[kind])
     embeds = component_input("tslm.embeds", kind)[0]
     length = len(embeds)
@@ -83,7 +83,7 @@ def test_language_models(kind: str) -> None:
     close(hidden, f"{kind}.ralm.hidden", tolerance(kind))
 
 
-def test_velocity(kind: str) -> None:
+def test_velocity_agrees_with_the_reference(kind: str) -> None:
     dit = model(DTYPES[kind]).network.feat_decoder
     velocity = dit.velocity(
         patches_of(component_input("dit.x", kind)),
@@ -95,7 +95,7 @@ def test_velocity(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("steps", "cfg"), SOLVES)
-def test_flow_solve(kind: str, steps: int, cfg: float) -> None:
+def test_a_flow_solve_agrees_with_the_reference(kind: str, steps: int, cfg: float) -> None:
     z = component_input("cfm.z", kind)
     patch = (
         model(DTYPES[kind])
@@ -111,7 +111,7 @@ def test_flow_solve(kind: str, steps: int, cfg: float) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_prompt_layout_and_hidden_states(mode: str) -> None:
+def test_prompt_layout_and_hidden_states_agree_with_the_reference(mode: str) -> None:
     """Prefill at every position, then the generated patches teacher-forced in one further chunk."""
     request, speech = utterance(mode), model()
     layout = request.layout
@@ -145,7 +145,7 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
 
 @pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (8, ()), (0, (2, 4))], ids=["exact", "padded", "replayed"])
 @pytest.mark.parametrize("mode", MODES)
-def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
+def test_speech_of_each_mode_agrees_with_the_reference(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
     rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
     patches, audio = rig.speak({5: utterance(mode)}, rows)
     close(patches[5], f"{mode}.patches", HIDDEN)
@@ -154,7 +154,7 @@ def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (7, ()), (0, (3, 8))], ids=["exact", "padded", "replayed"])
-def test_all_modes_in_one_batch(rows: int, buckets: tuple[int, ...]) -> None:
+def test_all_modes_in_one_batch_agree_with_the_reference(rows: int, buckets: tuple[int, ...]) -> None:
     slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
     rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
     patches, _ = rig.speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
@@ -162,7 +162,7 @@ def test_all_modes_in_one_batch(rows: int, buckets: tuple[int, ...]) -> None:
         close(patches[slot], f"{mode}.patches", HIDDEN)
 
 
-def test_natural_stop() -> None:
+def test_speech_stops_where_the_reference_stops() -> None:
     case = INPUTS["stop_case"]
     rig = SpeechRig(model())
     patches, _ = rig.speak({2: utterance(case["mode"], min_patches=case["min_len"])})
@@ -170,7 +170,7 @@ def test_natural_stop() -> None:
     assert not rig.state["active"][2]
 
 
-def test_codec_encodes() -> None:
+def test_the_codec_encodes_as_the_reference() -> None:
     latent = model().vae.encode(expected()["vae.encode.wav"][0])
     close(latent, "vae.encode.latent", HIDDEN)
     for side, kind in (("right", "reference"), ("left", "prompt")):
@@ -178,11 +178,11 @@ def test_codec_encodes() -> None:
         close(torch.cat(list(model().encode_reference_pieces(clip(file), side))), f"vae.{kind}_patches", HIDDEN)
 
 
-def test_codec_decodes_at_once() -> None:
+def test_the_codec_decodes_at_once_as_the_reference() -> None:
     close(model().vae.decoder(expected()["vae.decode.z"]), "vae.decode.audio", AUDIO)
 
 
-def test_codec_streams() -> None:
+def test_the_codec_streams_what_it_decodes_at_once() -> None:
     rig, latents = SpeechRig(model()), expected()["vae.decode.z"][0].T.unflatten(0, (-1, CONFIG["patch_size"]))
     chunks = []
     for latent in latents:
@@ -205,7 +205,7 @@ def test_unprimed_continuation_is_the_references_cold_start() -> None:
     close(torch.stack(chunks), name, AUDIO)
 
 
-def test_samples_per_patch() -> None:
+def test_rate_and_sizes_of_a_patch_follow_from_the_configuration() -> None:
     speech, codec = model(), CONFIG["audio_vae_config"]
     frames = CONFIG["patch_size"]
     assert speech.sample_rate == codec["out_sample_rate"]

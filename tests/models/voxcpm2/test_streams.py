@@ -17,7 +17,7 @@ from tests.support.speech import SpeechRig, Utterance
 
 
 @pytest.mark.parametrize("buckets", [(), (1, 2, 4, 8)], ids=["eager", "replayed"])
-def test_streams_enter_and_leave(buckets: tuple[int, ...]) -> None:
+def test_streams_that_enter_and_leave_equal_streams_alone(buckets: tuple[int, ...]) -> None:
     takes = serve([[0, 1], [2], [], [3, 4], [5]], buckets=buckets)
     assert sorted(takes) == [0, 1, 2, 3, 4, 5]
     check(takes)
@@ -25,7 +25,7 @@ def test_streams_enter_and_leave(buckets: tuple[int, ...]) -> None:
 
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6), st.sampled_from([0, 7]))
-def test_any_arrival_order(ticks: list[int], rows: int) -> None:
+def test_streams_in_any_arrival_order_equal_streams_alone(ticks: list[int], rows: int) -> None:
     arrivals: list[list[int]] = [[] for _ in range(4)]
     for number, tick in enumerate(ticks):
         arrivals[tick].append(number)
@@ -34,7 +34,7 @@ def test_any_arrival_order(ticks: list[int], rows: int) -> None:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("shares", [(0, 0.75, -1), (0.2, 0.2, -1), (0.8, -1)])
-def test_prefill_in_chunks(shares: tuple[float, ...], replay: bool) -> None:
+def test_a_prefill_in_chunks_equals_one_pass(shares: tuple[float, ...], replay: bool) -> None:
     """Of the longest of the prompts."""
     asked = max(map(request, range(4)), key=lambda one: len(one.layout.token_ids))
     whole = SpeechRig(voice())
@@ -128,7 +128,7 @@ def test_overrun_rows_change_nothing() -> None:
     torch.testing.assert_close(after, keys, atol=0, rtol=0, equal_nan=True)
 
 
-def test_priming_leaves_other_slots() -> None:
+def test_priming_changes_no_other_slot() -> None:
     rig = SpeechRig(voice())
     rig.state["vae"][1:] = 7.0
     rig.admit(3, request(2))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
+from service.engine.pages import block_tables, kv_slots
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
 
@@ -47,10 +49,33 @@ def slots_plan(slots: np.ndarray) -> Plan:
     return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
 
 
-def ragged_plan(
+@dataclass(frozen=True, eq=False)
+class PromptArrays:
+    """Host arrays of a pass over packed prompt chunks.
+
+    inputs: those of SpeechModel.prefill. batch: slot_mapping int64 [tokens], cu_seqlens_q and cu_seqlens_k int32
+    [chunks + 1] and, where a chunk has cached context, context_slots int64 [keys], as in PagedBatch.
+    """
+
+    inputs: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]
+
+    @property
+    def lengths_q(self) -> np.ndarray:
+        return np.diff(self.batch["cu_seqlens_q"])
+
+    @property
+    def lengths_k(self) -> np.ndarray:
+        """Keys that each prompt has after the pass, int32 [chunks]."""
+        return np.diff(self.batch["cu_seqlens_k"])
+
+    def with_inputs(self, more: dict[str, np.ndarray]) -> PromptArrays:
+        return replace(self, inputs=self.inputs | more)
+
+
+def prompt_arrays(
     chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int]:
-    """The model's inputs, the batch's arrays and the longest query and key segments of packed prompt chunks."""
+) -> PromptArrays:
     ids, positions, index, patches, last, rows, keys = [], [], [], [], [], [], []
     lengths_q, lengths_k = [], []
     packed = audio = 0
@@ -59,10 +84,9 @@ def ragged_plan(
         stop = chunk.start + chunk.length
         mask = prompt.audio_mask[chunk.start : stop]
         before = int(prompt.audio_mask[: chunk.start].sum())
-        at = np.arange(stop)
-        context_slots = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
+        context_slots = kv_slots(sequence.stream.pages, stop, page_size)
         ids.append(prompt.token_ids[chunk.start : stop])
-        positions.append(at[chunk.start :])
+        positions.append(np.arange(chunk.start, stop))
         index.append(np.where(mask, audio + np.cumsum(mask) - 1, -1))
         patches.append(prompt.patches[before : before + int(mask.sum())])
         rows.append(context_slots[chunk.start :])
@@ -73,7 +97,7 @@ def ragged_plan(
         audio += int(mask.sum())
         if chunk.is_last:
             last.append(packed - 1)
-    plan = {
+    inputs = {
         "token_ids": np.concatenate(ids),
         "positions": np.concatenate(positions),
         "patches": np.concatenate([np.zeros((0, *patch_shape), np.float32), *patches]),
@@ -87,14 +111,12 @@ def ragged_plan(
     }
     if any(chunk.start for chunk, _ in chunks):
         batch["context_slots"] = np.concatenate(keys)
-    return plan, batch, max(lengths_q), max(lengths_k)
+    return PromptArrays(inputs, batch)
 
 
 def block_table_arrays(sequences: Sequence[SpeechSequence], max_pages: int) -> dict[str, np.ndarray]:
     """Rows of the block table, and their slots."""
-    tables = np.zeros((len(sequences), max_pages), dtype=np.int32)
-    for row, sequence in enumerate(sequences):
-        tables[row, : len(sequence.stream.pages)] = sequence.stream.pages
+    tables = block_tables([sequence.stream.pages for sequence in sequences], max_pages)
     return {"slots": slots_of(sequences), "block_table": tables}
 
 
@@ -130,6 +152,13 @@ def emitted(patches: np.ndarray) -> np.ndarray:
     return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
 
 
-def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
-    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step)."""
-    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})
+def prefill_plan(arrays: PromptArrays, slots: np.ndarray, required: Bucket) -> Plan:
+    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step) of the prompts in these slots int64
+    [chunks]."""
+    buffers = arrays.inputs | {
+        "slot_mapping": arrays.batch["slot_mapping"],
+        "cu_seqlens": arrays.batch["cu_seqlens_q"],
+        "slots": slots,
+        "seq_lens": arrays.lengths_k,
+    }
+    return Plan(buffers, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})

@@ -37,8 +37,8 @@ class HeldSampling:
 
 
 @dataclass(frozen=True)
-class LaunchedStep:
-    """A step that was launched."""
+class StepOutput:
+    """What ChatRunner.launch returns. The step may not have run yet."""
 
     results: dict[str, Tensor]
     """`results` int32 [rows, 2] (token, 1 where it stopped): the decode rows, then the last chunks. Where a row asked
@@ -50,7 +50,7 @@ class LaunchedStep:
 
 
 @dataclass(eq=False)
-class InFlightStep:
+class Launch:
     """A step or an encoder pass whose results have not been read."""
 
     kind: str
@@ -59,11 +59,11 @@ class InFlightStep:
     route: str
     launched_at: float
     """On the worker's clock."""
-    host_seconds: float
-    """Time that Python spent on it so far."""
     predicted: float
     """Seconds that it was predicted to take."""
-    readback: Readback | None
+    host_seconds: float = 0.0
+    """Time that Python spent on it so far."""
+    readback: Readback | None = None
     """None while the sampling of a step is held."""
     sequences: tuple[ChatSequence, ...] = ()
     """Sequences of the rows of the results: decode rows, then last chunks."""
@@ -73,6 +73,7 @@ class InFlightStep:
     encoded: Encoded | None = None
     """Set for an encoder pass."""
     held: HeldSampling | None = None
+    """Set for a step with guided rows."""
     masks: MaskJob | None = None
     """The masks that a held step waits for."""
     timing_valid: bool = True
@@ -106,46 +107,46 @@ class InFlight:
     """Launches in the order in which their results arrive."""
 
     def __init__(self) -> None:
-        self._steps: deque[InFlightStep] = deque()
+        self._launches: deque[Launch] = deque()
         self._last_read_at = -math.inf
         self._behind_others = False
         """Whether another model launched after the last step or pass here."""
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._launches)
 
-    def __getitem__(self, index: int) -> InFlightStep:
-        return self._steps[index]
+    def __getitem__(self, index: int) -> Launch:
+        return self._launches[index]
 
     @property
-    def held(self) -> InFlightStep | None:
+    def held(self) -> Launch | None:
         """The step whose sampling waits for masks: always the last one."""
-        last = self._steps[-1] if self._steps else None
+        last = self._launches[-1] if self._launches else None
         return last if last is not None and last.readback is None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
         """Where tokens of these sequences that were launched but not read yet will arrive."""
-        launches = [(step.readback, step.sequences) for step in self._steps if step.readback and step.sequences]
-        if len(launches) == 1 and launches[0][1] is sequences:  # As in most steps.
-            return [((launches[0][0], row),) for row in range(len(sequences))]
+        coming = [(one.readback, one.sequences) for one in self._launches if one.readback and one.sequences]
+        if len(coming) == 1 and coming[0][1] is sequences:  # As in most steps.
+            return [((coming[0][0], row),) for row in range(len(sequences))]
         places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
-        for readback, those in launches:
+        for readback, those in coming:
             for row, sequence in enumerate(those):
                 places.setdefault(sequence, []).append((readback, row))
         return [places.get(sequence, ()) for sequence in sequences]
 
     def holds(self, readbacks: Sequence[Readback]) -> bool:
         """Whether the results of a launch with one of these have not been read."""
-        return any(step.readback is readback for step in self._steps for readback in readbacks)
+        return any(launch.readback is readback for launch in self._launches for readback in readbacks)
 
-    def add(self, step: InFlightStep) -> None:
+    def add(self, launch: Launch) -> None:
         """Adds a step, or an encoder pass, whose results arrive before those of a held step."""
-        step.timing_valid, self._behind_others = not self._behind_others, False
+        launch.timing_valid, self._behind_others = not self._behind_others, False
         if (held := self.held) is None:
-            self._steps.append(step)
+            self._launches.append(launch)
         else:
             held.timing_valid = False
-            self._steps.insert(len(self._steps) - 1, step)
+            self._launches.insert(len(self._launches) - 1, launch)
 
     def others_launched(self) -> None:
         """Another model launched: behind the last step here, or between the layers of a held one and its sampling."""
@@ -153,28 +154,28 @@ class InFlight:
         if (held := self.held) is not None:
             held.timing_valid = False
 
-    def take(self, now: float) -> tuple[InFlightStep, float]:
+    def pop(self, now: float) -> tuple[Launch, float]:
         """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since
         the previous one was read, if that was later."""
-        step, before = self._steps.popleft(), self._last_read_at
+        launch, before = self._launches.popleft(), self._last_read_at
         self._last_read_at = now
-        return step, now - max(step.launched_at, before)
+        return launch, now - max(launch.launched_at, before)
 
     def backlog(self, now: float) -> float:
         """Predicted seconds until the launches have finished."""
-        if not self._steps:
+        if not self._launches:
             return 0.0
-        started = max(self._steps[0].launched_at, self._last_read_at)
-        return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
+        started = max(self._launches[0].launched_at, self._last_read_at)
+        return max(0.0, sum(launch.predicted for launch in self._launches) - (now - started))
 
     def wait(self) -> None:
         """Waits for the oldest results. With a held step: for the tokens that its masks depend on or, once these are
         there, for the masks, but only for a while."""
-        (self.held or self._steps[0]).wait()
+        (self.held or self._launches[0]).wait()
 
 
 def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:
-    """Log probabilities of a row of LaunchedStep.results, with `count` alternatives; none if it asked for none."""
+    """Log probabilities of a row of StepOutput.results, with `count` alternatives; none if it asked for none."""
     if count is None:
         return ()
     ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
