@@ -269,7 +269,7 @@ def _unit(match: re.Match[str]) -> str:
 
 def _named_number(match: re.Match[str]) -> str:
     word = BEFORE_NUMBERS[match[1].lower()]
-    return word.capitalize() if match[1][0].isupper() else word
+    return f"{word.capitalize() if match[1][0].isupper() else word}{match[2] or ' '}"
 
 
 def _ordinal(match: re.Match[str]) -> str:
@@ -320,7 +320,11 @@ RULES = _compile(
     (rf"\b{MONTH}\.? {DAY}(?:,? {YEAR})?{END}", _date),
     (rf"{BEGIN}(?:the )?{DAY} (?:of )?{MONTH}\b(?:,? {YEAR}{END})?", _day_first),
     (rf"\b{MONTH}\.? {YEAR}{END}", _month_year),
-    (r"(?:(?<=\d[aApP][mM])|(?<=\d:\d\d)) ?[-–] ?(?=\d{1,2}(?::\d\d|[aApP][mM])(?!\w))", lambda match: " to "),
+    (
+        r"(?:(?<=\d[aApP][mM])|(?<=\d [aApP][mM])|(?<=[aApP]\.[mM]\.)|(?<=\d:\d\d)) ?[-–] ?"
+        r"(?=\d{1,2}(?::\d\d(?!\w)|(?::\d\d)? ?[aApP]\.?[mM](?!\w)))",
+        lambda match: " to ",
+    ),
     (rf"{BEGIN}{HOURS}", _duration),
     (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d){HALF}", _long_time),
     (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d)(?P<half>){END}", _long_time),
@@ -369,7 +373,7 @@ RULES = _compile(
     (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°])", _unit),
     (rf"{BEGIN}{MINUS}{AMOUNT} (?P<unit>s)(?![\w'’])", _unit),
     *POWERS,
-    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.(?= ?\d)", _named_number),
+    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.( ?)(?=\d)", _named_number),
     (r"(?<![\w&#])#(?=\d{1,6}\b)", lambda match: "number "),
     (rf"{BEGIN}({TERM})\s?[–-]\s?({TERM}(?![.\d]))(){END}", _range),
     (rf"{BEGIN}(\d{{1,3}})[–-](\d{{1,3}}){END}", _score),

@@ -123,6 +123,8 @@ ENGLISH = {
     "£2m and $3.5bn": "two million pounds and three point five billion dollars",
     "$.99 each": "ninety-nine cents each",
     "2ND Ave": "second Ave",
+    "No.1, fig.2 and p. 3": "Number one, figure two and page three",
+    "Open 9 a.m.–5 p.m., or 9 am - 5:30 pm.": "Open nine AM to five PM, or nine AM to five thirty PM.",
     "The years 1914-18.": "The years nineteen fourteen to eighteen.",
     "20%~30%": "twenty to thirty percent",
     "https://example.com/es/y costs $5": "example dot com slash es slash y costs five dollars",
