@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -39,6 +40,8 @@ describe = cache(inspect.type_info)
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
     fit."""
+    if isinstance(raw, bytes):
+        raw = raw.removeprefix(BOM_UTF8)  # PowerShell and Notepad write one
     check_values(raw)
     try:
         return msgspec.json.decode(raw, type=kind)

@@ -113,7 +113,7 @@ def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any,
             "The JSON is not valid: unexpected end of escaped utf-16 surrogate pair (byte 16).",
         ),
         (b'{"name": "\xff"}', None, "The JSON is not valid: it is not UTF-8."),
-        (b"\xef\xbb\xbf{}", None, "The JSON is not valid: invalid character (byte 0)."),
+        (b"{}".decode().encode("utf-16"), None, "The JSON is not valid: invalid character (byte 0)."),
         (b"{} more", None, "The JSON is not valid: trailing characters (byte 4)."),
         (b'{"name": "n", "other": ' + b"[" * 100_000, None, "The JSON is not valid: it is nested too deeply."),
         (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
@@ -126,6 +126,10 @@ def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, mes
         parse(raw, Lenient)
     error = as_api_error(caught.value)
     assert (error.status, error.param, error.message) == (400, param, message)
+
+
+def test_a_byte_order_mark_in_front_is_no_part_of_the_json() -> None:
+    assert parse(b'\xef\xbb\xbf{"a": 1}', Any) == {"a": 1}
 
 
 @pytest.mark.parametrize("raw", ["[" + "[]," * MAX_SIGNS + "0]", b'["' + b"," * MAX_SIGNS + b'"]'])
