@@ -20,6 +20,7 @@ import time
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,10 @@ ID = re.compile(r"voice_[0-9a-f]{24}")
 NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
 
 
+INVISIBLE = re.compile("[\u034f\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Marks that nobody sees: with them, two names would look the same."""
+
+
 class Voice(msgspec.Struct, frozen=True):
     """encoder: the checkpoint that made the latents; no other checkpoint can use them. created_at: Unix time.
     ref_text: transcript of the reference audio. seconds: its length. consent: None for a voice made from a description.
@@ -61,6 +66,17 @@ class Voice(msgspec.Struct, frozen=True):
     seconds: float
     ref_text: str | None = None
     description: str | None = None
+
+
+def is_name(name: str) -> bool:
+    """Whether a voice may have this name, which is in the composed form (NFC). The vowel signs and tones of letters
+    outside ASCII, as Hindi and Thai have them, belong to their letters."""
+    letters = "".join("x" if _is_sign(mark) and not before.isascii() else mark for before, mark in pairwise(f" {name}"))
+    return NAME.fullmatch(letters) is not None
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc") and not INVISIBLE.match(character)
 
 
 def name_key(name: str) -> str:

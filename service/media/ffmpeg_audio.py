@@ -10,6 +10,9 @@ import av
 import av.filter
 import numpy as np
 
+PADDING = 0.2
+"""Seconds of silence behind a text whose tempo is changed: more than atempo holds back."""
+
 
 class _Sink:
     """A write-only file object; the written bytes are taken after each step."""
@@ -69,7 +72,12 @@ class TempoAndRate:
 
     def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
         self._rate_in = rate_in
+        self._changes_tempo = speed != 1.0
+        self._ratio = rate_out / (rate_in * speed)
+        """Samples of the output for one of the input."""
         self._position = 0
+        self._given = 0
+        """Samples of the output that have been given."""
         tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
         self._graph = av.filter.Graph()
         nodes = [
@@ -92,9 +100,14 @@ class TempoAndRate:
         """The rest of the samples, at the end."""
         # FFmpeg's buffer source fails when it ends before its first frame.
         if self._position == 0:
-            return iter(())
+            return
+        length = round(self._position * self._ratio)
+        if self._changes_tempo:
+            # At its end atempo drops what fills no window of its own, up to 70 ms of a slow voice.
+            self._graph.push(_frame(np.zeros(int(PADDING * self._rate_in), np.float32), self._rate_in, self._position))
         self._graph.push(None)
-        return self._pull()
+        for samples in self._pull():
+            yield samples[: max(0, length - self._given + len(samples))] if self._changes_tempo else samples
 
     def _pull(self) -> Iterator[np.ndarray]:
         while True:
@@ -102,7 +115,9 @@ class TempoAndRate:
                 frame = self._graph.pull()
             except (av.error.BlockingIOError, av.error.EOFError):
                 return
-            yield frame.to_ndarray()[0]
+            samples = frame.to_ndarray()[0]
+            self._given += len(samples)
+            yield samples
 
 
 def _frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:

@@ -16,7 +16,7 @@ import msgspec
 from models.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs
-from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
+from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
@@ -57,6 +57,10 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     audio = body.audio
     if audio is None:
         raise bad_request("audio: required, with voice and format, to have the answer spoken.", "audio")
+    for field, instead in NOT_SPOKEN.items():
+        if getattr(audio, field) is not None:
+            message = f"audio.{field}: not supported in a spoken answer{'; ' if instead else ''}{instead}."
+            raise bad_request(message, f"audio.{field}", "unsupported_parameter")
     if body.n is not None and body.n > 1:
         raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
     if body.stream and audio.format != "pcm16":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,6 +11,7 @@ from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, Vo
 from service.api.steps import StepReport
 
 Modality = Literal["text", "audio"]
+Refused = Annotated[Any, Meta(description="not supported in a spoken answer: refused")]
 SpokenFormat = Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
 
 
@@ -34,6 +35,22 @@ class AudioParams(msgspec.Struct, frozen=True):
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None
     lexicon: LexiconEntries | None = None
+    ref_audio: Refused = None
+    ref_text: Refused = None
+    prompt_audio: Refused = None
+    prompt_text: Refused = None
+    min_len: Refused = None
+    max_new_tokens: Refused = None
+    split_granularity: Refused = None
+    timestamp_granularities: Refused = None
+
+
+NOT_SPOKEN = {
+    **dict.fromkeys(("ref_audio", "ref_text"), "upload the voice (POST /v1/audio/voices) and name it as voice"),
+    "max_new_tokens": "use max_len",
+    **dict.fromkeys(("prompt_audio", "prompt_text", "min_len", "split_granularity", "timestamp_granularities"), ""),
+}
+"""Fields of a speech request that a spoken answer cannot have, and what to do instead."""
 
 
 class PastAudio(msgspec.Struct, frozen=True):

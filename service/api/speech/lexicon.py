@@ -11,6 +11,7 @@ import yaml
 
 from models.errors import InputError
 from service.api.speech.alignment import OnPiece, Pair
+from service.api.speech.markup import STRAIGHT_QUOTES
 from service.api.speech.text_splitting import is_wide
 
 MAX_FILE_ENTRIES = 5000
@@ -28,6 +29,8 @@ class Lexicon:
         for word in entries:
             if word != word.strip() or not any(map(str.isalnum, word)):
                 raise InputError("lexicon", "a word needs a letter or digit, and no space at its ends")
+        # Quotes of a text are straight by now, unless it keeps its markup.
+        entries = {word.translate(STRAIGHT_QUOTES): spoken for word, spoken in entries.items()} | dict(entries)
         self._any_case = {word: spoken for word, spoken in entries.items() if word == fold(word)}
         self._as_written = {word: spoken for word, spoken in entries.items() if word != fold(word)}
         self._keys = sorted({fold(word) for word in entries})

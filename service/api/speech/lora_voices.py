@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 
 from models.errors import CheckpointError
 from models.lora_folders import adapter_folders
 from service.catalog import Catalog
 from service.settings import Settings, SettingsError
-from service.voice_store import ID, NAME, name_key
+from service.voice_store import ID, is_name, name_key
 
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
@@ -26,10 +27,10 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
     voices: dict[str, str] = {}
     for folder in folders:
         key = name_key(folder.name)
-        if not NAME.fullmatch(folder.name) or ID.fullmatch(key):
+        if not is_name(unicodedata.normalize("NFC", folder.name)) or ID.fullmatch(key):
             raise SettingsError(
                 f"lora_voices: {folder.name!r} cannot be a voice's name, which is 1 to 64 letters, digits, spaces or "
-                "any of . - '"
+                "any of . - _ '"
             )
         if key in reserved:
             raise SettingsError(f"lora_voices: {folder.name!r} is the name of a built-in voice")

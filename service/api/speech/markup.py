@@ -11,13 +11,22 @@ LINK_TARGET = r"\([^()\n]{0,2000}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?\)"
 IMAGE = re.compile(r"!\[[^\[\]]{0,2000}\]" + LINK_TARGET)
 LINK = re.compile(r"\[(?![pP][aA][uU][sS][eE]:[\d.\s]{1,16}m?s\s*\])([^\[\]]{1,2000})\]" + LINK_TARGET)
 """A pause before a word in parentheses is no link."""
-HTML_TAG = re.compile(r"</?[A-Za-z][^<>]{0,2000}>")
+BLOCKS = "address|article|blockquote|br|dd|div|dl|dt|h[1-6]|hr|li|ol|p|section|table|td|th|tr|ul"
+HTML_TAG = re.compile(
+    r"<(https?://[^\s<>]{1,2000}|[A-Za-z][^\s<>@/]{0,63}@[^\s<>@/]{1,255})>"
+    rf"|(?<=\S)(?P<block></?(?i:{BLOCKS})(?:[\s/][^<>]{{0,2000}})?>)(?=\S)|</?[A-Za-z][^<>]{{0,2000}}>"
+)
+"""Or an address, group 1: <https://example.com>. block: between two words."""
 HTML_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+", re.MULTILINE)
 LIST_MARK = re.compile(r"^[ \t]{0,16}[-*+•][ \t]+", re.MULTILINE)
 QUOTE_MARK = re.compile(r"^[ \t]{0,3}>[ \t]?", re.MULTILINE)
 RULE = re.compile(r"^[ \t]{0,3}(?:-{3,}|\*{3,}|_{3,})[ \t]*$", re.MULTILINE)
-EMPHASIS = re.compile(r"\*\*|~~|(?<![^\W_])__?(?=[^\W_])|(?<=[^\W_])__?(?![^\W_])|(?<!\w)\*(?=\w)|(?<=[^\W\d])\*(?!\w)")
+EMPHASIS = re.compile(
+    r"(?<!\d)\*\*\*?|(?<=\d)\*\*\*?(?!\d)|~~|"
+    r"(?<![^\W_])__?(?=[^\W_])|(?<=[^\W_])__?(?![^\W_])|(?<![\w*])\*(?=\w)|(?<=[^\W\d])\*(?!\w)"
+)
+"""2**3 is a power."""
 
 _PICTURE = (
     "[\U0001f000-\U0001faff\u2600-\u27bf\u231a\u231b\u2328\u23cf\u23e9-\u23fa\u25fb-\u25fe\u2b05-\u2b07\u2b1b\u2b1c"
@@ -38,19 +47,26 @@ PLAIN = frozenset(".,;:?…。，！？；：、")
 _OPENINGS_TRIED = 3
 _LONGEST_SIGNS = 64
 
+
+def _in_place_of(tag: re.Match[str]) -> str:
+    """The address in a tag; a space where the words around it would become one."""
+    return tag[1] or (" " if tag["block"] else "")
+
+
 MARKS = tuple(
-    (frozenset(signs), mark)
-    for signs, mark in (
-        ("<", HTML_COMMENT),
-        ("<", HTML_TAG),
-        ("-*_", RULE),
-        (">", QUOTE_MARK),
-        ("#", HEADING),
-        ("-*+•", LIST_MARK),
-        ("*~_", EMPHASIS),
+    (frozenset(signs), mark, instead)
+    for signs, mark, instead in (
+        ("<", HTML_COMMENT, ""),
+        ("<", HTML_TAG, _in_place_of),
+        ("-*_", RULE, ""),
+        (">", QUOTE_MARK, ""),
+        ("#", HEADING, ""),
+        ("-*+•", LIST_MARK, ""),
+        ("*~_", EMPHASIS, ""),
     )
 )
-"""(characters, mark): each match has one of the characters. In the order in which marks are removed."""
+"""(characters, mark, what stands in its place): each match has one of the characters. In the order in which marks are
+removed."""
 
 STRAIGHT_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
 
@@ -59,8 +75,8 @@ def strip_markup(text: str) -> str:
     """The text without Markdown, HTML tags and emoji, and with straight quotes.
 
     Removes fenced and inline code, images, tags, rules, and the marks of headings, lists, quotes and emphasis. Keeps
-    the text of links and all line breaks. (VoxCPM's text normalisation, utils/text_normalize.py, with emphasis and
-    quotations added; numbers are the concern of normalising.)
+    the text of links, addresses in angle brackets and all line breaks. (VoxCPM's text normalisation,
+    utils/text_normalize.py, with emphasis and quotations added; numbers are the concern of normalising.)
     """
     # Patterns whose characters do not occur are skipped: most texts have no marks at all.
     if "`" in text:
@@ -68,9 +84,9 @@ def strip_markup(text: str) -> str:
     if "](" in text:
         text = LINK.sub(r"\1", IMAGE.sub("", text))
     present = frozenset(text)
-    for signs, mark in MARKS:
+    for signs, mark, instead in MARKS:
         if not signs.isdisjoint(present):
-            text = mark.sub("", text)
+            text = mark.sub(instead, text)
     return text if text.isascii() else EMOJI.sub("", text).translate(STRAIGHT_QUOTES)
 
 

@@ -15,7 +15,8 @@ from service.api.speech.normalising.language import Language, language_of
 from service.api.speech.normalising.numbers import HAN_DIGITS, ONES
 from service.api.speech.passages import Passage, Passages, seconds_of
 
-BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<speak[\s/>])")
+BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<(?:!DOCTYPE )?speak[\s/>])")
+"""With a DTD in front it is SSML, too, and refused for that: as a text it would be spoken without its breaks."""
 DECLARATION = re.compile(r"<\?xml[^<>?]{0,200}(?:\?>\s*|\?)?")
 NAME = r"[A-Za-z_][\w.:-]{0,63}"
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -91,7 +92,7 @@ def may_be_ssml(text: str) -> bool:
     declaration = DECLARATION.match(start)
     if declaration is not None:
         start = start[declaration.end() :]
-    return "<speak".startswith(start) or "<?xml".startswith(start)
+    return any(begin.startswith(start) for begin in ("<speak", "<?xml", "<!DOCTYPE speak"))
 
 
 def ssml_passages(text: str) -> Sequence[Passage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import unicodedata
 
 import msgspec
 import numpy as np
@@ -33,7 +34,7 @@ from service.api.speech.request import (
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import ID, NAME, Voice, VoiceStoreError, name_key
+from service.voice_store import ID, Voice, VoiceStoreError, is_name, name_key
 
 router = APIRouter()
 
@@ -150,8 +151,10 @@ def _new_name(context: ServerContext, form: Form) -> str:
     name = _field(form, "name")
     if name is None:
         raise bad_request("name: this field is required.", "name")
-    if not NAME.fullmatch(name):
-        raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
+    name = unicodedata.normalize("NFC", name)
+    if not is_name(name):
+        message = "name: must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit."
+        raise bad_request(message, "name")
     if name_key(name) in RESERVED:
         raise bad_request("name: this is the name of a built-in voice.", "name")
     if name_key(name) in context.lora_voices:

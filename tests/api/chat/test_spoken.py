@@ -317,6 +317,8 @@ def test_leaving_frees_text_and_voice(talking: Talking) -> None:
         ({"audio": {"format": "wav", "model": "else"}}, "audio.model"),
         ({"audio": {"format": "opus", "sample_rate": 44100}}, "audio.sample_rate"),
         ({"audio": {"format": "wav", "inference_timesteps": 1}}, "audio.inference_timesteps"),
+        ({"audio": {"format": "wav", "ref_audio": "data:audio/wav;base64,AAAA"}}, "audio.ref_audio"),
+        ({"audio": {"format": "wav", "split_granularity": "clause"}}, "audio.split_granularity"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str, Any], param: str) -> None:

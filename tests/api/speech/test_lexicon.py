@@ -55,6 +55,13 @@ def test_the_first_lexicon_counts_and_what_is_said_is_not_read_again() -> None:
     assert said("a b x, x y", own, servers) == "b c own, longer"
 
 
+def test_a_word_is_found_with_the_quotes_of_a_text_with_and_without_markup() -> None:
+    curly = Lexicon({"rock ’n’ roll": "rocking"})
+    assert said("rock 'n' roll, Rock ’n’ roll", curly) == "rocking, rocking"
+    both = Lexicon({"don’t": "curly", "don't": "straight"})
+    assert said("don't don’t", both) == "straight curly"
+
+
 TEXTS = st.lists(
     st.sampled_from([*ENTRIES, "a", "b", "new", " ", ",", "x", "İ", "Σ", "it", "\u0301", "1", "+", "New Yor"]),
     max_size=12,

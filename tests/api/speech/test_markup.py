@@ -33,6 +33,12 @@ from tests.support.growth import is_linear
         ("above\n---\nbelow", "above\n\nbelow"),
         ("“Hi,” she said, ‘it’s me’", "\"Hi,\" she said, 'it's me'"),
         ("[not a link] (really)", "[not a link] (really)"),
+        ("Visit <https://example.com/a_b>, or mail <me@b.org>.", "Visit https://example.com/a_b, or mail me@b.org."),
+        ("one<br>two<BR />three", "one two three"),
+        ("<p class='x'>one</p><ul><li>two</li><li>three</li></ul>", "one   two  three "),
+        ("bo<b>l</b>d <pre>code</pre>", "bold code"),
+        ("***both*** and un**real**ly", "both and unreally"),
+        ("5**2 and **5** apples", "5**2 and 5 apples"),
     ],
 )
 def test_markup(written: str, spoken: str) -> None:

@@ -127,6 +127,13 @@ def test_there_is_a_limit(http: httpx.Client) -> None:
         assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
 
 
+def test_a_name_in_decomposed_letters_is_the_composed_one(http: httpx.Client) -> None:
+    answer = upload(http, name="Jose\u0301")
+    assert (answer.status_code, answer.json()["name"]) == (200, "José")
+    assert http.get("/v1/audio/voices/Jose%CC%81").json()["id"] == answer.json()["id"]
+    assert http.delete("/v1/audio/voices/José").status_code == 200
+
+
 BAD = [
     ({"name": None}, "name"),
     ({"name": "../../etc"}, "name"),

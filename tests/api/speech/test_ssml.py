@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.errors import InputError
 from service.api.speech.passages import MAX_PAUSE, MAX_PAUSES, marked_passages
-from service.api.speech.ssml import is_ssml, spelled, ssml_passages
+from service.api.speech.ssml import is_ssml, may_be_ssml, spelled, ssml_passages
 
 Spoken = list[tuple[float, str]]
 
@@ -134,8 +134,16 @@ def test_what_is_not_supported_is_refused_by_name(text: str, says: str) -> None:
     assert refused.value.field == "input" and len(str(refused.value)) < 300
 
 
+@pytest.mark.parametrize("before", ["", '<?xml version="1.0"?>\n'])
+def test_ssml_with_a_dtd_is_refused_not_spoken_without_its_breaks(before: str) -> None:
+    text = f'{before}<!DOCTYPE speak PUBLIC "-//W3C//DTD SYNTHESIS 1.0//EN" "x.dtd">\n<speak>Hi<break/></speak>'
+    assert is_ssml(text) and all(may_be_ssml(text[:length]) for length in range(len(before) + 16))
+    with pytest.raises(InputError, match="declarations"):
+        ssml_passages(text)
+
+
 def test_no_entity_is_declared_in_front_of_ssml() -> None:
-    """With a DOCTYPE in front it is a text like any other, whose tags are taken out and whose entities are not read."""
+    """With another DOCTYPE in front it is a text, whose tags are taken out and whose entities are not read."""
     assert not is_ssml(BILLION_LAUGHS)
     said = spoken(BILLION_LAUGHS)
     assert len(str(said)) < 2 * len(BILLION_LAUGHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from service.link.engine_link import InlineLink
 from service.link.messages import EngineState, Outputs, SpeechDelta, SpeechRequest, Stop
 from service.server import create_server
 from service.settings import SettingsError, load_settings
-from service.voice_store import VoiceStore, VoiceStoreError, name_key
+from service.voice_store import VoiceStore, VoiceStoreError, is_name, name_key
 from tests.support.servers import RunningServer, running_server
 
 DISGUISES = {
@@ -34,6 +35,18 @@ DISGUISES = {
     "dеfault": "dеfault",  # a Cyrillic letter is another one
 }
 spoken: list[SpeechRequest] = []
+
+
+@pytest.mark.parametrize("name", ["हिन्दी आवाज़", "เสียงของฉัน", "தமிழ்", "José", "ẹ́kọ", "日本", "a_b"])
+def test_letters_may_have_signs(name: str) -> None:
+    assert is_name(unicodedata.normalize("NFC", name))
+
+
+@pytest.mark.parametrize(
+    "name", ["nova\ufe0f", "日\ufe0f", "no\u034fva", "nova\u0336", "\u0301a", "ह" + "\u0941" * 64, "a\u200db", ""]
+)
+def test_marks_do_not_make_another_name_of_one(name: str) -> None:
+    assert not is_name(name)
 
 
 def listening(config: EngineConfig, channel: Channel) -> None:

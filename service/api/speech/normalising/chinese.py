@@ -17,6 +17,8 @@ BEGIN = r"(?<![A-Za-z0-9_.,:/@#$€£¥￥&=+%~^*\\-])"
 END = r"(?![A-Za-z0-9_/@=^*\\]|[.,:-]\d)"
 AMOUNT = r"(?P<amount>(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,12})?)"
 MINUS = r"(?P<minus>[-−](?=\d))?"
+TERM = r"[-−]?\d{1,4}(?:\.\d)?"
+"""One end of a range."""
 YEAR = r"(1[1-9]\d\d|20\d\d)"
 
 CURRENCIES = {"¥": "元", "￥": "元", "$": "美元", "€": "欧元", "£": "英镑"}
@@ -54,6 +56,7 @@ MEASURES = "个只位名本张条件种块天次遍岁杯瓶辆台座间家层�
 def normalise_chinese(text: str) -> str:
     """text: a clause or more. Words and marks that no rule knows stay."""
     if DIGIT.search(text):
+        text = text.translate(NARROW)
         for pattern, replace in RULES:
             text = pattern.sub(replace, text)
     return text
@@ -101,7 +104,12 @@ def _range(match: re.Match[str]) -> str:
 
 
 def _unit_range(match: re.Match[str]) -> str:
-    return f"{han_decimal(match[1])}到{han_decimal(match[2])}{UNITS[match['unit']]}"
+    amounts = (_signed_term(match[1]), _signed_term(match[2]))
+    return f"{'到'.join(amounts)}{UNITS[match['unit']]}"
+
+
+def _signed_term(amount: str) -> str:
+    return f"{'负' if amount[0] in '-−' else ''}{han_decimal(amount.lstrip('-−'))}"
 
 
 def _digits(match: re.Match[str]) -> str:
@@ -131,6 +139,8 @@ def _plain(match: re.Match[str]) -> str:
 
 DIGIT = re.compile(r"\d")
 """A text without one is one that no rule changes."""
+NARROW = {0xFF10 + digit: str(digit) for digit in range(10)}
+"""Digits of full width."""
 OPERATORS = {"+": "加", "×": "乘", "*": "乘", "÷": "除以", "=": "等于"}
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 
@@ -154,9 +164,9 @@ RULES: tuple[Rule, ...] = tuple(
         (rf"{BEGIN}(\d{{1,4}})%?[-–~～](\d{{1,4}})([%％])", _range),
         (rf"{BEGIN}{MINUS}{AMOUNT}[%％]", _percent),
         (rf"{BEGIN}{MINUS}{AMOUNT}‰", lambda match: _signed(match, f"千分之{han_decimal(match['amount'])}")),
-        (rf"{BEGIN}(\d{{1,4}}(?:\.\d)?)[-–~～](\d{{1,4}}(?:\.\d)?)\s?(?P<unit>{UNIT})(?![A-Za-z0-9_/²³])", _unit_range),
+        (rf"{BEGIN}({TERM})[-–~～]({TERM})\s?(?P<unit>{UNIT})(?![A-Za-z0-9_/²³])", _unit_range),
         (rf"{BEGIN}(?:1[3-9]\d{{9}}|0\d{{2,3}}-\d{{7,8}}|400-\d{{3}}-\d{{4}}){END}", _phone),
-        (rf"{BEGIN}(\d{{1,3}})/(\d{{1,3}}){END}", _fraction),
+        (rf"(?<!第){BEGIN}(\d{{1,3}})/(\d{{1,3}}){END}", _fraction),
         (
             rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<unit>{UNIT})"
             r"(?![A-Za-z0-9_/²³])",

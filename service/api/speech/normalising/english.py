@@ -130,6 +130,14 @@ def _long_time(match: re.Match[str]) -> str:
     return f"{_counted(hour, 'hour')} {_counted(minute, 'minute')} and {seconds}"
 
 
+def _duration(match: re.Match[str]) -> str:
+    """3h 20m, 1h 5m 30s, 5m 30s: m is no meter beside h or s."""
+    parts = [(int(number), unit) for number, unit in zip(match.groups(), DURATION, strict=True) if number is not None]
+    if any(number > 59 for number, _ in parts[1:]):
+        return match[0]
+    return " ".join(_counted(number, unit) for number, unit in parts)
+
+
 def _counted(number: int, unit: str) -> str:
     return f"{cardinal(number)} {unit}{'' if number == 1 else 's'}"
 
@@ -237,6 +245,14 @@ def _times(match: re.Match[str]) -> str:
     return f"{first}{decimal(match[2])} {'times ' if match[3] else 'x'}"
 
 
+def _years_short(match: re.Match[str]) -> str:
+    """1914-18; but 2026-11 may be a month."""
+    first, last = int(match[1]), int(match[2])
+    if last <= max(first % 100, 12):
+        return match[0]
+    return f"{year(first)} to {cardinal(last)}"
+
+
 def _season(match: re.Match[str]) -> str:
     """1990/91."""
     if int(match[2]) != (int(match[1]) + 1) % 100:
@@ -253,7 +269,7 @@ def _unit(match: re.Match[str]) -> str:
 
 def _named_number(match: re.Match[str]) -> str:
     word = BEFORE_NUMBERS[match[1].lower()]
-    return word.capitalize() if match[1][0].isupper() else word
+    return f"{word.capitalize() if match[1][0].isupper() else word}{match[2] or ' '}"
 
 
 def _ordinal(match: re.Match[str]) -> str:
@@ -278,11 +294,18 @@ YEAR = r"(?P<year>1[1-9]\d\d|20\d\d)"
 ZONE = r"(?:[ECMP][SD]?T|GMT|UTC|BST|CES?T)\b"
 HALF = rf"(?:[\s]?(?P<half>[aApP])(?:\.[mM](?:\.(?!\s(?!{ZONE})[A-Z]|\s?\Z)|(?=\.))|[mM]\b))"
 AMOUNT = rf"(?P<amount>{NUMBER})"
-SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kKMB](?!\w)))?"
+SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|(?:[kKmMbB]|mn|bn|tn)(?!\w)))?"
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TITLE = "|".join(TITLES)
 PAID_FOR = ("month", "year", "week", "day", "hour", "night", "person", "user", "seat", "unit", "token", *PERIODS)
 PERIOD = "|".join(PAID_FOR)
+
+DURATION = ("hour", "minute", "second", "minute", "second")
+"""Units of the groups of the next pattern."""
+HOURS = (
+    r"(?:(\d{1,3}) ?h(?:rs?)? ?(\d{1,2}) ?m(?:ins?)?(?: ?(\d{1,2}) ?s(?:ecs?)?)?"
+    r"|(\d{1,3}) ?m(?:ins?)? ?(\d{1,2}) ?s(?:ecs?)?)(?!\w)"
+)
 
 TERM = r"\d{1,4}(?:\.\d{1,2})?"
 """One end of a range."""
@@ -297,13 +320,19 @@ RULES = _compile(
     (rf"\b{MONTH}\.? {DAY}(?:,? {YEAR})?{END}", _date),
     (rf"{BEGIN}(?:the )?{DAY} (?:of )?{MONTH}\b(?:,? {YEAR}{END})?", _day_first),
     (rf"\b{MONTH}\.? {YEAR}{END}", _month_year),
-    (r"(?:(?<=\d[aApP][mM])|(?<=\d:\d\d)) ?[-–] ?(?=\d{1,2}(?::\d\d|[aApP][mM])(?!\w))", lambda match: " to "),
+    (
+        r"(?:(?<=\d[aApP][mM])|(?<=\d [aApP][mM])|(?<=[aApP]\.[mM]\.)|(?<=\d:\d\d)) ?[-–] ?"
+        r"(?=\d{1,2}(?::\d\d(?!\w)|(?::\d\d)? ?[aApP]\.?[mM](?!\w)))",
+        lambda match: " to ",
+    ),
+    (rf"{BEGIN}{HOURS}", _duration),
     (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d){HALF}", _long_time),
     (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d)(?P<half>){END}", _long_time),
     (rf"{BEGIN}(\d{{1,2}})(?::(\d\d))?\s?[-–]\s?(?=\d{{1,2}}(?::\d\d)?\s?[aApP]\.?[mM]\b)", _hours),
     (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d){HALF}", _time),
     (rf"{BEGIN}(?P<hour>\d{{1,2}})(?P<minute>){HALF}", _time),
     (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?P<half>){END}", _time),
+    (r"(?<![\w.,])([$€£])\.(?=\d\d(?!\d))", lambda match: f"{match[1]}0."),
     (
         rf"{BEGIN}(?:US)?(?P<currency>[$€£¥₹₩]){AMOUNT}{SCALE}\s?[-–]\s?(?P=currency)?"
         rf"(?P<amount2>{NUMBER}){SCALE.replace('<scale>', '<scale2>')}{END}",
@@ -317,19 +346,22 @@ RULES = _compile(
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<code>{'|'.join(CODES)})\b", _coded),
     (rf"\b(?P<minus>)(?P<code>{'|'.join(CODES)})\s?{AMOUNT}{END}", _coded),
     (rf"{BEGIN}{MINUS}{AMOUNT}(?P<scale>)\s?(?P<currency>[€£])(?!\w)", _money),
-    (rf"{BEGIN}({TERM})\s?%?\s?[-–]\s?({TERM})\s?(%)(?!\w)", _range),
+    (r"(?<![^\s(])\+(?=\d{1,6}(?:\.\d{1,4})?\s?[%°])", lambda match: "plus "),
+    (rf"{BEGIN}({TERM})\s?%?\s?[-–~～]\s?({TERM})\s?(%)(?!\w)", _range),
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?%(?!\w)", lambda match: _signed(match, f"{decimal(match['amount'])} percent")),
     (r"(?<![\w.])[vV](\d{1,6}(?:\.\d{1,6}){1,4})(?!\w|[.-]\d)", _version),
     (r"(?<![\w.,+-])(?:\+\d{1,3}[ -]|1-)?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[.-]\d{4}" + END, _phone),
     (r"(?<![\w.,+-])\+\d{1,3}(?:[ -]?\d{2,12}){1,4}" + END, _phone),
     (rf"{BEGIN}\d{{3}}-\d{{4}}{END}", _phone),
+    (r"(?<![^\s(])\+(?=\d{1,6}(?:\.\d{1,4})?(?!\w|\.\d| ?[(-]))", lambda match: "plus "),
     (rf"(?:(?<=[Cc]all )|(?<=[Dd]ial ))(?:911|112|999){END}", _phone),
     (rf"(?:(?<=[Ee]xtension )|(?<=[Ee]xt )|(?<=ZIP )|(?<=[Cc]ode )|(?<=PIN )|(?<=[Ee]rror ))\d{{3,8}}{END}", _phone),
-    (rf"{BEGIN}((?:\d{{1,3}}(?:,\d{{3}}){{1,4}})|\d{{1,9}})(?:st|nd|rd|th)\b", _ordinal),
+    (rf"{BEGIN}((?:\d{{1,3}}(?:,\d{{3}}){{1,4}})|\d{{1,9}})(?:st|nd|rd|th|ST|ND|RD|TH)\b", _ordinal),
     (rf"{BEGIN}24/7{END}", lambda match: "twenty-four seven"),
     (rf"{BEGIN}9/11{END}", lambda match: "nine eleven"),
     (rf"{BEGIN}50/50{END}", lambda match: "fifty-fifty"),
     (rf"{BEGIN}((?:1[1-9]|20)\d\d)/(\d\d){END}", _season),
+    (rf"{BEGIN}((?:1[1-9]|20)\d\d)[-–](\d\d){END}", _years_short),
     (rf"{BEGIN}(\d{{1,3}}):(\d){END}", _score),
     (rf"{BEGIN}(?<![Oo]n )(?:(?P<whole>\d{{1,3}}) )?(?P<top>\d{{1,2}})/(?P<bottom>\d{{1,2}}){END}", _fraction),
     (rf"(?:{BEGIN}|(?<=[a-z]-))((?:1[1-9]|20)\d0|[2-9]0)s\b", _decade),
@@ -341,7 +373,7 @@ RULES = _compile(
     (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°])", _unit),
     (rf"{BEGIN}{MINUS}{AMOUNT} (?P<unit>s)(?![\w'’])", _unit),
     *POWERS,
-    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.(?= ?\d)", _named_number),
+    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.( ?)(?=\d)", _named_number),
     (r"(?<![\w&#])#(?=\d{1,6}\b)", lambda match: "number "),
     (rf"{BEGIN}({TERM})\s?[–-]\s?({TERM}(?![.\d]))(){END}", _range),
     (rf"{BEGIN}(\d{{1,3}})[–-](\d{{1,3}}){END}", _score),

@@ -10,6 +10,10 @@ from service.api.speech.normalising.english_words import UNITS, WORDS
 Language = Literal["english", "chinese", "other"]
 """other: numbers are left to the model, which speaks many languages."""
 
+ADDRESS = re.compile(r"(?:https?://|www\.)\S{1,2000}|(?<![\w.+-])[\w.+-]{1,64}@[\w.-]{1,255}")
+"""Its parts are no words of a language."""
+SYMBOLS = frozenset(unit for unit in UNITS if unit.isalpha() and not unit.isascii())
+"""µg, kΩ: letters of another script in every language."""
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 KANA_OR_HANGUL = re.compile("[\u3040-\u30ff\u1100-\u11ff\uac00-\ud7af]")
 NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
@@ -65,12 +69,18 @@ def language_of(clause: str, before: Language) -> Language:
         return "other"
     if HAN.search(clause):
         return "chinese"
+    if "@" in clause or "://" in clause or "www." in clause:
+        clause = ADDRESS.sub(" ", clause)
     clause = NEUTRAL.sub(" ", clause)
     found = WORD.findall(clause)
     if not _shouted(found):
         found = WORD.findall(ABBREVIATION.sub(" ", clause))
-    # A capital by itself is a name or a variable: E = mc².
-    words = [word.lower() for word in found if len(word) > 1 or word.islower() or word in "IA"]
+    # A capital or a Greek letter by itself is a name or a variable: E = mc², α = 0.05.
+    words = [
+        word.lower()
+        for word in found
+        if (len(word) > 1 or (word.islower() and not "α" <= word <= "ω") or word in "IA") and word not in SYMBOLS
+    ]
     english = sum(word in ENGLISH for word in words)
     if GERMAN_ORDINAL.search(clause):
         return "other"

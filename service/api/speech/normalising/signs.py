@@ -21,7 +21,11 @@ OPERATORS = {
     "/": "divided by",
     "=": "equals",
     "≠": "is not",
+    "-": "minus",
+    "−": "minus",
 }
+TERM = r"\d{1,6}(?:\.\d{1,4})?"
+"""Of a sum without spaces."""
 COMPARISONS = {
     ">": "more than", "<": "less than", ">=": "at least", "≥": "at least", "<=": "at most", "≤": "at most",
     "~": "about", "≈": "about", "±": "plus or minus", "+/-": "plus or minus",
@@ -39,6 +43,11 @@ MARKS = frozenset("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞§©²³#@^")
 def _fraction(match: re.Match[str]) -> str:
     before = " " if match.start() and match.string[match.start() - 1].isdigit() else ""
     return before + FRACTIONS[match[0]]
+
+
+def _sum(match: re.Match[str]) -> str:
+    """2+2=4."""
+    return re.sub(r"[^\d.]", lambda sign: f" {OPERATORS[sign[0]]} ", match[0])
 
 
 def _angle(match: re.Match[str]) -> str:
@@ -68,12 +77,14 @@ SIGNS: tuple[Rule, ...] = tuple(
             lambda match: f"{match[1]} {'foot' if match[1] == '1' else 'feet'} {match[2]} inches",
         ),
         (r"(?<![\w.,])\d{1,3}(?: 000){1,4}(?!\w|[.,]\d)", lambda match: match[0].replace(" ", "")),
+        (rf"(?<![^\s(\"']){TERM}(?:[-−+*/×÷]{TERM}){{1,4}}=(?=\s?[-−\d?x]|\s?\Z)", _sum),
+        (rf"(?<![^\s(\"']){TERM}(?:[+×]{TERM}){{1,4}}(?![\w=+*/×÷^%-]|[.,:]\d)", _sum),
         (r"(?<=\d) [-−] (?=\d[\d., ]{0,20}=)", lambda match: " minus "),
         (r"(?<=[\d)]) ?([×÷≠]) ?(?=[-\d(])", lambda match: f" {OPERATORS[match[1]]} "),
         (r"(?<![A-Za-z_]\d)(?<=[\d)])=(?=-?\d)", lambda match: " equals "),
         (r"(?<=[\d)]) ([+*/=]) (?=[-\d(?])", lambda match: f" {OPERATORS[match[1]]} "),
-        (r"(?<![^\s\d+])(\d{1,6})\+(\d{1,6})=", lambda match: f"{match[1]} plus {match[2]} equals "),
-        (r"(?<![\w<>=~+/-])(>=|<=|\+/-|[<>≥≤~≈±]) ?(?=[$€£¥]?\d)", lambda match: f"{COMPARISONS[match[1]]} "),
+        (r"(?<=\d)\+(?=[\s,;!?)]|\.(?!\d)|\Z)|(?<=\d%)\+(?!\w)", lambda match: " plus"),
+        (r"(?<![\w<>=~+/%-])(>=|<=|\+/-|[<>≥≤~≈±]) ?(?=[$€£¥]?\d)", lambda match: f"{COMPARISONS[match[1]]} "),
         (r"(?<![\w^.])(\d{1,6}|[A-Za-z]|\))\^([-−]?\d{1,3})(?![\w^])", _power),
         (r"§§? ?(?=\d)", lambda match: "section "),
         (r"© ?(?=\d|[A-Z])", lambda match: "copyright "),

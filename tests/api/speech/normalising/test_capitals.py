@@ -10,7 +10,7 @@ from service.api.speech.normalising.text import TextNormaliser, normalise
 ENGLISH = {
     "AI grew 5%": "AI grew five percent",
     "AI 5%": "AI five percent",
-    "AI +5%, ML 3%.": "AI +5%, ML three percent.",
+    "AI +5%, ML 3%.": "AI plus five percent, ML three percent.",
     "AI: 5 trends": "AI: five trends",
     "AI's 5 risks": "AI's five risks",
     '"AI" made 12 jokes': '"AI" made twelve jokes',
