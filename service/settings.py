@@ -43,7 +43,7 @@ from service.setting_types import (
     Workers,
 )
 from service.settings_reading import SettingsError as SettingsError
-from service.settings_reading import Variables, explain, read_file, suggestion, without_text
+from service.settings_reading import Variables, explain, read_file, suggestion, without_home, without_text
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -322,6 +322,8 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if (name := without_text(self)) is not None:
             raise ValueError(f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL")
+        if (name := without_home(self)) is not None:
+            raise ValueError(f"{name}: no home is known for {getattr(self, name)}; set HOME, or name another path")
         if self.revision is not None and len(self.model) != 1:
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,14 @@ def without_text(values: Iterable[tuple[str, Any]]) -> str | None:
     """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL."""
     for name, value in values:
         if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
+            return name
+    return None
+
+
+def without_home(values: Iterable[tuple[str, Any]]) -> str | None:
+    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name."""
+    for name, value in values:
+        if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
             return name
     return None
 

@@ -146,6 +146,10 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
         ({"voices_dir": [1]}, "voices_dir: must be a path"),
         ({"voices_dir": "v\udcff"}, "voices_dir: has bytes that are not utf-8, or a NUL"),
         ({"model": ["a", "b\udcff"]}, "model: has bytes that are not utf-8, or a NUL"),
+        (
+            {"lexicon": "~nobody-here/a.yaml"},
+            "lexicon: no home is known for ~nobody-here/a.yaml; set HOME, or name another path",
+        ),
         ({"api_key_file": "\0"}, "api_key_file: has bytes that are not utf-8, or a NUL"),
         ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
     ],

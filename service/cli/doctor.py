@@ -238,7 +238,7 @@ def _descriptors(settings: Settings) -> Finding:
 
 
 def _voices(settings: Settings) -> Finding:
-    directory = settings.voices_dir.expanduser()
+    directory = Path(os.path.expanduser(settings.voices_dir))
     if not _existing(directory).is_dir():
         advice = "Speech models cannot be served with it; let --voices-dir name a directory."
         return Finding("voices", f"{_existing(directory)} is no directory", False, advice)
@@ -250,7 +250,7 @@ def _voices(settings: Settings) -> Finding:
 def _cache() -> Finding:
     from huggingface_hub import constants
 
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    cache = Path(os.path.expanduser(constants.HF_HUB_CACHE))
     free = shutil.disk_usage(_existing(cache)).free
     found = f"{cache}, {free / GIB:.0f} GiB free"
     if constants.HF_HUB_OFFLINE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import socket
@@ -50,6 +51,15 @@ def test_settings_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
     assert done.exit_code == 1 and "no  settings: port" in done.output and "1 missing" in done.output
     assert "did you mean REPRISE_MAX_IMAGES" in done.output
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPRISE_VOICES_DIR", raising=False)
+    monkeypatch.setattr("os.path.expanduser", os.fspath)
+    done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1 and "no  settings: voices_dir: no home is known for ~/.local" in done.output
+    done = CliRunner().invoke(app, ["serve", "--port", "0"])
+    assert done.exit_code == 2 and "voices_dir: no home is known" in done.stderr
 
 
 @pytest.mark.parametrize(("built_for", "says"), [(None, "torch with CUDA"), ("13.0", "driver must know CUDA 13.0")])
