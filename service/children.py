@@ -32,6 +32,15 @@ def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 
 
+def working_directory() -> str | None:
+    """That of child processes: this process's own (None), or /, if that was deleted. MKL cannot be loaded there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return None
+
+
 def wait_for_end_of_parent() -> None:
     """Waits until standard input, a pipe that only the parent process writes to, is closed."""
     # Not through sys.stdin.buffer: a thread that waits in it holds a lock that the interpreter needs to exit.
