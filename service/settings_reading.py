@@ -67,14 +67,14 @@ def read_file(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text("utf-8")) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
-def yaml_problem(error: UnicodeDecodeError | yaml.YAMLError) -> str:
+def yaml_problem(error: Exception) -> str:
     """What a parser says about a file, in one line with the place, if it has one."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or not problem:

@@ -167,6 +167,8 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
             "max_n: 1\nport: [\n",
             "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
         ),
+        ("max_n: 2026-13-01\n", "month must be in 1..12"),
+        ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
     ],
 )

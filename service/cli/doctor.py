@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import platform
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
+from models.lora_folders import adapter_folders
+from service.api.speech.lexicon import load_lexicon
 from service.api_processes import api_process_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
@@ -50,6 +53,7 @@ def examine() -> list[Finding]:
         *_torch(),
         *_engines(settings),
         *_api_processes(settings),
+        *_device(settings),
         *_quantization(settings),
         _codecs(),
         _embedded(),
@@ -60,6 +64,7 @@ def examine() -> list[Finding]:
         _port(settings),
         _descriptors(settings),
         _voices(settings),
+        *_speech_files(settings),
         _cache(),
     ]
 
@@ -114,6 +119,15 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         return
     where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
     yield Finding("engines", f"{len(gpus)}, {where}", True)
+
+
+def _device(settings: Settings) -> Iterator[Finding]:
+    if settings.device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding("device", "cuda, which torch cannot use here", False, "Serve with --device auto or cpu.")
 
 
 def _quantization(settings: Settings) -> Iterator[Finding]:
@@ -223,6 +237,9 @@ def _port(settings: Settings) -> Finding:
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                advice = "Let --host name an address of this machine."
+                return Finding("host", f"{settings.host} unavailable ({error.strerror})", False, advice)
             advice = "Another server may be running; choose with --host and --port."
             return Finding("port", f"{settings.host}:{settings.port} unavailable ({error.strerror})", None, advice)
     return Finding("port", f"{settings.port} is free", True)
@@ -245,6 +262,19 @@ def _voices(settings: Settings) -> Finding:
     if os.access(_existing(directory), os.W_OK):
         return Finding("voices", f"{directory}", True)
     return Finding("voices", f"{directory} cannot be written to", None, "Uploads will fail; choose --voices-dir.")
+
+
+def _speech_files(settings: Settings) -> Iterator[Finding]:
+    try:
+        if settings.lexicon is not None:
+            load_lexicon(settings.lexicon.expanduser())
+    except ValueError as error:
+        yield Finding("lexicon", str(error), False, "Correct --lexicon or its file.")
+    try:
+        if settings.lora_voices is not None:
+            adapter_folders(settings.lora_voices.expanduser())
+    except CheckpointError as error:
+        yield Finding("adapters", str(error), False, "Correct --lora-voices or its folders.")
 
 
 def _cache() -> Finding:

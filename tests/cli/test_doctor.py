@@ -53,6 +53,25 @@ def test_settings_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did you mean REPRISE_MAX_IMAGES" in done.output
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("LEXICON", "/nowhere/words.yaml", "no  lexicon: /nowhere/words.yaml: cannot be read (No such file"),
+        ("LORA_VOICES", "/nowhere/voices", "no  adapters: lora_voices: /nowhere/voices cannot be read (No such file"),
+        ("DEVICE", "cuda", "no  device: cuda, which torch cannot use here"),
+        ("HOST", "192.0.2.1", "no  host: 192.0.2.1 unavailable (Cannot assign requested address)"),
+    ],
+)
+def test_settings_that_cannot_be_met_here(
+    variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("REPRISE_INSECURE_NO_AUTH", "yes")
+    monkeypatch.setenv(f"REPRISE_{variable}", value)
+    done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1 and says in done.output and "1 missing" in done.output
+
+
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REPRISE_VOICES_DIR", raising=False)
     monkeypatch.setattr("os.path.expanduser", os.fspath)
