@@ -30,6 +30,7 @@ MIN_CACHE = 20 * GIB
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libopus", "aac", "flac")
 DESCRIPTORS_PER_CONNECTION = 1.25
+OWN_DESCRIPTORS = 32
 
 
 @dataclass(frozen=True)
@@ -248,9 +249,11 @@ def _port(settings: Settings) -> Finding:
 def _descriptors(settings: Settings) -> Finding:
     """The server raises its soft limit to the hard one."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit == resource.RLIM_INFINITY or limit >= DESCRIPTORS_PER_CONNECTION * settings.max_connections:
+    connections = settings.max_connections
+    enough = max(DESCRIPTORS_PER_CONNECTION * connections, connections + OWN_DESCRIPTORS)
+    if limit == resource.RLIM_INFINITY or limit >= enough:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
-    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({settings.max_connections})."
+    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({connections})."
     return Finding("open files", f"up to {limit}", None, advice)
 
 
