@@ -10,6 +10,7 @@ import resource
 import shutil
 import socket
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ def examine() -> list[Finding]:
         *_variables(),
         _port(settings),
         _descriptors(settings),
+        _temporary(),
         _voices(settings),
         *_speech_files(settings),
         _cache(),
@@ -255,6 +257,15 @@ def _descriptors(settings: Settings) -> Finding:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
     advice = f"Allow more (ulimit -Hn), or lower --max-connections ({connections})."
     return Finding("open files", f"up to {limit}", None, advice)
+
+
+def _temporary() -> Finding:
+    """The engine's socket is in this directory."""
+    try:
+        return Finding("temporary files", tempfile.gettempdir(), True)
+    except FileNotFoundError:
+        advice = "Let TMPDIR name a directory that can be written to."
+        return Finding("temporary files", "no directory can be written to", False, advice)
 
 
 def _voices(settings: Settings) -> Finding:

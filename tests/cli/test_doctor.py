@@ -72,6 +72,15 @@ def test_settings_that_cannot_be_met_here(
     assert done.exit_code == 1 and says in done.output and "1 missing" in done.output
 
 
+def test_no_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    found = finding("temporary files")
+    assert found.good is False and "TMPDIR" in found.advice
+
+
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REPRISE_VOICES_DIR", raising=False)
     monkeypatch.setattr("os.path.expanduser", os.fspath)
