@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -30,6 +31,22 @@ def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     kept = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     others = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
+
+
+def working_directory() -> str | None:
+    """That of child processes: this process's own (None), or /, if that was deleted. MKL cannot be loaded there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return None
+
+
+def leave_signals_to_parent() -> None:
+    """Ignores the signals that ask the server to end. A service manager may send them to all of its processes, and this
+    one still has work while the server drains. It ends with its parent, or is killed by it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for_end_of_parent() -> None:

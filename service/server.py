@@ -58,11 +58,15 @@ def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None
 
 class Server(uvicorn.Server):
     """Drains at the first signal: readiness turns red, after `drain_delay` no more connections are accepted, running
-    requests have `drain_timeout` to end, and those that are left get an error. The second signal ends it at once."""
+    requests have `drain_timeout` to end, and those that are left get an error. The second signal ends it at once.
 
-    def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
+    supervised: it is one of several processes, which the supervisor ends at its second signal. The first one may come
+    twice: from the supervisor, and from a service manager that sends it to all processes."""
+
+    def __init__(self, config: uvicorn.Config, context: ServerContext, *, supervised: bool = False) -> None:
         super().__init__(config)
         self.context = context
+        self._supervised = supervised
         self._accepting = asyncio.Event()
 
     def num_connections(self) -> int:
@@ -70,10 +74,10 @@ class Server(uvicorn.Server):
         return len(self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.context.draining:
-            self.force_exit = self.should_exit = True
-        else:
+        if not self.context.draining:
             self.drain()
+        elif not self._supervised:
+            self.force_exit = self.should_exit = True
 
     def drain(self) -> None:
         """Begin to shut down. Any thread may call this, but only once."""

@@ -70,8 +70,24 @@ def _api_processes(value: Any) -> int | str:
     return int(text)
 
 
+_HOST = re.compile(r"[^\s\[\]/\0]+")
+"""Not the forms of URLs, nor the path of a socket."""
+
+
+def _host(value: str) -> str:
+    """What can be bound. Without this check the refusals would be about keys, or a traceback."""
+    try:
+        possible = bool(_HOST.fullmatch(value)) and (":" in value or bool(value.encode("idna")))
+    except UnicodeError:
+        possible = False
+    if not possible or value.startswith("unix:"):
+        raise ValueError("must be an IP address without brackets, such as ::1, or a host name")
+    return value
+
+
 ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
+Host = Annotated[str, AfterValidator(_host)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_several)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_several)]
 Steps = Annotated[
@@ -87,6 +103,11 @@ BYTES = BeforeValidator(_bytes)
 """Marks settings that are a number of bytes."""
 Bytes = Annotated[int, BYTES, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Workers = Annotated[int, Field(ge=1, le=1024)]
+"""Threads or processes."""
+Slots = Annotated[int, Field(ge=1, le=16384)]
+"""More would not fit into the memory of any machine, or take minutes to allocate."""
 Gpus = Annotated[str, BeforeValidator(_gpus)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -7,11 +7,11 @@ Lists are repeated flags, YAML lists, or words separated by spaces in a variable
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -29,16 +29,21 @@ from service.setting_types import (
     Bytes,
     Count,
     Gpus,
+    Host,
     Integers,
     Origins,
+    Pause,
     PcmRate,
     Seconds,
     Secrets,
     Share,
+    Slots,
     Steps,
     Words,
+    Workers,
 )
-from service.settings_reading import Variables, explain, suggestion, yaml_problem
+from service.settings_reading import SettingsError as SettingsError
+from service.settings_reading import Variables, explain, read_file, suggestion, without_home, without_text
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -47,10 +52,6 @@ OTHER_VARIABLES = ("config", "url")
 
 def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
-
-
-class SettingsError(ValueError):
-    """Invalid settings; the message names each key."""
 
 
 class Settings(BaseSettings):
@@ -87,7 +88,7 @@ class Settings(BaseSettings):
     device: Device = _knob("auto", "Models", "auto uses CUDA if there is a supported GPU.")
 
     # Server
-    host: str = _knob("127.0.0.1", "Server", "Address to bind; any address wider than loopback requires an API key.")
+    host: Host = _knob("127.0.0.1", "Server", "Address to bind; any address wider than loopback requires an API key.")
     port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
     api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
     api_key_file: Path | None = _knob(None, "Server", "File with one key per line; lines with # in front are skipped.")
@@ -117,19 +118,18 @@ class Settings(BaseSettings):
     cors_origin: Origins = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
     log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
-    drain_delay: float = _knob(
-        0.0, "Server", "Seconds between turning /ready red and refusing connections, for balancers to notice.", ge=0
+    drain_delay: Pause = _knob(
+        0.0, "Server", "Seconds between turning /ready red and refusing connections, for balancers to notice."
     )
-    drain_timeout: float = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.", ge=0)
+    drain_timeout: Pause = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.")
 
     # Engine
     engine: Literal["process", "inline"] = _knob("process", "Engine", "inline: in the API process, for debugging.")
-    threads: int | None = _knob(
+    threads: Workers | None = _knob(
         None,
         "Engine",
         "Threads that compute in the engine; default: OMP_NUM_THREADS, or 1 for models of less than 64 MiB, or one for "
         "each usable CPU (by affinity and the container's quota), at most 16.",
-        ge=1,
     )
     memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use for all models together.", gt=0, le=1)
     page_size: int = _knob(16, "Engine", "Positions per page (block) of the KV cache.", ge=16, le=64)
@@ -139,7 +139,7 @@ class Settings(BaseSettings):
         "Positions of each model's KV cache; default: what is left of the GPU's memory, 16384 on a CPU.",
         ge=64,
     )
-    max_running: Count | None = _knob(None, "Engine", "Request slots of a model; default: 64, 128 on GPUs from 40 GB.")
+    max_running: Slots | None = _knob(None, "Engine", "Request slots of a model; default: 64, 128 on GPUs from 40 GB.")
     max_waiting: Count = _knob(256, "Engine", "Requests of a model that may wait in the engine; more get 503.")
     max_step_tokens: int = _knob(
         2048,
@@ -244,14 +244,13 @@ class Settings(BaseSettings):
         "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
     media_domain: Words = _knob((), "Media", "Host names that --media-urls allowlist admits.")
-    media_threads: int | None = _knob(
+    media_threads: Workers | None = _knob(
         None,
         "Media",
         "Threads that decode pictures and tokenize, and as many that resize them; default: half the CPUs, 2 to 8 (1 on "
         "a single CPU).",
-        ge=1,
     )
-    media_workers: Count = _knob(
+    media_workers: Workers = _knob(
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
     )
     isolate_images: bool = _knob(
@@ -315,12 +314,16 @@ class Settings(BaseSettings):
         20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
     )
     speech_idle: Seconds = _knob(30.0, "Speech", "Silence after which a WebSocket client is disconnected (s).")
-    encoder_threads: int | None = _knob(
-        None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU).", ge=1
+    encoder_threads: Workers | None = _knob(
+        None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU)."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
+        if (name := without_text(self)) is not None:
+            raise ValueError(f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL")
+        if (name := without_home(self)) is not None:
+            raise ValueError(f"{name}: no home is known for {getattr(self, name)}; set HOME, or name another path")
         if self.revision is not None and len(self.model) != 1:
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
@@ -368,7 +371,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     names an unknown key, or every invalid one.
     """
     config = config or (Path(os.environ[ENV_PREFIX + "CONFIG"]) if os.environ.get(ENV_PREFIX + "CONFIG") else None)
-    file = _read_file(config) if config else {}
+    file = read_file(config) if config else {}
     for key in file:
         if key not in Settings.model_fields:
             raise SettingsError(f"{config}: unknown key {key!r}{suggestion(key, Settings.model_fields)}")
@@ -386,15 +389,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
         if variable.startswith(ENV_PREFIX) and key not in OTHER_VARIABLES and key not in Settings.model_fields:
             unknown.append(f"{variable}{suggestion(key, Settings.model_fields, ENV_PREFIX)}")
     return unknown
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
-    if not isinstance(values, dict):
-        raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
-    return {str(key).replace("-", "_"): value for key, value in values.items()}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
@@ -13,7 +15,14 @@ from pydantic_settings import EnvSettingsSource
 
 _SUBJECT = re.compile(r"^\w+ should ")
 """How pydantic begins: "Input should be", "Tuple should have"."""
+_PATH = re.compile(r"^Input is not a valid path\b.*")
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")
+"""NUL, and what Python has in place of bytes that are not of the locale's encoding."""
 _REASON = re.compile(r", (unable to|got) .*$| after validation\b")
+
+
+class SettingsError(ValueError):
+    """Invalid settings; the message names each key."""
 
 
 class Variables(EnvSettingsSource):
@@ -29,12 +38,43 @@ def explain(problem: Any) -> str:
     """A problem that pydantic found, in one line. Of a list the value that does not fit is shown, not its place."""
     where, value = str(next(iter(problem["loc"]), "")), problem["input"]
     message = problem["msg"].removeprefix("Value error, ")
-    message = _REASON.sub("", _SUBJECT.sub("must ", message)).replace("a valid tuple", "a list")
+    message = _REASON.sub("", _PATH.sub("must be a path", _SUBJECT.sub("must ", message))).replace(
+        "a valid tuple", "a list"
+    )
     given = f" ({value!r:.80} given)" if isinstance(value, str | int | float) and where != "api_key" else ""
     return f"{where}: {message}{given}" if where else message
 
 
-def yaml_problem(error: UnicodeDecodeError | yaml.YAMLError) -> str:
+def without_text(values: Iterable[tuple[str, Any]]) -> str | None:
+    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL."""
+    for name, value in values:
+        if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
+            return name
+    return None
+
+
+def without_home(values: Iterable[tuple[str, Any]]) -> str | None:
+    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name."""
+    for name, value in values:
+        if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
+            return name
+    return None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file, by name. SettingsError for a file that cannot be read, or is none."""
+    try:
+        values = yaml.safe_load(path.read_text("utf-8")) or {}
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
+        raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def yaml_problem(error: Exception) -> str:
     """What a parser says about a file, in one line with the place, if it has one."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or not problem:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +138,19 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
             "cors_origin: must be an origin such as https://app.example:3000, without a path, or * "
             "('https://a.example/' given)",
         ),
+        ({"threads": "100000"}, "threads: must be less than or equal to 1024 ('100000' given)"),
+        ({"media_workers": 100000}, "media_workers: must be less than or equal to 1024 (100000 given)"),
+        ({"max_running": 10**6}, "max_running: must be less than or equal to 16384 (1000000 given)"),
+        ({"drain_timeout": "inf"}, "drain_timeout: must be a finite number ('inf' given)"),
+        ({"drain_delay": "inf"}, "drain_delay: must be a finite number ('inf' given)"),
+        ({"voices_dir": [1]}, "voices_dir: must be a path"),
+        ({"voices_dir": "v\udcff"}, "voices_dir: has bytes that are not utf-8, or a NUL"),
+        ({"model": ["a", "b\udcff"]}, "model: has bytes that are not utf-8, or a NUL"),
+        (
+            {"lexicon": "~nobody-here/a.yaml"},
+            "lexicon: no home is known for ~nobody-here/a.yaml; set HOME, or name another path",
+        ),
+        ({"api_key_file": "\0"}, "api_key_file: has bytes that are not utf-8, or a NUL"),
         ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
     ],
 )
@@ -151,6 +167,8 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
             "max_n: 1\nport: [\n",
             "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
         ),
+        ("max_n: 2026-13-01\n", "month must be in 1..12"),
+        ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
     ],
 )
@@ -173,6 +191,21 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [{"api_key": ["k"]}, {"insecure_no_auth": True}])
 def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: dict[str, object]) -> None:
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0"])
+def test_a_host_that_cannot_be_bound_is_not_refused_for_want_of_a_key(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"^host: must be an IP address without brackets, such as ::1, or a host "):
+        load_settings({"host": host})
+
+
+def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("voices_dir: für alle\n", "utf-8")
+    code = "import sys; from service.settings import load_settings; print(ascii(str(load_settings().voices_dir)))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "REPRISE_CONFIG": str(file)}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | ascii_only, capture_output=True, text=True)
+    assert done.stdout.strip() == ascii("für alle"), done.stderr
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1"])

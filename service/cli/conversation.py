@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -194,4 +195,4 @@ def _is_file(word: str) -> bool:
 
 
 def _path(word: str) -> Path:
-    return Path(unquote(urlsplit(word).path) if word.startswith("file://") else word).expanduser()
+    return Path(os.path.expanduser(unquote(urlsplit(word).path) if word.startswith("file://") else word))

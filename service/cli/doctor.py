@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import platform
@@ -9,12 +10,15 @@ import resource
 import shutil
 import socket
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
+from models.lora_folders import adapter_folders
+from service.api.speech.lexicon import load_lexicon
 from service.api_processes import api_process_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
@@ -27,6 +31,7 @@ MIN_CACHE = 20 * GIB
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libopus", "aac", "flac")
 DESCRIPTORS_PER_CONNECTION = 1.25
+OWN_DESCRIPTORS = 32
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ def examine() -> list[Finding]:
         *_torch(),
         *_engines(settings),
         *_api_processes(settings),
+        *_device(settings),
         *_quantization(settings),
         _codecs(),
         _embedded(),
@@ -59,7 +65,9 @@ def examine() -> list[Finding]:
         *_variables(),
         _port(settings),
         _descriptors(settings),
+        _temporary(),
         _voices(settings),
+        *_speech_files(settings),
         _cache(),
     ]
 
@@ -114,6 +122,15 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         return
     where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
     yield Finding("engines", f"{len(gpus)}, {where}", True)
+
+
+def _device(settings: Settings) -> Iterator[Finding]:
+    if settings.device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding("device", "cuda, which torch cannot use here", False, "Serve with --device auto or cpu.")
 
 
 def _quantization(settings: Settings) -> Iterator[Finding]:
@@ -223,6 +240,9 @@ def _port(settings: Settings) -> Finding:
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                advice = "Let --host name an address of this machine."
+                return Finding("host", f"{settings.host} unavailable ({error.strerror})", False, advice)
             advice = "Another server may be running; choose with --host and --port."
             return Finding("port", f"{settings.host}:{settings.port} unavailable ({error.strerror})", None, advice)
     return Finding("port", f"{settings.port} is free", True)
@@ -231,14 +251,25 @@ def _port(settings: Settings) -> Finding:
 def _descriptors(settings: Settings) -> Finding:
     """The server raises its soft limit to the hard one."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit == resource.RLIM_INFINITY or limit >= DESCRIPTORS_PER_CONNECTION * settings.max_connections:
+    connections = settings.max_connections
+    enough = max(DESCRIPTORS_PER_CONNECTION * connections, connections + OWN_DESCRIPTORS)
+    if limit == resource.RLIM_INFINITY or limit >= enough:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
-    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({settings.max_connections})."
+    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({connections})."
     return Finding("open files", f"up to {limit}", None, advice)
 
 
+def _temporary() -> Finding:
+    """The engine's socket is in this directory."""
+    try:
+        return Finding("temporary files", tempfile.gettempdir(), True)
+    except FileNotFoundError:
+        advice = "Let TMPDIR name a directory that can be written to."
+        return Finding("temporary files", "no directory can be written to", False, advice)
+
+
 def _voices(settings: Settings) -> Finding:
-    directory = settings.voices_dir.expanduser()
+    directory = Path(os.path.expanduser(settings.voices_dir))
     if not _existing(directory).is_dir():
         advice = "Speech models cannot be served with it; let --voices-dir name a directory."
         return Finding("voices", f"{_existing(directory)} is no directory", False, advice)
@@ -247,10 +278,23 @@ def _voices(settings: Settings) -> Finding:
     return Finding("voices", f"{directory} cannot be written to", None, "Uploads will fail; choose --voices-dir.")
 
 
+def _speech_files(settings: Settings) -> Iterator[Finding]:
+    try:
+        if settings.lexicon is not None:
+            load_lexicon(settings.lexicon.expanduser())
+    except ValueError as error:
+        yield Finding("lexicon", str(error), False, "Correct --lexicon or its file.")
+    try:
+        if settings.lora_voices is not None:
+            adapter_folders(settings.lora_voices.expanduser())
+    except CheckpointError as error:
+        yield Finding("adapters", str(error), False, "Correct --lora-voices or its folders.")
+
+
 def _cache() -> Finding:
     from huggingface_hub import constants
 
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    cache = Path(os.path.expanduser(constants.HF_HUB_CACHE))
     free = shutil.disk_usage(_existing(cache)).free
     found = f"{cache}, {free / GIB:.0f} GiB free"
     if constants.HF_HUB_OFFLINE:

@@ -6,6 +6,7 @@ import errno
 import inspect
 import logging
 import os
+import signal
 import sys
 import typing
 from contextlib import suppress
@@ -161,6 +162,7 @@ def _serve(settings: Settings) -> int:
     from service.link.standby import begin_engines
     from service.listener import bind
 
+    _heed_signals_as_process_1()
     listener = bind(settings)
     catalog = load_catalog(settings, log.info)
     with asyncio.Runner() as runner:
@@ -177,6 +179,14 @@ def _serve(settings: Settings) -> int:
         prepare_process()
         serve_all = serve_several if supervised(settings) else serve
         return runner.run(serve_all(settings, catalog, listener, starts))
+
+
+def _heed_signals_as_process_1() -> None:
+    """Lets SIGTERM and SIGHUP end a container's process 1 while it downloads and loads, as they end any other: for it,
+    the kernel drops signals without a handler."""
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import resource
 
+from service.children import leave_signals_to_parent
+
 MAX_FILES = 64
 
 _PR_SET_DUMPABLE = 4
@@ -18,6 +20,7 @@ def confine(memory_bytes: int) -> None:
 
     The network is removed only where users may create namespaces, which many containers do not allow.
     """
+    leave_signals_to_parent()
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

@@ -6,6 +6,7 @@ HF_ENDPOINT, HF_HUB_OFFLINE and the other variables of huggingface_hub apply.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def locate(
     report: called with a line now and then during a download. CheckpointError says in one line what is wrong, and what
     to do about it.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if model and path.is_dir():
         return Checkpoint(model, path.resolve())
     if model and path.is_file():

@@ -27,7 +27,9 @@ class RepositoryCache:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.home = Path(constants.HF_HUB_CACHE).expanduser()
+        self.home = Path(os.path.expanduser(constants.HF_HUB_CACHE))
+        if self.home.parts[0].startswith("~"):
+            raise CheckpointError(f"{source}: no home is known for the cache {self.home}; set HOME or HF_HOME")
         self._root = self.home / f"models--{source.replace('/', '--')}"
 
     def snapshot(self, commit: str) -> Path:

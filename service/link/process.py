@@ -22,7 +22,7 @@ import zmq
 
 from models.errors import CheckpointError
 from models.registry import resolve
-from service.children import wait_for_end_of_parent
+from service.children import leave_signals_to_parent, wait_for_end_of_parent
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
 from service.link.gpu_context import begin_context
@@ -87,6 +87,7 @@ def _prepare(entry: str, config: EngineConfig) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    leave_signals_to_parent()
     address, entry, *shared = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     if address == STANDBY:

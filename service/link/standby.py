@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from service.children import python_command, python_environment
+from service.children import python_command, python_environment, working_directory
 from service.link.config import EngineConfig
 from service.link.host_threads import thread_variables
 
@@ -46,6 +46,7 @@ async def start_engine_process(config: EngineConfig, *arguments: str) -> Process
     process = await asyncio.create_subprocess_exec(
         *python_command("service.link.process", *arguments),
         env=engine_environment(config),
+        cwd=working_directory(),
         stdin=PIPE,
         start_new_session=True,  # Ctrl-C is for the API process, which drains first
     )

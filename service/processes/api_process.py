@@ -177,7 +177,7 @@ async def serve(config: ApiConfig) -> int:
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
-    server = Server(server_config(context), context)
+    server = Server(server_config(context), context, supervised=True)
     failed = False
 
     async def announce() -> None:

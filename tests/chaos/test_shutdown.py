@@ -58,6 +58,30 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
         assert talk.types()[-1] == "session.done" and talk.num_bytes and talk.code == 1001
 
 
+def test_a_signal_to_all_processes_is_one_to_the_server(tmp_path: Path) -> None:
+    """As systemd sends it to the server's control group. The engine stands still, as above."""
+    flags = ("--drain-timeout", "120", "--hang-timeout", "600", "--standby", "on")
+    with served(*SMALL, *flags, TMPDIR=str(tmp_path)) as server:
+        patient = Patient(server, tmp_path)
+        engine = engine_pid(patient.pid)
+        stand_still(engine)
+        asked = [
+            Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
+            Listener(patient, "/v1/audio/speech", speech()),
+        ]
+        wait(lambda: patient.metric(IN_PROGRESS) >= 3, what="two requests and the look at them are in progress")
+        for process in (*children(patient.pid), patient.pid):
+            os.kill(process, signal.SIGTERM)
+        wait(lambda: "draining" in "".join(server.log), what="the log tells of the drain")
+        os.kill(engine, signal.SIGCONT)
+        assert server.process.wait(3 * GENEROUS) == 0
+        for thread in asked:
+            thread.join(GENEROUS)
+            assert not thread.is_alive()
+        assert [listener.status for listener in asked] == [200] * 2 and not any(listener.cut for listener in asked)
+        assert b"[DONE]" in asked[0].data and b"error" not in asked[0].data and asked[1].data
+
+
 def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.footprint import children
 from service.cli.client import ApiClient
 from service.cli.main import app, main
 from service.cli.outputs import write_audio
@@ -72,6 +74,28 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         assert done.exit_code == 2 and isinstance(done.exception, SystemExit), (flags, done.exception)
         assert says in done.stderr, (flags, done.stderr)
         assert done.stderr.count("ddress already in use") <= 1
+
+
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+def has_namespaces() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run([*CONTAINER, "true"]).returncode == 0
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs namespaces of processes, which some containers forbid")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_process_1_of_a_container_ends_while_it_starts(tmp_path: Path, number: int) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    command = [*CONTAINER, sys.executable, "-m", "service.cli", "serve", "--port", "0", "--model", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            with (tmp_path / "config.json").open("w"):  # opens once the start reads it
+                (server,) = children(process.pid)
+                os.kill(server, number)
+                assert process.wait(GENEROUS) == 128 + number
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import socket
@@ -50,6 +51,43 @@ def test_settings_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
     assert done.exit_code == 1 and "no  settings: port" in done.output and "1 missing" in done.output
     assert "did you mean REPRISE_MAX_IMAGES" in done.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("LEXICON", "/nowhere/words.yaml", "no  lexicon: /nowhere/words.yaml: cannot be read (No such file"),
+        ("LORA_VOICES", "/nowhere/voices", "no  adapters: lora_voices: /nowhere/voices cannot be read (No such file"),
+        ("DEVICE", "cuda", "no  device: cuda, which torch cannot use here"),
+        ("HOST", "192.0.2.1", "no  host: 192.0.2.1 unavailable (Cannot assign requested address)"),
+    ],
+)
+def test_settings_that_cannot_be_met_here(
+    variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("REPRISE_INSECURE_NO_AUTH", "yes")
+    monkeypatch.setenv(f"REPRISE_{variable}", value)
+    done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1 and says in done.output and "1 missing" in done.output
+
+
+def test_no_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    found = finding("temporary files")
+    assert found.good is False and "TMPDIR" in found.advice
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPRISE_VOICES_DIR", raising=False)
+    monkeypatch.setattr("os.path.expanduser", os.fspath)
+    done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1 and "no  settings: voices_dir: no home is known for ~/.local" in done.output
+    done = CliRunner().invoke(app, ["serve", "--port", "0"])
+    assert done.exit_code == 2 and "voices_dir: no home is known" in done.stderr
 
 
 @pytest.mark.parametrize(("built_for", "says"), [(None, "torch with CUDA"), ("13.0", "driver must know CUDA 13.0")])

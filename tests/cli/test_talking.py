@@ -208,7 +208,7 @@ def test_files_that_are_dropped_into_a_line(tmp_path: Path, dropped: str) -> Non
     assert split_line(word) == ([path], "")
 
 
-@pytest.mark.parametrize("line", ["What's in it?", "a  b", 'say "hello"', "x" * 5000, "nul \0 byte"])
+@pytest.mark.parametrize("line", ["What's in it?", "a  b", 'say "hello"', "x" * 5000, "nul \0 byte", "~5 shapes?"])
 def test_a_line_without_files_stays_as_it_is(line: str) -> None:
     assert split_line(line) == ([], line)
 

@@ -47,6 +47,13 @@ def assert_whole(directory: Path) -> None:
         assert (directory / name).read_bytes() == data, name
 
 
+def test_paths_of_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"~nobody-here/model: neither a directory nor a hub id"):
+        locate("~nobody-here/model")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "~nobody-here/hub")
+    assert refusal() == "owner/name: no home is known for the cache ~nobody-here/hub; set HOME or HF_HOME"
+
+
 def test_a_download_and_what_is_said_of_it(hub: LoopbackHub, cache: Path) -> None:
     lines = Lines()
     directory = fetch(lines=lines)

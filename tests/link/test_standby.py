@@ -20,7 +20,7 @@ from service.link import standby as standby_module
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineExit, ProcessLink
 from service.link.messages import Outputs, Stop
-from service.link.standby import Standby, begin_engines, standby_for
+from service.link.standby import Standby, begin_engines, standby_for, start_engine_process
 from tests.support.processes import ROOT
 from tests.support.waiting import until
 
@@ -247,3 +247,18 @@ def test_a_standby_process_imports_what_an_engine_needs_and_opens_no_gpu() -> No
     if find_spec("triton") is not None:
         needed |= {"triton", "models.layers.kernels.paged_decode"}
     assert needed <= set(imported)
+
+
+async def test_an_engine_starts_although_the_current_directory_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "release"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    process = await start_engine_process(CONFIG, standby_module.STANDBY, standby_module.ENTRY)
+    try:
+        assert os.readlink(f"/proc/{process.pid}/cwd") == "/"
+    finally:
+        process.kill()
+        await process.wait()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+import uvicorn
 
 from service.catalog import Catalog, load_catalog
 from service.processes.start import ApiConfig, model_starts, plain_settings
+from service.server import Server
 from service.settings import Settings, load_settings
 
 SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api_key_file"}
@@ -57,3 +62,11 @@ def test_threads_are_divided_among_the_processes(monkeypatch: pytest.MonkeyPatch
     for processes, threads in ((2, 4), (4, 2), (64, 1)):
         values = plain_settings(load_settings({"api_processes": processes}))
         assert (values["media_threads"], values["encoder_threads"]) == (threads, threads)
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_second_signal_ends_a_server_at_once_unless_a_supervisor_does(supervised: bool) -> None:
+    context: Any = SimpleNamespace(draining=True)
+    server = Server(uvicorn.Config("app"), context, supervised=supervised)
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.force_exit is not supervised

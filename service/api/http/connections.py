@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 1 << 16
 DESCRIPTORS_PER_CONNECTION = 1.25
+OWN_DESCRIPTORS = 32
 """Uploads, decoding, the engine and its restarts take some, too. `reprise doctor` reckons with as many."""
 MAX_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, MIN_CHUNK = 1024, 64
@@ -57,7 +58,7 @@ def possible_connections(wanted: int) -> int:
     """At most as many as the limit on open files has room for. At that limit, asyncio would try to accept a connection
     thousands of times a second and log each failure, and an engine that died could not be started again."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(1, int(limit / DESCRIPTORS_PER_CONNECTION))
+    most = max(1, min(int(limit / DESCRIPTORS_PER_CONNECTION), limit - OWN_DESCRIPTORS))
     if limit == resource.RLIM_INFINITY or wanted <= most:
         return wanted
     log.warning("%d open files are allowed, so at most %d connections (max_connections: %d)", limit, most, wanted)

@@ -147,7 +147,7 @@ def load_lexicon(path: Path) -> Lexicon:
         entries = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: not a YAML file ({type(error).__name__})") from error
     if not isinstance(entries, dict) or not entries:
         raise ValueError(f"{path}: expected lines of `word: what is said`")
