@@ -15,6 +15,7 @@ from typing import Any
 import llguidance
 import msgspec
 
+from service.api.chat.closed_objects import closed
 from service.api.chat.schema_form import (
     LOWER,
     MAX_DEPTH,
@@ -42,8 +43,9 @@ _EMBEDDED = re.compile(r"%json\s*")
 
 
 def json_schema_grammar(schema: dict[str, Any]) -> str:
-    """Grammar of answers that are JSON and valid against `schema`, which a check must accept."""
-    return _top_level({"json_schema": with_options(schema)})
+    """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
+    it lists, unless it says that others are allowed."""
+    return _top_level({"json_schema": with_options(closed(schema))})
 
 
 def regex_grammar(pattern: str) -> str:

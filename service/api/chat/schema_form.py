@@ -56,9 +56,9 @@ PATTERNED_FORMATS = {
 its check does not."""
 ANY_NAME = {"type": "string"}
 """propertyNames of Zod's records: every name is a string."""
-_UNREAD = frozenset({"enum", "const", "default", "examples"})
+UNREAD = frozenset({"enum", "const", "default", "examples"})
 """Keywords of values, not of schemas."""
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Keywords of objects whose keys are names, not keywords."""
 _SHOWN = 60
 """Characters of a pattern in a message."""
@@ -109,9 +109,9 @@ class _Form:
     def _inner(self, key: str | None, value: Any, depth: int) -> Any:
         """key: the keyword that the value belongs to; None for an item of a list, and for what has a name of its
         own."""
-        if depth > MAX_DEPTH or key in _UNREAD:
+        if depth > MAX_DEPTH or key in UNREAD:
             return value
-        if isinstance(value, dict) and key in _NAMED:
+        if isinstance(value, dict) and key in NAMED:
             inner = {name: self._inner(None, part, depth + 1) for name, part in value.items()}
             return self._names(inner) if key == "patternProperties" else inner
         if isinstance(value, dict):

@@ -4,25 +4,20 @@ answers that must match something after reasoning."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from models.media import Tool
 from models.tools import CALL_END, CALL_START
+from service.api.chat.closed_objects import closed
 from service.api.chat.grammar import json_schema_grammar, lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.schema_form import with_options
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError
 
-_OPENING = frozenset(
-    ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
-)
-"""Keywords with which a schema itself says what else an object may hold."""
 _BLANK = r"[\s\x1c-\x1f]"
 """Characters that may precede the opening marker of reasoning: Python's white space."""
 _TEXT = ("TEXT: /(.|\\n)*/", "BREAK: /\\n{0,2}/")
@@ -100,20 +95,10 @@ async def checked_tool_grammar(
 
 
 def _function(tool: Tool) -> str:
-    schema = with_options(_closed(tool.parameters))
+    schema = with_options(closed(tool.parameters))
     schema["x-guidance"]["whitespace_pattern"] = BLANKS
     arguments = json.dumps(schema, ensure_ascii=False)
     return f"""{json.dumps(tool.name + '", "arguments": ')} %json {arguments}"""
-
-
-def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Closes parameters that list their properties: JSON Schema would allow additional ones by default."""
-    listed, required = parameters.get("properties"), parameters.get("required", [])
-    if not listed or not isinstance(listed, dict) or not isinstance(required, list) or _OPENING & set(parameters):
-        return dict(parameters)
-    if not all(isinstance(name, str) and name in listed for name in required):
-        return dict(parameters)
-    return {**parameters, "additionalProperties": False}
 
 
 def _beside(grammar: str, answer: str) -> str:

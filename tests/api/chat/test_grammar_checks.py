@@ -22,13 +22,16 @@ from service.api.http.errors import ApiError
 from service.byte_sizes import MIB
 from service.confined.workers import WorkerLimits
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, deep_thread
-from tests.api.chat.test_grammar import LARGE, REFUSED, chain
+from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
 from tests.support.servers import RunningServer
 from tests.support.waiting import until
 
 COLORS = choice_grammar(["red", "blue"])
-OVERFLOWING = chain(800)
+OVERFLOWING = {
+    "$ref": "#/$defs/a0",
+    "$defs": {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1000)} | {"a1000": {}},
+}
 """Within all rules but the one on levels."""
 
 
