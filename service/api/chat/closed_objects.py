@@ -1,4 +1,4 @@
-"""Closes the objects of a JSON schema that list their properties, so that an answer has no others.
+"""Which objects of a JSON schema are closed, so that an answer has only the properties that they list.
 
 JSON Schema allows further names by default. A model that may invent names may do so without end, and schemas that are
 made from classes seldom say that there are none. Every answer that is left fits the schema as it was given.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.api.chat.schema_form import MAX_DEPTH, NAMED, UNREAD
-
+UNREAD = frozenset({"enum", "const", "default", "examples"})
+"""Keywords of values, not of schemas."""
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords of objects whose keys are names, not keywords."""
 _SAYS_MORE = frozenset(
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
@@ -28,37 +30,23 @@ or allow what the open ones do not."""
 _ALTERNATIVES = frozenset(("anyOf", "$ref"))
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its objects closed; the outermost alone where others may have to fit several schemas at once."""
-    if any(_JOINED & part.keys() or (_ALTERNATIVES & part.keys() and "properties" in part) for part in _parts(schema)):
-        return _closed_here(schema)
-    return _closed(schema, 0)
+def may_be_joined(schema: Mapping[str, Any]) -> bool:
+    """Whether an object may have to fit several parts of the schema at once. Then only the outermost may be closed."""
+    return any(
+        _JOINED & part.keys() or (_ALTERNATIVES & part.keys() and "properties" in part) for part in _parts(schema)
+    )
 
 
-def _closed_here(schema: Mapping[str, Any]) -> dict[str, Any]:
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, closed if it lists its properties and says nothing of others; those inside it stay as they are."""
     listed, required = schema.get("properties"), schema.get("required", [])
     if not listed or not isinstance(listed, dict) or not isinstance(required, list):
-        return dict(schema)
+        return schema
     if (_SAYS_MORE | _NEEDS_MORE) & schema.keys():
-        return dict(schema)
+        return schema
     if not all(isinstance(name, str) and name in listed for name in required):
-        return dict(schema)
+        return schema
     return {**schema, "additionalProperties": False}
-
-
-def _closed(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    return _closed_here({key: _inner(key, value, depth) for key, value in schema.items()})
-
-
-def _inner(key: str | None, value: Any, depth: int) -> Any:
-    """key: the keyword that the value belongs to; None for what has a name of its own."""
-    if depth > MAX_DEPTH or key in UNREAD:  # What is too deep is refused later.
-        return value
-    if isinstance(value, dict) and key in NAMED:
-        return {name: _inner(None, part, depth + 1) for name, part in value.items()}
-    if isinstance(value, dict):
-        return _closed(value, depth + 1)
-    return [_inner(None, part, depth + 1) for part in value] if isinstance(value, list) else value
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -15,7 +15,6 @@ from typing import Any
 import llguidance
 import msgspec
 
-from service.api.chat.closed_objects import closed
 from service.api.chat.schema_form import (
     LOWER,
     MAX_DEPTH,
@@ -45,7 +44,7 @@ _EMBEDDED = re.compile(r"%json\s*")
 def json_schema_grammar(schema: dict[str, Any]) -> str:
     """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
     it lists, unless it says that others are allowed."""
-    return _top_level({"json_schema": with_options(closed(schema))})
+    return _top_level({"json_schema": with_options(schema)})
 
 
 def regex_grammar(pattern: str) -> str:

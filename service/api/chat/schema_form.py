@@ -1,5 +1,6 @@
 """A JSON schema in the form that llguidance compiles: what the library would read inexactly or refuse, although it can
-be said with what the library knows, is said that way. Everything else stays as it is.
+be said with what the library knows, is said that way, and objects are closed (closed_objects.py). Everything else stays
+as it is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeGuard
 
+from service.api.chat.closed_objects import NAMED, UNREAD, closed, may_be_joined
 from service.api.chat.patterns.automaton import MAX_STEPS
 from service.api.chat.patterns.look_ahead import LONGEST, Separated, separated, united
 from service.api.chat.unique_items import MAX_ORDERS, UNSUITABLE, unique_array
@@ -56,10 +58,6 @@ PATTERNED_FORMATS = {
 its check does not."""
 ANY_NAME = {"type": "string"}
 """propertyNames of Zod's records: every name is a string."""
-UNREAD = frozenset({"enum", "const", "default", "examples"})
-"""Keywords of values, not of schemas."""
-NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-"""Keywords of objects whose keys are names, not keywords."""
 _SHOWN = 60
 """Characters of a pattern in a message."""
 
@@ -96,6 +94,7 @@ class _Form:
         self.orders = MAX_ALL_ORDERS
         self.characters = 0
         self.seen: dict[tuple[bool, str], Separated] = {}
+        self.inner_closed = not may_be_joined(root)
 
     def of(self, schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
         """depth: of containers around it. What is too deep is left alone, and refused later."""
@@ -104,6 +103,8 @@ class _Form:
             del form["propertyNames"]
         _make_strings_known(form, lambda pattern: self._looked_up(separated, pattern).patterns)
         _make_bounds_exact(form)
+        if self.inner_closed or depth == 0:
+            form = closed(form)
         return self._unique(form) if "uniqueItems" in form else form
 
     def _inner(self, key: str | None, value: Any, depth: int) -> Any:

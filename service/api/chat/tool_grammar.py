@@ -11,7 +11,6 @@ import msgspec
 
 from models.media import Tool
 from models.tools import CALL_END, CALL_START
-from service.api.chat.closed_objects import closed
 from service.api.chat.grammar import json_schema_grammar, lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.schema_form import with_options
@@ -95,7 +94,7 @@ async def checked_tool_grammar(
 
 
 def _function(tool: Tool) -> str:
-    schema = with_options(closed(tool.parameters))
+    schema = with_options(dict(tool.parameters))
     schema["x-guidance"]["whitespace_pattern"] = BLANKS
     arguments = json.dumps(schema, ensure_ascii=False)
     return f"""{json.dumps(tool.name + '", "arguments": ')} %json {arguments}"""

@@ -12,13 +12,17 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from service.api import app
 from service.api.chat.schema import ChatRequestBody
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import MAX_SIGNS, parse, prepare
+from service.api.realtime.events import AnyClientEvent
 from service.api.realtime.session_config import SessionParams
 from service.api.request_stream import EngineError
 from service.api.speech.schema import SpeechRequestBody
+from service.api.speech.websocket import ClientMessage
+from tests.support.servers import RunningServer
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,6 +163,13 @@ def test_the_first_value_of_a_prepared_type_waits_for_no_annotations() -> None:
     finally:
         sys.setprofile(None)
     assert "parse" in calls and "get_class_annotations" not in calls
+
+
+def test_bodies_are_prepared_with_the_application(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    monkeypatch.setattr(app, "prepare", lambda *kinds: prepared.extend(kinds))
+    app.create_app(server.context)
+    assert {ChatRequestBody, SpeechRequestBody, AnyClientEvent, ClientMessage} == set(prepared)
 
 
 def test_as_many_values_as_allowed_are_read() -> None:
