@@ -193,6 +193,9 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.guided_path",
         on_cpu=True,
     ),
+    Command(
+        "servers on GPUs of 8, 12 and 16 GiB, which an H100 is made into", "small_gpu", "python -m benchmarks.small_gpu"
+    ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")

@@ -23,17 +23,27 @@ from models.voxcpm2.network import VoxCPM2Network, network_rules
 Shapes = dict[str, tuple[int, ...]]
 
 
+def can_write(directory: Path) -> bool:
+    """Whether WRITERS knows the family of config.json in `directory`."""
+    return _family(directory) in WRITERS
+
+
 def write_weights(directory: Path) -> int:
     """Write the tensors that config.json in `directory` asks for, in bfloat16; the number of bytes written.
 
     Families: those of WRITERS. Raises KeyError for another.
     """
-    config = json.loads((directory / "config.json").read_text())
-    family = config.get("model_type") or config["architecture"]
+    family = _family(directory)
     save_file(_random(WRITERS[family](directory)), directory / "model.safetensors")
     if family == "voxcpm2":
+        config = json.loads((directory / "config.json").read_text())
         save_file(codec_tensors(Values(0), config["audio_vae_config"]), directory / "audiovae.safetensors")
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _family(directory: Path) -> str:
+    config = json.loads((directory / "config.json").read_text())
+    return str(config.get("model_type") or config["architecture"])
 
 
 def _qwen2_vl(directory: Path) -> Shapes:
