@@ -144,7 +144,7 @@ def measure(case: Case, folder: Path) -> Row:
         least_free() as free,
         serve(
             *flags,
-            *("--quantization", case.quantization),
+            *("--quantization", case.quantization, "--api-processes", "1"),  # Several start the package's own engine.
             environment={GPU_BYTES: str(num_bytes)},
             program=("benchmarks.small_gpu", "serve"),
         ) as server,
