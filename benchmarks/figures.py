@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.reading import Missing, Results
+from benchmarks.reading import Missing, Result, Results
 from benchmarks.step_tables import floor_ms, of_bfloat16, over_floor
 
 Figure = Callable[[Results], float]
@@ -114,9 +114,24 @@ def arrivals(key: str) -> Figure:
     return of_row("chat_http_arrivals_qwen2_vl_7b", key, rate=36)
 
 
-def highest(name: str, key: str = "rate") -> Figure:
+def highest(name: str) -> Figure:
     """Of the loads that were sustained."""
-    return lambda results: max((float(row[key]) for row in results[name].rows if row["sustained"]), default=0.0)
+    return lambda results: max((float(row["rate"]) for row in results[name].rows if row["sustained"]), default=0.0)
+
+
+def listeners_of(results: Results) -> list[Result]:
+    """Of live listeners, one number of them or several in each; `..._before` is earlier code, to compare with."""
+    return [one for one in results.variants("speech_http_listeners") if not one.name.endswith("_before")]
+
+
+def held_listeners(results: Results) -> float:
+    """The highest number of live listeners that all of its runs held."""
+    held: dict[float, bool] = {}
+    for result in listeners_of(results):
+        for row in result.rows:
+            number = float(row["listeners"])
+            held[number] = held.get(number, True) and bool(row["sustained"])
+    return max((number for number, all_runs in held.items() if all_runs), default=0.0)
 
 
 def start(model: str, cache: str) -> Figure:

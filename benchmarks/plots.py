@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
+from benchmarks.figures import listeners_of
 from benchmarks.formatting import model_name
 from benchmarks.reading import Missing, Results
-from benchmarks.server_tables import gpu_busy, listeners_of, server_of
+from benchmarks.server_tables import gpu_busy, server_of
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.commands import BY_RESULT, COMMANDS
 from benchmarks.comparisons import COMPARISONS
+from benchmarks.figures import listeners_of
 from benchmarks.formatting import (
     NAMES,
     PEER_NAMES,
@@ -91,8 +92,8 @@ def speech_open(results: Results) -> str:
     return sourced_table(results, ["speech_http_open"], block, [*head, "audio-s per s", "sustained"])
 
 
-def speech_listeners(results: Results) -> str:
-    """Open loop for minutes, by the listeners at any time; rates may be in several files."""
+def speech_listeners(results: Results, *, elsewhere: bool = False) -> str:
+    """Open loop for minutes, by the listeners at any time. elsewhere: instead, those of other hosts and commits."""
 
     def block(result: Result) -> list[list[str]]:
         return [
@@ -114,13 +115,9 @@ def speech_listeners(results: Results) -> str:
 
     head = ["listeners", "requests/s", "requests", "time to first audio p50 (p25 to p75), ms", "p95, ms", "p99, ms"]
     head += ["real-time factor p50", "p95", "audio-s per s", "underruns", "refused or failed", "sustained"]
-    names = [result.name for result in listeners_of(results)]
-    return sourced_table(results, names or ["speech_http_listeners"], block, head)
-
-
-def listeners_of(results: Results) -> list[Result]:
-    """Of live listeners, one number of them or several in each; `..._before` is earlier code, to compare with."""
-    return [one for one in results.variants("speech_http_listeners") if not one.name.endswith("_before")]
+    main = "speech_http_listeners"
+    others = [result.name for result in listeners_of(results) if result.name != main]
+    return sourced_table(results, others if elsewhere else [main], block, head)
 
 
 def chat_latency(results: Results) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.bound_tables import bounds
 from benchmarks.commands import COMMANDS
@@ -123,6 +124,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "speech-http": speech_http,
     "speech-open": speech_open,
     "speech-listeners": speech_listeners,
+    "speech-listeners-elsewhere": partial(speech_listeners, elsewhere=True),
     "chat-latency": chat_latency,
     "chat-decode": chat_decode,
     "chat-arrivals": chat_arrivals,

@@ -104,7 +104,7 @@ def _speech() -> Iterator[Target]:
         "VoxCPM2, live listeners, held for five minutes under the same conditions",
         "",
         640,
-        figures.highest("speech_http_listeners", "listeners"),
+        figures.held_listeners,
         result="speech_http_listeners",
         at_least=True,
         further=700,

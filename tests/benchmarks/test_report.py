@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks.commands import COMMANDS
 from benchmarks.comparisons import COMPARISONS
+from benchmarks.figures import held_listeners
 from benchmarks.formatting import number
 from benchmarks.plots import PLOTS, digest
 from benchmarks.reading import PEERS, RESULTS, Missing, Results
@@ -213,7 +215,7 @@ def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> N
     assert "requests at any time" in text and "always" in text and "decode steps" in text
 
 
-def test_listeners_of_several_files_are_one_table_and_one_line(results: Results) -> None:
+def test_listeners_of_other_files_are_another_table_and_part_of_one_line(results: Results) -> None:
     assert TABLES["speech-listeners"](results).startswith("Not measured yet")
     with pytest.raises(Missing):
         PLOTS["speech_listeners"].series(results)
@@ -225,8 +227,29 @@ def test_listeners_of_several_files_are_one_table_and_one_line(results: Results)
         (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
     table = TABLES["speech-listeners"](results)
     assert "| 640 | 125 | 9 | 40.0 (40.0 to 40.0) | 40.0 | 40.0 | 0.200 | 0.300 | 560 | 0 | 0 | yes |" in table
-    assert "| 563 | 110 |" in table and "| 512 | 100 |" not in table
+    elsewhere = TABLES["speech-listeners-elsewhere"](results)
+    assert "| 563 | 110 |" in elsewhere and "| 563 |" not in table and "| 640 |" not in elsewhere
+    assert "| 512 | 100 |" not in table + elsewhere
     assert [x for x, _ in PLOTS["speech_listeners"].series(results)["live listeners"]["p95"]] == [563.2, 640.0]
+
+
+def test_listeners_are_held_that_every_run_of_them_held(results: Results) -> None:
+    for suffix, listeners, sustained in (
+        ("", 640, False),
+        ("_640", 640, True),
+        ("_604", 604, True),
+        ("_573", 573, True),
+    ):
+        rows = [{"listeners": listeners, "sustained": sustained}]
+        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": rows}
+        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
+    assert held_listeners(results) == 604
+
+
+def test_all_tables_of_performance_are_of_one_commit() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
+    assert len(commits) > 30 and len(set(commits)) == 1, set(commits)
 
 
 def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
