@@ -165,7 +165,10 @@ class Settings(BaseSettings):
         "faster; eager runs all of them eagerly.",
     )
     graph_memory: Bytes | None = _knob(
-        None, "Engine", "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory."
+        None,
+        "Engine",
+        "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory "
+        "and half of what weights leave.",
     )
     encoder_cache: Bytes | None = _knob(
         None, "Engine", "Memory limit of cached image embeddings; default: 1G, but at most a 32nd of the GPU's memory."

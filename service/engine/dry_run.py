@@ -20,8 +20,9 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig
 
-CONTEXT_BYTES = 768 << 20
-"""Bytes of CUDA's context, loaded kernels and the allocator's rounding: 0.7 GB on an H100 with VoxCPM2."""
+CONTEXT_BYTES = 1 << 30
+"""Bytes of CUDA's context, loaded kernels, the libraries' workspaces and what the allocator's blocks cannot use: 1.16
+GB on an H100 with VoxCPM2."""
 GIB = 1 << 30
 USUAL_POSITIONS = 1024
 """Positions of a request for which `lines` prints how many fit. A picture of 448 x 448 takes 256; for speech this is

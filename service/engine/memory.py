@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -104,7 +104,7 @@ def share_pages(config: EngineConfig, workers: Sequence[ModelWorker], reserved: 
     """Number of pages by worker name, from what is left; MemoryPlanError when a model gets too few."""
     tokens = config.kv_cache_tokens or (CPU_CACHE_TOKENS if reserved is None else None)
     if tokens is not None:
-        pages = {worker.name: min(worker.max_pages, 1 + pages_for(tokens, config.page_size)) for worker in workers}
+        pages = {worker.name: _pages_for_tokens(config, worker, tokens) for worker in workers}
     else:
         assert reserved is not None
         pages = split_pages(workers, reserved.left)
@@ -147,27 +147,49 @@ def reserve(
     """Measures how much of the operator's share the workers need for weights, workspace, graphs and state.
 
     Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
-    is kept free, since captures go on while the server is idle. If the operator set no limit, it grows to the largest
-    graph. None on a CPU, where there is no share to divide.
+    is kept free, since captures go on while the server is idle. None on a CPU, where there is no share to divide.
+
+    Raises MemoryPlanError when the operator's limit of graph memory does not hold the largest graph.
     """
     required = {worker.name: worker.measure() for worker in workers}
     room = room_of()
     if room is None:
         return None
-    graphs = max((need.graphs for need in required.values()), default=0)
-    if config.graphs and graphs > config.max_graph_bytes:
+    largest = max((need.graphs for need in required.values()), default=0)
+    if config.graphs and largest > config.max_graph_bytes:
         name = max(required, key=lambda name: required[name].graphs)
         raise MemoryPlanError(
-            f"graph_memory: the largest captured graph of model {name!r} needs {graphs} bytes, at most "
+            f"graph_memory: the largest captured graph of model {name!r} needs {largest} bytes, at most "
             f"{config.max_graph_bytes} allowed"
         )
-    return Reserved(
+    found = Reserved(
         budget=int(room.total * config.memory_share),
         used=room.used,
         workspace=max((need.workspace for need in required.values()), default=0),
-        graphs=max(config.graph_bytes, graphs) if config.graphs else 0,
+        graphs=0,
         state=sum(need.state for need in required.values()),
     )
+    if not config.graphs:
+        return found
+    return replace(found, graphs=max(largest, _graph_bytes(config, workers, found.left)))
+
+
+def _graph_bytes(config: EngineConfig, workers: Sequence[ModelWorker], left: int) -> int:
+    """Limit of captured graphs: the operator's, otherwise at most half of the `left` bytes for graphs and pages, and
+    nothing of what the models need for their pages. Replays save time, but without pages nothing runs."""
+    if config.graph_memory is not None:
+        return config.graph_bytes
+    pages = [worker.min_pages for worker in workers]
+    most = left // 2
+    if config.kv_cache_tokens is not None:
+        pages, most = [_pages_for_tokens(config, worker, config.kv_cache_tokens) for worker in workers], left
+    needed = sum(count * worker.page_bytes for count, worker in zip(pages, workers, strict=True))
+    return min(config.graph_bytes, most, max(0, left - needed))
+
+
+def _pages_for_tokens(config: EngineConfig, worker: ModelWorker, tokens: int) -> int:
+    """Pages that hold `tokens` positions, and the scratch page."""
+    return min(worker.max_pages, 1 + pages_for(tokens, config.page_size))
 
 
 def split_pages(workers: Sequence[ModelWorker], left: int) -> dict[str, int]:

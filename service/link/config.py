@@ -115,7 +115,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     @property
     def graph_bytes(self) -> int:
-        """Limit of captured graphs: on a small GPU an eighth of its memory, to leave room for weights and KV caches."""
+        """Limit of captured graphs: on a small GPU an eighth of its memory, to leave room for weights and KV caches.
+        The memory plan lowers it where these need more (service.engine.memory)."""
         return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,32 @@ def test_a_limit_of_graphs_that_nobody_set_grows_to_the_largest_graph() -> None:
         plan_pages(small, made, full, pool)
 
 
+@pytest.mark.parametrize(
+    ("used", "settings", "graphs", "pages"),
+    [
+        (10, {}, 3, 8),  # an eighth of 24 GiB
+        (16, {}, 2.5, 2),  # half of what is left
+        (18, {}, 1, 2),  # what the fewest pages leave
+        (19, {}, 0.5, 1),  # the largest graph, and too few pages
+        (16, {"graph_memory": 4 * GIB}, 4, 1),
+        (16, {"kv_cache_tokens": 32}, 2, 3),  # what these positions leave
+        (16, {"graphs": False}, 0, 5),
+    ],
+)
+def test_graphs_leave_room_for_pages_unless_told(
+    used: int, settings: dict[str, Any], graphs: float, pages: int
+) -> None:
+    given = with_limits(config("a", memory_share=0.875, **settings), 24 * GIB)
+    made = workers(FakeWorker("a", GIB, min_pages=2, required=MemoryRequirements(graphs=GIB // 2)))
+    found = reserve(given, made, room(used * GIB, 24 * GIB))
+    assert found is not None and found.graphs == graphs * GIB
+    if pages >= 2:
+        assert plan_pages(given, made, room(used * GIB, 24 * GIB)) == {"a": pages}
+    else:
+        with pytest.raises(MemoryPlanError, match=f"model 'a' gets {pages} pages"):
+            plan_pages(given, made, room(used * GIB, 24 * GIB))
+
+
 def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
     made = workers(
         FakeWorker("a", GIB, required=MemoryRequirements(workspace=3 * GIB, graphs=GIB, state=GIB)),
@@ -140,7 +167,7 @@ def test_over_commitment_fails_and_names_the_model() -> None:
     full = room(70 * GIB, 80 * GIB)
     two = config("a", "b")
     made = workers(FakeWorker("a", GIB, min_pages=0), FakeWorker("b", GIB, min_pages=3))
-    with pytest.raises(MemoryPlanError, match="model 'b' gets 0 pages"):
+    with pytest.raises(MemoryPlanError, match="model 'b' gets 1 pages"):
         plan_pages(two, made, full)
     fixed = config("a", "b", kv_cache_tokens=64)
     with pytest.raises(MemoryPlanError, match="kv_cache_tokens: 64 cache positions per model take"):
