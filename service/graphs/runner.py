@@ -309,7 +309,9 @@ class GraphRunner:
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
             (self._refused if error.refused else self._failed)[key_of(bucket)] = bucket
-            log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
+            level = logging.INFO if error.refused else logging.WARNING  # on a small GPU many do not fit
+            what = "capture of %s at %s %s, calls of this size run eagerly: %s"
+            log.log(level, what, self._labels["kind"], bucket, outcome, error)
         self._choices.clear()
         self._eager = None
         self._missed.clear()

@@ -70,10 +70,6 @@ class ChatRunner:
             self.graphs.prefill, self.graphs.cached_prefill, config.mixed_route, self._decoder.feature_levels
         )
 
-    @property
-    def graph_runners(self) -> list[GraphRunner]:
-        return self.graphs.all
-
     def measure(self) -> MemoryRequirements:
         return self._scratch.measure()
 

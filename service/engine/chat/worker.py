@@ -86,7 +86,10 @@ class ChatWorker:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        return [self._vision.runner, *self._runner.graph_runners]
+        """In the order of their captures. Where graphs have little room, the encoder's largest would take all of it,
+        and it gains the least."""
+        graphs = self._runner.graphs
+        return [*graphs.decoding, self._vision.runner, *graphs.others]
 
     def capture_next(self, *, idle: bool) -> bool:
         captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)

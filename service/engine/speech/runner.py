@@ -108,8 +108,10 @@ class SpeechRunner:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        adapted = [] if self._adapted is None else self._adapted.runners
-        return [*self._plain.runners, self.vae, *adapted]
+        """In the order of their captures: where graphs have little room, those of every step get it."""
+        plain, adapted = self._plain, self._adapted
+        runners = [*plain.decode.values(), self.vae, *plain.others]
+        return runners if adapted is None else [*runners, *adapted.decode.values(), *adapted.others]
 
     @property
     def variants(self) -> list[Steps]:

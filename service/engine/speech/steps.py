@@ -69,8 +69,9 @@ class Steps:
         self.prefill = make_runner(name, "prefill", prefill, bucket_list, context, before_ready)
 
     @property
-    def runners(self) -> list[GraphRunner]:
-        return [*self.decode.values(), *self.tail.values(), self.prefill]
+    def others(self) -> list[GraphRunner]:
+        """Those beside the decode steps."""
+        return [*self.tail.values(), self.prefill]
 
     def plan(self, slots: np.ndarray, adapters: np.ndarray) -> Plan:
         """Inputs of a step over rows with these request slots and adapters' slots, which rise."""

@@ -440,16 +440,24 @@ def test_requests_that_hold_parts_of_the_encoder_cache_do_not_wait_for_each_othe
     engine.assert_nothing_left()
 
 
+def test_where_graphs_have_little_room_decode_steps_get_it() -> None:
+    every = InlineEngine()
+    small = InlineEngine(graph_memory=every.pool.num_bytes // 5)
+    for full, runner in every.worker._runner.graphs.decode.items():
+        assert small.worker._runner.graphs.decode[full].captured == runner.captured
+    assert every.worker._vision.runner.captured and not small.worker._vision.runner.captured
+
+
 def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
     engine = InlineEngine(max_running=16)
-    captured = [len(runner.captured) for runner in engine.worker._runner.graph_runners]
+    captured = [len(runner.captured) for runner in engine.worker.graph_runners]
     assert engine.engine._phase == "ready"
     clock = [time.monotonic()]
     engine.engine._clock = lambda: clock[0]
     for _ in range(60):
         clock[0] += 0.3
         engine.turn()
-    after = [len(runner.captured) for runner in engine.worker._runner.graph_runners]
+    after = [len(runner.captured) for runner in engine.worker.graph_runners]
     assert sum(after) > sum(captured)
     states = [outputs.state for outputs in engine.channel.outputs if outputs.state]
     assert len(states) >= 60 * 0.3 / HEARTBEAT / 2
@@ -655,7 +663,7 @@ def test_logprobs_are_reported_where_asked() -> None:
 
 def test_every_captured_step_passes_the_audit() -> None:
     engine = InlineEngine(graphs=False)
-    for runner in (engine.worker._vision.runner, *engine.worker._runner.graph_runners):
+    for runner in engine.worker.graph_runners:
         for bucket in (runner.bucket_list[0], runner.bucket_list[-1]):
             outputs = audit(runner.capturable, bucket)
             rows = next(iter(bucket.values()))

@@ -56,6 +56,7 @@ class WorkerRig:
         lora_voices: str = "",
         lora_slots: int = 32,
         restarted: bool = False,
+        graph_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -76,8 +77,8 @@ class WorkerRig:
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.observations = Observations()
-        pool = GraphPool(where, 1 << 30)
-        context = WorkerContext(config, where, dtype, pool, self.observations, clock)
+        self.pool = GraphPool(where, graph_bytes)
+        context = WorkerContext(config, where, dtype, self.pool, self.observations, clock)
         self._clock = clock
         self.worker = SpeechWorker("tts", processor, model, context)
         self.worker.allocate(1 + tokens // config.page_size)

@@ -176,7 +176,7 @@ def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(fol
     def refused(*args: object, **kwargs: object) -> None:
         raise AssertionError("no row has an adapter")
 
-    for graphs in adapted.runners:
+    for graphs in (*adapted.decode.values(), *adapted.others):
         graphs.run = refused  # type: ignore[method-assign]
     assert rig.alone(request("plain")).failed is None
     assert not runner.adapters.resident and loads(rig) == 0

@@ -171,6 +171,15 @@ def test_a_restarted_worker_begins_with_few_captures_and_sounds_as_ever(model: V
     assert listed == list(restarted.worker.graph_runners)
 
 
+def test_where_graphs_have_little_room_decode_steps_and_the_codec_get_it(model: VoxCPM2, rig: WorkerRig) -> None:
+    small = WorkerRig(model, golden.processor(), graph_bytes=rig.pool.num_bytes // 32)
+    every, found = rig.worker._runner, small.worker._runner
+    assert found.vae.captured == every.vae.captured
+    for steps, runner in every.decode.items():
+        assert found.decode[steps].captured == runner.captured
+    assert len(found.prefill.captured) < len(every.prefill.captured)
+
+
 def test_what_runs_in_one_captured_graph_is_measured_once(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted worker has one graph for four numbers of rows; on a GPU it measures at each of them."""
     restarted = WorkerRig(model, golden.processor(), buckets=(1, 2, 3, 4), restarted=True)
