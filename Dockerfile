@@ -4,7 +4,7 @@
 #   docker build --build-arg DEVICE=cuda -t reprise:cuda .
 # For a CPU uv takes the build of torch without CUDA, from the index that it knows for that; where this cannot be
 # reached, pip takes what the default index has, for Linux the build with CUDA. TORCH_INDEX: an extra index instead.
-# Python 3.11 is what the whole test suite runs on; 3.12 (the GPU's tests) and 3.13 work as well.
+# Python 3.11 is what the whole test suite runs on; 3.12 (the GPU's tests) to 3.14 work as well.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build

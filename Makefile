@@ -24,8 +24,8 @@ help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { echo \
+	  "Python 3.11 to 3.14 is needed, and $(PYTHON) is another: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # The hashed packages first: torch finds all that it needs but CUDA's libraries, and takes nothing unseen.

@@ -3,7 +3,7 @@
     make lock                     # what pyproject.toml asks for anew; versions stay where they can
     make lock ARGS=--upgrade      # the newest of everything but torch
 
-Valid for Python 3.11 to 3.13 on Linux, macOS and Windows. Each entry has the hashes of its files but for torch, Triton
+Valid for Python 3.11 to 3.14 on Linux, macOS and Windows. Each entry has the hashes of its files but for torch, Triton
 and CUDA's libraries, whose files differ between the indices that have them: these are pinned by version, in a file of
 their own. The resolver reads metadata alone; pip installs.
 """
