@@ -132,8 +132,6 @@ class LatentAttention(nn.Module):
             values,
             batch.cu_seqlens_q,
             batch.cu_seqlens_k,
-            batch.max_seqlen_q,
-            batch.max_seqlen_k,
             scale=config.scale,
             causal=True,
         )
