@@ -31,7 +31,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.placeholders import MediaTokens, expand, join, plain, repeated, tokenized_chat
+from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from models.published import id_list, preprocessor_fields, read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each, resize
 from models.tools import escaped_tools, prompt_texts
@@ -92,7 +92,6 @@ class KimiVLProcessor:
         named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
         self.stop_token_ids = named.union(id_list(config.text.eos_token_id))
         self.generation_defaults = sampling_defaults(generation, recommended)
-        self.max_item_embeds = self.context_length
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
         special = tokenizer.special_tokens
         opening = [special["<|media_start|>"], *tokenizer.encode("image"), special["<|media_content|>"]]
@@ -129,13 +128,15 @@ class KimiVLProcessor:
 
     def video(self, video: VideoFrames) -> MediaItem:
         """Every frame is resized like an image with low detail."""
+        if not video.frames:
+            raise InputError("video_url", "the video has no frames")
         limit, patch = self._frame_limit, self.images.patch_size
         frames = each(lambda frame: _fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
         item = self._item("video", frames)
-        if item.num_embeds > self.max_item_embeds:
+        if item.num_embeds > self.context_length:
             raise InputError(
                 "video_url",
-                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.max_item_embeds}",
+                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.context_length}",
             )
         return item
 
@@ -165,6 +166,7 @@ class KimiVLProcessor:
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
+        check_length(token_ids, self.context_length)
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
         return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 

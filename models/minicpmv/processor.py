@@ -95,7 +95,7 @@ class MiniCPMVProcessor:
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
         most_frame_slices = 1 if video_slices == 1 else video_slices + 1
         most_slices = max(most_groups * most_frame_slices, self._picture_rule.max_slices + 1)
-        self.max_item_embeds = most_slices * config.num_queries
+        self._max_item_embeds = most_slices * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
         self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
 
@@ -147,8 +147,10 @@ class MiniCPMVProcessor:
                 sizes.append(len(column))
                 times += ids
         item = self._item("video", slices, pictures[0].grid, sizes, times)
-        if item.num_embeds > self.max_item_embeds:
-            raise InputError("video_url", f"{len(frames)} frames take {item.num_embeds} of {self.max_item_embeds} rows")
+        if item.num_embeds > self._max_item_embeds:
+            raise InputError(
+                "video_url", f"{len(frames)} frames take {item.num_embeds} of {self._max_item_embeds} rows"
+            )
         return item
 
     def apply_chat_template(
