@@ -23,7 +23,8 @@ _ENCODE_SECONDS = 4
 
 
 class EncoderBlock(nn.Module):
-    """Three residual units, then a convolution that divides the rate by `stride` and doubles the width."""
+    """Three residual units, then a convolution that divides the rate by `stride` and doubles the width: [rows, C, T] ->
+    [rows, 2 C, T / stride]."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +39,8 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """A transposed convolution that multiplies the rate by `stride` and halves the width, then three residual units."""
+    """A transposed convolution that multiplies the rate by `stride` and halves the width, then three residual units:
+    [rows, C, T] -> [rows, C / 2, T * stride]."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -104,6 +106,8 @@ class CodecDecoder(nn.Module):
 
 
 class AudioVAE(nn.Module):
+    """Both halves of the codec. encoder_hop, decoder_hop: samples of a latent frame at either sample rate."""
+
     def __init__(self, config: AudioVAEConfig) -> None:
         super().__init__()
         self.encoder = Encoder(config)

@@ -20,6 +20,8 @@ SOLVER_STEPS = (10, 4, 6, 16)
 
 @dataclass(frozen=True)
 class LongRope:
+    """lm_config.rope_scaling: LongRoPE (arXiv:2402.13753), factors of kv_channels / 2 frequencies."""
+
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
@@ -55,6 +57,9 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class AudioVAEConfig:
+    """audio_vae_config. Rates are strides, from the waveform inwards and from the latents outwards; sample rates are
+    those of the encoder's input and of the decoder's output."""
+
     encoder_dim: int
     encoder_rates: tuple[int, ...]
     latent_dim: int
@@ -67,6 +72,9 @@ class AudioVAEConfig:
 
 @dataclass(frozen=True)
 class VoxCPM2Config:
+    """config.json. patch_size: latent frames of a patch. feat_dim: channels of a latent frame. max_length: positions of
+    prompt and speech together."""
+
     lm: LanguageModelConfig
     encoder: LocalConfig
     dit: LocalConfig

@@ -28,6 +28,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
+    """layer(x) by the kernels of models.layers.gemm: [..., K] -> [..., N]."""
     return gemm(x, layer.weight, layer.bias)
 
 
@@ -51,7 +52,7 @@ class LocalEncoder(nn.Module):
 
 
 class ScalarQuantizer(nn.Module):
-    """FSQ between two projections."""
+    """FSQ between two projections: [n, H] -> [n, H]."""
 
     def __init__(self, hidden_size: int, latent_size: int, scale: int) -> None:
         super().__init__()
@@ -64,6 +65,8 @@ class ScalarQuantizer(nn.Module):
 
 
 class TimeMLP(nn.Module):
+    """Sinusoids of times [n, h] -> [n, h]."""
+
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(hidden_size, hidden_size)
