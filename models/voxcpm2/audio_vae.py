@@ -116,13 +116,9 @@ class AudioVAE(nn.Module):
         self.decoder_hop = math.prod(config.decoder_rates)
         self.sample_rate = config.sample_rate
 
-    def encode(self, wave: Tensor) -> Tensor:
-        """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n]. Bounded memory."""
-        return torch.cat(list(self.encode_pieces(wave)), dim=-1)
-
     def encode_pieces(self, wave: Tensor, frames: int = 1) -> Iterator[Tensor]:
-        """The result of `encode` in consecutive parts of about _ENCODE_SECONDS and whole groups of `frames` latent
-        frames. Each is computed when the iterator is advanced."""
+        """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n], in consecutive parts
+        of about _ENCODE_SECONDS and whole groups of `frames`. Each is computed when the iterator is advanced."""
         hop = self.encoder_hop
         wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
         streams = Streams(

@@ -334,6 +334,6 @@ def make_patch(
     adapters = None if lora is None else lora.stack("feat_decoder")
     flow.start(noise, *network.condition(lm, residual, lora), times[0])
     for step_size, time in zip(step_sizes[:-1], times[1:], strict=True):
-        flow.advance(dit.velocity_of(flow.tokens, flow.normed, adapters), step_size, time)
-    velocity = dit.velocity_of(flow.tokens, flow.normed, adapters)
+        flow.advance(dit.velocity(flow.tokens, flow.normed, adapters), step_size, time)
+    velocity = dit.velocity(flow.tokens, flow.normed, adapters)
     return settle(state, slots, flow.x, velocity, step_sizes[-1], hidden, network.stop_head.weight)
