@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,13 @@ def _require_agreement(config: VoxCPM2Config) -> None:
                 f"config.json: {name}.kv_channels {local.kv_channels} is not "
                 f"lm_config.kv_channels {config.lm.kv_channels}, whose rotary factors it uses"
             )
+    vae = config.vae
+    encoded, decoded = vae.sample_rate / prod(vae.encoder_rates), vae.out_sample_rate / prod(vae.decoder_rates)
+    if encoded != decoded:
+        raise CheckpointError(
+            f"config.json: audio_vae_config: sample_rate and encoder_rates make {encoded:g} latent frames a second, "
+            f"out_sample_rate and decoder_rates {decoded:g}"
+        )
     if config.vae.latent_dim != config.feat_dim:
         raise CheckpointError(
             f"config.json: feat_dim {config.feat_dim} is not audio_vae_config.latent_dim {config.vae.latent_dim}"
