@@ -141,7 +141,7 @@ def measure_prefill(name: str, decoder: Decoder, tokens: int, pool: GraphPool) -
     positions = torch.arange(tokens, device=device).expand(decoder.position_axes, -1)
     ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     slots = torch.arange(tokens, device=device) + PAGE_SIZE
-    batch = PagedBatch.of_new_prompts(caches, PAGE_SIZE, slots, ends, tokens)
+    batch = PagedBatch.of_new_prompts(caches, PAGE_SIZE, slots, ends)
 
     def forward() -> torch.Tensor:
         return decoder.forward(decoder.embed(ids), positions, batch)

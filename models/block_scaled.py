@@ -30,7 +30,9 @@ def block_of(directory: Path) -> tuple[int, int] | None:
 def check_scale(name: str, shape: tuple[int, ...], scale: Tensor, block: tuple[int, int]) -> None:
     """Raises CheckpointError unless `scale` has a factor for each block of the last two axes of `shape`, where the last
     blocks of an axis may be smaller."""
-    *leading, rows, columns = shape if len(shape) > 1 else (1, *shape)
+    if len(shape) < 2:
+        raise CheckpointError(f"tensor {name} has shape {shape}; in FP8 only matrices are supported")
+    *leading, rows, columns = shape
     expected = (*leading, -(-rows // block[0]), -(-columns // block[1]))
     if tuple(scale.shape) != expected:
         raise CheckpointError(f"tensor {name}{SUFFIX} has shape {tuple(scale.shape)}, expected {expected}")

@@ -122,7 +122,10 @@ def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tu
     """The file that holds the template, and the template's text."""
     jinja = directory / "chat_template.jinja"
     if jinja.exists():
-        return jinja.name, jinja.read_text(encoding="utf-8")
+        try:
+            return jinja.name, jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{directory}: {jinja.name} cannot be read: {error}") from error
     published = read_optional_json(directory, "chat_template.json").get("chat_template")
     if published is not None:
         return "chat_template.json", published

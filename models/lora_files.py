@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from models.errors import CheckpointError
 from models.lora import LoraLayout, LoraPlace
 from models.lora_folders import CONFIG, WEIGHTS
+from models.published import read_json
 
 MIN_RANK = 16
 """Smaller ranks are padded to this, the smallest depth of a tensor core's product."""
@@ -83,11 +82,7 @@ def read(file: LoraFile, layout: LoraLayout, dtype: torch.dtype) -> torch.Tensor
 
 def _config(path: Path) -> tuple[int, float]:
     """(r, alpha)."""
-    try:
-        config: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from error
-    section = config.get("lora_config") if isinstance(config, dict) else None
+    section = read_json(path.parent, path.name).get("lora_config")
     if not isinstance(section, dict):
         raise CheckpointError(f"{path}: lora_config must be an object")
     rank, alpha = section.get("r"), section.get("alpha")

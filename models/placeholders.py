@@ -31,6 +31,7 @@ def repeated(token_id: int, count: int) -> MediaTokens:
 
 
 def join(parts: Sequence[MediaTokens]) -> MediaTokens:
+    """The tokens of all parts, one part after the other."""
     runs: list[tuple[int, int]] = []
     length = 0
     for part in parts:

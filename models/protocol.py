@@ -34,6 +34,8 @@ its graph takes it that no row is padding."""
 
 @dataclass(frozen=True)
 class BufferSpec:
+    """Shape and dtype of a buffer, or of a table of slot state without its leading slot axis."""
+
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -79,7 +81,9 @@ class VisionEncoder(Capturable, Protocol):
     """Vision tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the decoder], item
     after item; in each row the features follow the embedding (Decoder.feature_levels)."""
 
-    def plan(self, items: Sequence[MediaItem]) -> Plan: ...
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        """The contents of a call's buffers for these items, in this order."""
+        ...
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
         """The `required` of plan(items), from the items' sizes alone: packing asks often."""
@@ -110,12 +114,15 @@ class Decoder(Protocol):
     hidden_size: int
     vocab_size: int
     position_axes: int
+    """3 for M-RoPE, 1 otherwise."""
     max_positions: int
     feature_levels: int
     """Number of layers, from the first on, whose outputs get features of the encoder added at vision rows (DeepStack);
     0 for none."""
 
-    def cache_specs(self) -> list[CacheSpec]: ...
+    def cache_specs(self) -> list[CacheSpec]:
+        """The cache of each layer."""
+        ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[n] int64 -> [n, hidden_size]."""
@@ -135,6 +142,8 @@ class Decoder(Protocol):
 
 
 class ChatModel(Protocol):
+    """A vision-language model."""
+
     encoder: VisionEncoder
     decoder: Decoder
 
@@ -177,7 +186,9 @@ class SpeechModel(Protocol):
         position; the rows of decode_step and tail are sorted by adapter."""
         ...
 
-    def cache_specs(self) -> list[CacheSpec]: ...
+    def cache_specs(self) -> list[CacheSpec]:
+        """The cache of each layer that has one."""
+        ...
 
     def state_specs(self) -> dict[str, BufferSpec]:
         """Slot state outside every graph pool; shapes without the leading slot axis."""

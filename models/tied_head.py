@@ -61,5 +61,6 @@ def _equal(first_path: Path, first_name: str, second_path: Path, second_name: st
         first, second = first_file.get_slice(first_name), second_file.get_slice(second_name)
         if first.get_shape() != second.get_shape():
             return False
-        rows = range(0, first.get_shape()[0], _ROWS)
-        return all(torch.equal(first[row : row + _ROWS], second[row : row + _ROWS]) for row in rows)
+        parts = (slice(row, row + _ROWS) for row in range(0, first.get_shape()[0], _ROWS))
+        # In one dtype, since torch does not promote float8: a block-scaled head has other values than the table.
+        return all(torch.equal(first[part].float(), second[part].float()) for part in parts)

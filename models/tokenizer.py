@@ -56,11 +56,14 @@ class Tokenizer:
     """Text to ids and ids to bytes. special_ids: added tokens by string; vocab_size: one more than the largest id."""
 
     def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
-        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text."""
+        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
+
+        Raises CheckpointError for a tokenizer.json that cannot be read.
+        """
         added = published.get("added_tokens", [])
         self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
-        self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
+        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
         self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
         self._opening = _opening_ids(published)
         self._names = {token["id"]: token["content"] for token in added}
@@ -85,6 +88,8 @@ class Tokenizer:
         return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
+        """Bytes of the ids, those of special tokens left out except for `spoken` ones. The ids may be split anywhere:
+        the bytes of the parts join."""
         return b"".join(map(self._bytes, token_ids))
 
     def without_specials(self, special_ids: Collection[int]) -> str | None:
@@ -128,7 +133,16 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
+    """Reads tokenizer.json. spoken: as Tokenizer takes it. Raises CheckpointError if it cannot be read."""
     return Tokenizer(read_json(directory, "tokenizer.json"), spoken=spoken)
+
+
+def fast_tokenizer(published: Mapping[str, Any]) -> FastTokenizer:
+    """The library's tokenizer of a parsed tokenizer.json. Raises CheckpointError if the library cannot read it."""
+    try:
+        return FastTokenizer.from_str(json.dumps(published))
+    except Exception as error:  # The library raises no narrower class.
+        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def _opening_ids(published: dict[str, Any]) -> list[int]:
@@ -137,7 +151,7 @@ def _opening_ids(published: dict[str, Any]) -> list[int]:
     processor = published.get("post_processor")
     if processor is None or processor.get("type") == "ByteLevel":
         return []
-    return list(FastTokenizer.from_str(json.dumps(published)).encode("").ids)
+    return list(fast_tokenizer(published).encode("").ids)
 
 
 def _is_byte_level(decoder: dict[str, Any]) -> bool:

@@ -71,7 +71,7 @@ def _prefill(name: str, rows: int) -> Callable[[], Tensor]:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         q, k = rotate_and_cache(q, k, v, (cos, sin), keys, values, slots)
-        return varlen_attention(q, k, v, ends, ends, rows, rows, causal=True)
+        return varlen_attention(q, k, v, ends, ends, causal=True)
 
     return lambda: run_blocks(blocks, x, norm, attend)
 

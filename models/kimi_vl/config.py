@@ -64,53 +64,52 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class KimiVLConfig:
+    """The sections and fields of config.json that are used."""
+
     vision: VisionConfig
     text: TextConfig
     media_placeholder_token_id: int
 
 
 _REQUIRED_TEXT = {
-    "q_lora_rank": (None,),
-    "n_group": (1,),
-    "topk_group": (1,),
-    "topk_method": ("noaux_tc",),
-    "scoring_func": ("sigmoid",),
-    "moe_layer_freq": (1,),
-    "rope_scaling": (None,),
-    "attention_bias": (False,),
-    "tie_word_embeddings": (False,),
-    "hidden_act": ("silu",),
+    "q_lora_rank": None,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
 }
-"""Fields of which other values would need other networks. If one is absent, it has the first value."""
+"""Fields of which other values would need other networks. One that is absent has this value."""
 
 
 def load_config(directory: Path) -> KimiVLConfig:
     """CheckpointError names a field that is missing or describes an unsupported network."""
     config = read_config(directory)
     text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
-    for name, allowed in _REQUIRED_TEXT.items():
-        if text.get(name, allowed[0]) not in allowed:
+    for name, expected in _REQUIRED_TEXT.items():
+        if text.get(name, expected) != expected:
             raise CheckpointError(
-                f"{directory.name}: config.json: text_config.{name} is {text[name]!r}, expected {allowed[0]!r}"
+                f"{directory}: config.json: text_config.{name} is {text[name]!r}, expected {expected!r}"
             )
     vision = vision | {"merge_kernel_size": tuple(vision.get("merge_kernel_size", ()))}
     if vision["merge_kernel_size"] != (2, 2):
-        raise CheckpointError(f"{directory.name}: config.json: vision_config.merge_kernel_size must be [2, 2]")
+        raise CheckpointError(f"{directory}: config.json: vision_config.merge_kernel_size must be [2, 2]")
+    if "media_placeholder_token_id" not in config:
+        raise CheckpointError(f"{directory}: config.json: media_placeholder_token_id is missing")
     return KimiVLConfig(
-        vision=_fill(VisionConfig, vision, "vision_config"),
-        text=_fill(TextConfig, text, "text_config"),
-        media_placeholder_token_id=_fill_one(config, "media_placeholder_token_id"),
+        vision=_section(VisionConfig, vision, f"{directory}: config.json: vision_config"),
+        text=_section(TextConfig, text, f"{directory}: config.json: text_config"),
+        media_placeholder_token_id=config["media_placeholder_token_id"],
     )
 
 
-def _fill(kind: type, values: dict[str, Any], section: str) -> Any:
+def _section(kind: type, values: dict[str, Any], where: str) -> Any:
+    """An instance of the dataclass `kind`, whose fields have the published names."""
     missing = [field.name for field in fields(kind) if field.default is MISSING and values.get(field.name) is None]
     if missing:
-        raise CheckpointError(f"config.json: {section} lacks {', '.join(missing)}")
+        raise CheckpointError(f"{where} lacks {', '.join(missing)}")
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-
-
-def _fill_one(config: dict[str, Any], name: str) -> Any:
-    if name not in config:
-        raise CheckpointError(f"config.json: {name} is missing")
-    return config[name]

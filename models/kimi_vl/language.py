@@ -71,9 +71,11 @@ class LatentDecoder(nn.Module):
         return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
 
     def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, hidden_size]."""
         return self.embed_tokens(token_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """Embeddings [n, hidden_size], positions int64 [1, n] -> normed hidden states [n, hidden_size]."""
         rotary = rotary_cos_sin(positions[0], self.frequencies)
         layers = cast("Sequence[LatentBlock]", self.layers)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
@@ -85,6 +87,7 @@ class LatentDecoder(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size]."""
         return gemm(hidden, self.head.weight)
 
     def hold_in_e4m3(self) -> None:
@@ -101,6 +104,7 @@ class LatentDecoder(nn.Module):
 
 
 def attention_config(config: TextConfig) -> LatentAttentionConfig:
+    """The sizes of a layer's attention, which are the same in all layers."""
     return LatentAttentionConfig(
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,

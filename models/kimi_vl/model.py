@@ -31,6 +31,7 @@ def load_model(
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
 ) -> KimiVLModel:
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     with without_memory():
         model = KimiVLModel(config, load_image_settings(directory, config.vision))

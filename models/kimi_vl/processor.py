@@ -31,7 +31,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.placeholders import MediaTokens, expand, join, plain, repeated, tokenized_chat
+from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from models.published import id_list, preprocessor_fields, read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each, resize
 from models.tools import escaped_tools, prompt_texts
@@ -86,13 +86,12 @@ class KimiVLProcessor:
         self.template = template
         self.images = images
         self.context_length = config.text.max_position_embeddings
-        # Embedding rows after the reserved ids only pad the matrix and are never generated. Reserved ids can be
-        # generated: the published code bars none of them, and they have no text.
+        # Embedding rows after the reserved ids are padding, which is never generated. Reserved ids can be, since the
+        # published code bars none of them; they have no text.
         self.vocab_size = tokenizer.vocab_size
         named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
         self.stop_token_ids = named.union(id_list(config.text.eos_token_id))
         self.generation_defaults = sampling_defaults(generation, recommended)
-        self.max_item_embeds = self.context_length
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
         special = tokenizer.special_tokens
         opening = [special["<|media_start|>"], *tokenizer.encode("image"), special["<|media_content|>"]]
@@ -129,13 +128,15 @@ class KimiVLProcessor:
 
     def video(self, video: VideoFrames) -> MediaItem:
         """Every frame is resized like an image with low detail."""
+        if not video.frames:
+            raise InputError("video_url", "the video has no frames")
         limit, patch = self._frame_limit, self.images.patch_size
         frames = each(lambda frame: _fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
         item = self._item("video", frames)
-        if item.num_embeds > self.max_item_embeds:
+        if item.num_embeds > self.context_length:
             raise InputError(
                 "video_url",
-                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.max_item_embeds}",
+                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.context_length}",
             )
         return item
 
@@ -165,6 +166,7 @@ class KimiVLProcessor:
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
+        check_length(token_ids, self.context_length)
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
         return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 
@@ -223,13 +225,13 @@ def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     where, values = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:
-            raise CheckpointError(f"{directory.name}: {where} lacks {name}")
+            raise CheckpointError(f"{directory}: {where} lacks {name}")
     expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
     found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
     for name, value in expected.items():
         if found.get(name) != value:
-            raise CheckpointError(f"{directory.name}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
-    mean, std = (_of_channels(values, name, f"{directory.name}: {where}") for name in ("image_mean", "image_std"))
+            raise CheckpointError(f"{directory}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
+    mean, std = (_of_channels(values, name, f"{directory}: {where}") for name in ("image_mean", "image_std"))
     return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
 
 
@@ -242,19 +244,21 @@ def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[floa
 
 
 def load_processor(directory: Path) -> KimiVLProcessor:
+    """Reads config.json, preprocessor_config.json, generation_config.json, tiktoken.model, tokenizer_config.json and
+    the chat template. Raises CheckpointError that names the file and what is wrong with it."""
     config, tokenizer = load_config(directory), load_tokenizer(directory)
     needed = {*_ROLE_TOKENS, "<|im_middle|>", "<|im_end|>"}
     needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
     if missing := sorted(needed - tokenizer.special_tokens.keys()):
-        raise CheckpointError(f"{directory.name}: tokenizer_config.json lacks special tokens {missing}")
+        raise CheckpointError(f"{directory}: tokenizer_config.json lacks special tokens {missing}")
     if config.media_placeholder_token_id not in tokenizer.special_tokens.values():
         raise CheckpointError(
-            f"{directory.name}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
+            f"{directory}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
             "special token of tokenizer_config.json"
         )
     if tokenizer.vocab_size > config.text.vocab_size:
         raise CheckpointError(
-            f"{directory.name}: the tokenizer has {tokenizer.vocab_size} ids, text_config.vocab_size is "
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} ids, text_config.vocab_size is "
             f"{config.text.vocab_size}"
         )
     generation = read_optional_json(directory, "generation_config.json")

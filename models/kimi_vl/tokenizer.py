@@ -83,18 +83,16 @@ def load_tokenizer(directory: Path) -> KimiTokenizer:
                 raise ValueError(f"line {number + 1} has rank {rank}")
             ranks.append(base64.b64decode(token, validate=True))
     except (OSError, ValueError, binascii.Error) as error:
-        raise CheckpointError(f"{directory.name}: tiktoken.model cannot be read: {error}") from error
+        raise CheckpointError(f"{directory}: tiktoken.model cannot be read: {error}") from error
     absent = {bytes([value]) for value in range(256)} - set(ranks)
     if absent:
         listed = ", ".join(f"0x{byte.hex()}" for byte in sorted(absent)[:8])
-        raise CheckpointError(f"{directory.name}: tiktoken.model lacks single bytes: {listed}")
+        raise CheckpointError(f"{directory}: tiktoken.model lacks single bytes: {listed}")
     added = read_json(directory, "tokenizer_config.json").get("added_tokens_decoder", {})
     special = {entry["content"]: int(number) for number, entry in added.items()}
     outside = [name for name, number in special.items() if not len(ranks) <= number < len(ranks) + RESERVED_TOKENS]
     if outside:
-        raise CheckpointError(
-            f"{directory.name}: tokenizer_config.json: special tokens {outside} outside the reserved ids"
-        )
+        raise CheckpointError(f"{directory}: tokenizer_config.json: special tokens {outside} outside the reserved ids")
     return KimiTokenizer(ranks, special)
 
 

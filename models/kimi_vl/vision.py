@@ -42,7 +42,8 @@ _EXACT_SIZES = ((1, 1024),)
 
 
 class Projector(nn.Module):
-    """Norm per patch, four patches side by side, two linears around an exact GELU."""
+    """Norm per patch, four patches side by side, two linears around an exact GELU: [P, hidden_size] -> [P / 4,
+    out_features]."""
 
     def __init__(self, hidden_size: int, merged_patches: int, out_features: int) -> None:
         super().__init__()
@@ -57,8 +58,9 @@ class Projector(nn.Module):
 class KimiVisionEncoder(nn.Module):
     """VisionEncoder of Kimi-VL. Buffers of a bucket of P patches and S sequences:
 
-    pixels uint8 [P, 588] in order (channel, y, x); positions [P, hidden_size], the learned table at it; coordinates
-    int32 [P, 2] (column, row); cu_seqlens int32 [S + 1], the tail repeating the total; merge_index int64 [P].
+    pixels uint8 [P, 588] in order (channel, y, x); positions [P, hidden_size], the learned table resized to the
+    picture's grid; coordinates int32 [P, 2] (column, row); cu_seqlens int32 [S + 1], the tail repeating the total;
+    merge_index int64 [P], the patches in the order in which 2x2 blocks take them.
     """
 
     name = "vision_encoder"

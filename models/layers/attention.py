@@ -32,8 +32,6 @@ def varlen_attention(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     *,
     scale: float | None = None,
     causal: bool = False,
@@ -41,9 +39,8 @@ def varlen_attention(
     """Attention inside each segment of packed rows.
 
     q [nq, Hq, D], k [nk, Hkv, D], v [nk, Hkv, Dv]; cu_seqlens int32 [segments + 1], non-decreasing; empty segments
-    and a repeated tail are allowed. max_seqlen is an upper bound on the longest segment, and a constant of a captured
-    graph. scale: 1 / sqrt(D) by default. causal aligns the last query with the last key (bottom right). Returns
-    [nq, Hq, Dv].
+    and a repeated tail are allowed. scale: 1 / sqrt(D) by default. causal aligns the last query with the last key
+    (bottom right). Returns [nq, Hq, Dv].
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
     return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
@@ -315,5 +312,4 @@ def _prefill(
     assert batch.cu_seqlens_k is not None
     if batch.context_slots is not None:
         k, v = (cache.index_select(0, batch.context_slots) for cache in (k_cache, v_cache))
-    cu_q, cu_k, max_q, max_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
-    return varlen_attention(q, k, v, cu_q, cu_k, max_q, max_k, causal=True)
+    return varlen_attention(q, k, v, batch.cu_seqlens_q, batch.cu_seqlens_k, causal=True)

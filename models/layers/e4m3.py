@@ -143,10 +143,10 @@ def hold_in_e4m3(module: nn.Module) -> None:
 def keep_copies(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Gives the linear layers that the table of this GPU names a copy of their weight in `dtype`, dequantised. On
     the meta device, too, since it may stand for any GPU."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0)):
         return
     for layer in module.modules():
-        if device.type == "cpu" or not isinstance(layer, E4M3Linear):
+        if not isinstance(layer, E4M3Linear):
             continue
         weight = layer.weight
         least = SM_90_E4M3_COPIES.get((layer.in_features, layer.out_features))

@@ -60,7 +60,7 @@ def attend_equal_segments(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, len
             log.warning("cuDNN does not attend to equal segments, the kernel for any lengths does: %s", error)
             _refused.add((width, qkv.dtype))
     cu_seqlens = torch.arange(0, rows + 1, length, dtype=torch.int32, device=qkv.device)
-    return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, length, length)
+    return varlen_attention(q, k, v, cu_seqlens, cu_seqlens)
 
 
 @cache

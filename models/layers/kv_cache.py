@@ -48,8 +48,7 @@ def allocate_together(
 
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
-    """Where the rows of one packed batch are in the cache. Tensors are on the device; the Python ints max_... are upper
-    bounds.
+    """Where the rows of one packed batch are in the cache. Tensors are on the device.
 
     The first `num_decode_rows` packed rows advance one sequence each by one token; the others are prefill chunks.
 
@@ -76,8 +75,6 @@ class PagedBatch:
     context_slots: Tensor | None = None
     prefill_tables: Tensor | None = None
     prefill_lens: Tensor | None = None
-    max_seqlen_q: int = 0
-    max_seqlen_k: int = 0
 
     @classmethod
     def of_decode_rows(
@@ -126,7 +123,6 @@ class PagedBatch:
         page_size: int,
         slot_mapping: Tensor,
         cu_seqlens: Tensor,
-        max_seqlen: int,
     ) -> PagedBatch:
         """Whole prompts, or their first chunks: nothing is cached, so keys have the same bounds as queries."""
         return cls(
@@ -136,6 +132,4 @@ class PagedBatch:
             num_decode_rows=0,
             cu_seqlens_q=cu_seqlens,
             cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
         )

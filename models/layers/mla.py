@@ -30,6 +30,9 @@ _LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class LatentAttentionConfig:
+    """rank: values of a latent. nope_dim and rope_dim: values of a query or key head without and with rotation.
+    value_dim: values of a value head."""
+
     hidden_size: int
     num_heads: int
     rank: int
@@ -132,8 +135,6 @@ class LatentAttention(nn.Module):
             values,
             batch.cu_seqlens_q,
             batch.cu_seqlens_k,
-            batch.max_seqlen_q,
-            batch.max_seqlen_k,
             scale=config.scale,
             causal=True,
         )

@@ -15,7 +15,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
 class MLP(nn.Module):
-    """fc2(activation(fc1(x))), with biases."""
+    """fc2(activation(fc1(x))), with biases: [..., hidden_size] -> [..., out_features], by default hidden_size."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: Activation, *, out_features: int | None = None
@@ -39,7 +39,7 @@ def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Te
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)); gate_up holds the rows of gate, then those of up."""
+    """down(silu(gate(x)) * up(x)), [..., hidden_size] -> like x; gate_up holds the rows of gate, then those of up."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()

@@ -83,8 +83,8 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
     """Attention inside each segment: qkv [n, 3 * heads, D], rows of q, then k, then v, overwritten -> [n, heads, D].
 
     rotary: cos and sin float32 [n, D / 2], which rotate q and k first; None: no rotation. cu_seqlens int32 [segments +
-    1], the tail may repeat; None: the rows are segments of exactly `longest` rows. longest: upper bound on the longest
-    segment. Rows outside all segments are zero in the result.
+    1], the tail may repeat; None: the rows are segments of exactly `longest` rows, which is not read otherwise. Rows
+    outside all segments are zero in the result.
     """
     if cu_seqlens is None:
         return attend_equal_segments(qkv, rotary, longest)
@@ -98,7 +98,7 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
                 return attended
         rotate_packed(qkv, 2 * qkv.shape[1] // 3, *rotary)
     q, k, v = qkv.chunk(3, dim=1)
-    return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+    return varlen_attention(q, k, v, cu_seqlens, cu_seqlens)
 
 
 def pays(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:

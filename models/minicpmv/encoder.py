@@ -145,7 +145,6 @@ class MiniCPMVEncoder(nn.Module):
             hidden,
             buffers["coordinates"],
             buffers["cu_groups"],
-            bucket["max_group_keys"],
             temporal_ids=buffers.get("temporal_ids"),
             slice_ids=buffers.get("slice_ids"),
         )

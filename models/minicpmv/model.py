@@ -36,6 +36,7 @@ def load_model(
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
 ) -> MiniCPMVModel:
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = with_the_files_head(
         decoder_config(config),

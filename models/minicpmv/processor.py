@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,10 @@ from models.media import (
 )
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
-from models.minicpmv.slicing import SliceRule, slice_picture
+from models.minicpmv.slicing import slice_picture
 from models.minicpmv.video import (
     MAX_GROUPS,
     UNFUSED_MAX_FRAMES,
-    FrameSampling,
     fused_pack,
     sample_fused,
     sample_unfused,
@@ -88,14 +88,13 @@ class MiniCPMVProcessor:
         self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
-        self._picture_rule = rule if config.slice_mode else SliceRule(rule.scale_resolution, rule.patch_size, 1)
-        self._overview_rule = SliceRule(rule.scale_resolution, rule.patch_size, 1)
-        self._frame_rule = SliceRule(rule.scale_resolution, rule.patch_size, video_slices)
+        self._overview_rule = replace(rule, max_slices=1)
+        self._picture_rule = rule if config.slice_mode else self._overview_rule
+        self._frame_rule = replace(rule, max_slices=video_slices)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
         most_frame_slices = 1 if video_slices == 1 else video_slices + 1
-        most_slices = max(most_groups * most_frame_slices, self._picture_rule.max_slices + 1)
-        self.max_item_embeds = most_slices * config.num_queries
+        self._max_video_embeds = most_groups * most_frame_slices * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
         self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
 
@@ -115,7 +114,8 @@ class MiniCPMVProcessor:
         return self._item("image", sliced.slices, sliced.grid, [1] * count, [NO_TIME] * count, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        return list(self._sampling(metadata, fps, max_frames).indices)
+        sample = sample_fused if self.config.fuses_frames else sample_unfused
+        return list(sample(metadata, fps, max_frames).indices)
 
     def video(self, video: VideoFrames) -> MediaItem:
         """4.5 fuses neighbouring frames if the video has more frames than groups, by the rule that sampled them."""
@@ -147,8 +147,11 @@ class MiniCPMVProcessor:
                 sizes.append(len(column))
                 times += ids
         item = self._item("video", slices, pictures[0].grid, sizes, times)
-        if item.num_embeds > self.max_item_embeds:
-            raise InputError("video_url", f"{len(frames)} frames take {item.num_embeds} of {self.max_item_embeds} rows")
+        if item.num_embeds > self._max_video_embeds:
+            raise InputError(
+                "video_url",
+                f"{len(frames)} frames take {item.num_embeds} rows, at most {self._max_video_embeds} allowed",
+            )
         return item
 
     def apply_chat_template(
@@ -199,10 +202,6 @@ class MiniCPMVProcessor:
             items=tuple(items),
             placeholders=placeholders,
         )
-
-    def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
-        sample = sample_fused if self.config.fuses_frames else sample_unfused
-        return sample(metadata, fps, max_frames)
 
     def _item(
         self,

@@ -63,7 +63,6 @@ class Resampler(nn.Module):
         patches: Tensor,
         coordinates: Tensor,
         cu_groups: Tensor,
-        max_group_keys: int,
         *,
         temporal_ids: Tensor | None = None,
         slice_ids: Tensor | None = None,
@@ -87,8 +86,6 @@ class Resampler(nn.Module):
             values.unflatten(-1, (-1, self.head_dim)),
             bounds,
             cu_groups,
-            self.num_queries,
-            max_group_keys,
         )
         return layer_norm(self.out_proj(attended.flatten(-2)), self.final_norm) @ self.proj
 

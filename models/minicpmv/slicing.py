@@ -28,6 +28,7 @@ class SliceRule:
     max_slices: int
 
     def overview_size(self, width: int, height: int, *, enlarge: bool) -> tuple[int, int]:
+        """Width and height. enlarge: a picture of fewer pixels than a slice has is enlarged, too."""
         return self._fit(width, height, enlarge)
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
@@ -48,7 +49,7 @@ class SliceRule:
         return best
 
     def refined_size(self, width: int, height: int, grid: tuple[int, int]) -> tuple[int, int]:
-        """Size of the whole picture before it is cut into the grid's equal cells."""
+        """Width and height of the whole picture before it is cut into the grid's equal cells."""
         columns, rows = grid
         cell = (self._snap(width, columns) / columns, self._snap(height, rows) / rows)
         cell_width, cell_height = self._fit(*cell, enlarge=True)
@@ -79,15 +80,15 @@ def slice_picture(picture: Image.Image, rule: SliceRule) -> SlicedPicture:
     """Overview and crops of an RGB picture; InputError when its aspect ratio makes a side too long."""
     width, height = picture.size
     grid = rule.grid(width, height)
+    columns, rows = grid or (1, 1)
     overview_size = rule.overview_size(width, height, enlarge=grid is None)
     refined_size = rule.refined_size(width, height, grid) if grid else overview_size
-    longest = max(*overview_size, refined_size[0] // (grid or (1, 1))[0], refined_size[1] // (grid or (1, 1))[1])
+    longest = max(*overview_size, refined_size[0] // columns, refined_size[1] // rows)
     if longest > MAX_PATCHES_PER_SIDE * rule.patch_size:
         raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
     overview = resize(picture, *overview_size)
     if grid is None:
         return SlicedPicture((overview,), None)
-    columns, rows = grid
     refined = resize(picture, *refined_size)
     cells = refined.reshape(rows, refined.shape[0] // rows, columns, refined.shape[1] // columns, 3)
     crops = tuple(np.ascontiguousarray(cells[row, :, column]) for row in range(rows) for column in range(columns))

@@ -43,26 +43,32 @@ def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) 
 def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
     """4.5: 180 frames alone, more in groups of up to 6 as duration * fps grows.
 
-    `max_frames` below the rule's count lowers the rate, and the groups follow from the frames that are left.
+    `max_frames` below the rule's count lowers the rate, and the groups follow from the frames that are left. Of a list
+    of frames all are read, up to the 1080 that the groups can hold.
     """
+    allowed = min(max_frames, metadata.num_frames)
+    if metadata.listed:
+        count = max(1, min(allowed, MAX_GROUPS * MAX_PACK))
+        return FrameSampling(tuple(uniform(metadata.num_frames, count)), math.ceil(count / MAX_GROUPS))
     fps = fps or FUSED_FRAMES_PER_SECOND
     duration = _duration(metadata)
     if fps * int(duration) <= MAX_GROUPS:
         pack = 1
-        count = round(min(fps, round(metadata.fps)) * min(MAX_GROUPS, duration))
+        # The published code rounds the source's rate, and divides by zero below half a frame a second.
+        source_fps = round(metadata.fps) or metadata.fps
+        count = round(min(fps, source_fps) * min(MAX_GROUPS, duration))
     else:
         pack = math.ceil(duration * fps / MAX_GROUPS)
         count = round(duration * fps)
         if pack > MAX_PACK:
             pack, count = MAX_PACK, MAX_GROUPS * MAX_PACK
-    allowed = min(max_frames, metadata.num_frames)
     if count > allowed:
         count, pack = allowed, math.ceil(allowed / MAX_GROUPS)
     return FrameSampling(tuple(uniform(metadata.num_frames, max(count, 1))), pack)
 
 
 def fused_pack(metadata: VideoMetadata, fps: float | None, num_frames: int) -> int:
-    """Frames per group of a video of which `num_frames` were read; for a list of frames, as few as the groups allow."""
+    """Frames per group of a video of which `num_frames` were read."""
     sampling = sample_fused(metadata, fps, num_frames)
     return sampling.pack if len(sampling.indices) == num_frames else math.ceil(num_frames / MAX_GROUPS)
 

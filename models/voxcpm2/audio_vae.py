@@ -23,7 +23,8 @@ _ENCODE_SECONDS = 4
 
 
 class EncoderBlock(nn.Module):
-    """Three residual units, then a convolution that divides the rate by `stride` and doubles the width."""
+    """Three residual units, then a convolution that divides the rate by `stride` and doubles the width: [rows, C, T] ->
+    [rows, 2 C, T / stride]."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +39,8 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """A transposed convolution that multiplies the rate by `stride` and halves the width, then three residual units."""
+    """A transposed convolution that multiplies the rate by `stride` and halves the width, then three residual units:
+    [rows, C, T] -> [rows, C / 2, T * stride]."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
@@ -104,6 +106,8 @@ class CodecDecoder(nn.Module):
 
 
 class AudioVAE(nn.Module):
+    """Both halves of the codec. encoder_hop, decoder_hop: samples of a latent frame at either sample rate."""
+
     def __init__(self, config: AudioVAEConfig) -> None:
         super().__init__()
         self.encoder = Encoder(config)
@@ -112,13 +116,9 @@ class AudioVAE(nn.Module):
         self.decoder_hop = math.prod(config.decoder_rates)
         self.sample_rate = config.sample_rate
 
-    def encode(self, wave: Tensor) -> Tensor:
-        """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n]. Bounded memory."""
-        return torch.cat(list(self.encode_pieces(wave)), dim=-1)
-
     def encode_pieces(self, wave: Tensor, frames: int = 1) -> Iterator[Tensor]:
-        """The result of `encode` in consecutive parts of about _ENCODE_SECONDS and whole groups of `frames` latent
-        frames. Each is computed when the iterator is advanced."""
+        """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n], in consecutive parts
+        of about _ENCODE_SECONDS and whole groups of `frames`. Each is computed when the iterator is advanced."""
         hop = self.encoder_hop
         wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
         streams = Streams(

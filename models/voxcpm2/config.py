@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ SOLVER_STEPS = (10, 4, 6, 16)
 
 @dataclass(frozen=True)
 class LongRope:
+    """lm_config.rope_scaling: LongRoPE (arXiv:2402.13753), factors of kv_channels / 2 frequencies."""
+
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
@@ -55,6 +58,9 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class AudioVAEConfig:
+    """audio_vae_config. Rates are strides, from the waveform inwards and from the latents outwards; sample rates are
+    those of the encoder's input and of the decoder's output."""
+
     encoder_dim: int
     encoder_rates: tuple[int, ...]
     latent_dim: int
@@ -67,6 +73,9 @@ class AudioVAEConfig:
 
 @dataclass(frozen=True)
 class VoxCPM2Config:
+    """config.json. patch_size: latent frames of a patch. feat_dim: channels of a latent frame. max_length: positions of
+    prompt and speech together."""
+
     lm: LanguageModelConfig
     encoder: LocalConfig
     dit: LocalConfig
@@ -146,6 +155,13 @@ def _require_agreement(config: VoxCPM2Config) -> None:
                 f"config.json: {name}.kv_channels {local.kv_channels} is not "
                 f"lm_config.kv_channels {config.lm.kv_channels}, whose rotary factors it uses"
             )
+    vae = config.vae
+    encoded, decoded = vae.sample_rate / prod(vae.encoder_rates), vae.out_sample_rate / prod(vae.decoder_rates)
+    if encoded != decoded:
+        raise CheckpointError(
+            f"config.json: audio_vae_config: sample_rate and encoder_rates make {encoded:g} latent frames a second, "
+            f"out_sample_rate and decoder_rates {decoded:g}"
+        )
     if config.vae.latent_dim != config.feat_dim:
         raise CheckpointError(
             f"config.json: feat_dim {config.feat_dim} is not audio_vae_config.latent_dim {config.vae.latent_dim}"

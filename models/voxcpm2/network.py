@@ -28,6 +28,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
+    """layer(x) by the kernels of models.layers.gemm: [..., K] -> [..., N]."""
     return gemm(x, layer.weight, layer.bias)
 
 
@@ -51,7 +52,7 @@ class LocalEncoder(nn.Module):
 
 
 class ScalarQuantizer(nn.Module):
-    """FSQ between two projections."""
+    """FSQ between two projections: [n, H] -> [n, H]."""
 
     def __init__(self, hidden_size: int, latent_size: int, scale: int) -> None:
         super().__init__()
@@ -64,6 +65,8 @@ class ScalarQuantizer(nn.Module):
 
 
 class TimeMLP(nn.Module):
+    """Sinusoids of times [n, h] -> [n, h]."""
+
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(hidden_size, hidden_size)
@@ -93,11 +96,7 @@ class LocalDiT(nn.Module):
         waves, still = (sinusoid(t.cpu(), weight.shape[1]).to(weight.device) for t in (times, torch.zeros_like(times)))
         return self.time_mlp(waves) + self.delta_time_mlp(still)
 
-    def velocity(self, x: Tensor, mu: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        """x [n, P, D], mu [n, 2, h], time [h] or [n, 1, h], condition [n, P, h] (projected) -> [n, P, D]."""
-        return self.velocity_of(torch.cat((mu, time.expand(x.shape[0], 1, -1), condition, self.in_proj(x)), dim=1))
-
-    def velocity_of(self, tokens: Tensor, normed: Tensor | None = None, lora: StackLora | None = None) -> Tensor:
+    def velocity(self, tokens: Tensor, normed: Tensor | None = None, lora: StackLora | None = None) -> Tensor:
         """Tokens [n, 3 + 2 P, h] -> [n, P, D]. normed: the tokens after decoder.first_norm, from a caller that has
         them. lora: of n units, or of the consecutive pairs of them."""
         return narrow_gemm(self.decoder(tokens, normed, lora), self.out_proj.weight, self.out_proj.bias)
@@ -127,7 +126,7 @@ class FlowSolver:
         for time, step_size in zip(self.time_table, self.schedule.step_sizes, strict=True):
             time_token.copy_(time)
             patch.copy_(self.dit.in_proj(x))
-            velocity = self.dit.velocity_of(tokens, lora=adapters)
+            velocity = self.dit.velocity(tokens, lora=adapters)
             x = guided_euler_step(x, velocity, cfg, step_size)
         return x
 

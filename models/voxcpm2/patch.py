@@ -16,6 +16,8 @@ from models.voxcpm2.rows import Draw, State
 
 @dataclass(frozen=True, eq=False)
 class PatchMaker:
+    """make_patch with its networks and its source of noise."""
+
     network: VoxCPM2Network
     solver: FlowSolver
     noise: Noise

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from models.errors import CheckpointError, InputError
 from models.processor import SpeechLayout
+from models.published import read_json
+from models.tokenizer import fast_tokenizer
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 
 # By number, since the published files spell the names of 103 and 104 in two ways.
@@ -88,12 +90,9 @@ class VoxCPM2Processor:
 
 def load_processor(directory: Path) -> VoxCPM2Processor:
     """Reads config.json and tokenizer.json. The latter is used unchanged, while class-specific loaders change its
-    normaliser."""
+    normaliser. Raises CheckpointError that names the file and what is wrong with it."""
     config = load_config(directory)
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{directory.name}: no tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = fast_tokenizer(read_json(directory, "tokenizer.json"))
     # Added tokens need no embedding: a text that holds one is refused.
     if max(tokenizer.get_vocab(with_added_tokens=False).values()) >= config.lm.vocab_size:
         raise CheckpointError(f"tokenizer.json has ids over lm_config.vocab_size {config.lm.vocab_size}")

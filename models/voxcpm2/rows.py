@@ -13,11 +13,13 @@ from models.layers.op import op
 from models.voxcpm2.network import Rotary, VoxCPM2Network
 
 State = Mapping[str, Tensor]
+"""The tables of the slot state by name, each [slots, ...]."""
 
 
 @dataclass(frozen=True, eq=False)
 class SlotRows:
-    """All [rows] but patches and block_tables. active: rows that embed their last patch."""
+    """What a decode row reads. active bool [rows]: rows that embed their last patch. positions and slot_mapping int64
+    [rows], seq_lens int32 [rows], block_tables int32 [rows, max_pages]; patches [rows, P, D], the last ones."""
 
     active: Tensor
     positions: Tensor
@@ -68,6 +70,7 @@ class Draw(NamedTuple):
 
 
 def draw_of(state: State, slots: Tensor) -> Draw:
+    """Those of `slots` int64 [rows]."""
     return Draw(state["seed"].index_select(0, slots), state["step"].index_select(0, slots))
 
 

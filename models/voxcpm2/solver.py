@@ -47,6 +47,7 @@ def zero_steps(solver_steps: int) -> int:
 
 
 def schedule(solver_steps: int, dtype: torch.dtype) -> Schedule:
+    """The Euler steps behind the first ones, in which the noise stays as it is."""
     times, sizes = euler_times(solver_steps, dtype)
     first = zero_steps(solver_steps)
     return Schedule(tuple(t.item() for t in times[first:]), tuple(size.item() for size in sizes[first:]))

@@ -68,6 +68,7 @@ class LocalStack(nn.Module):
 
     @property
     def first_norm(self) -> RMSNorm:
+        """The norm that the tokens enter by."""
         return self.stack.blocks()[0].attention_norm
 
     def forward(self, tokens: Tensor, normed: Tensor | None = None, lora: StackLora | None = None) -> Tensor:
@@ -84,6 +85,7 @@ class LocalStack(nn.Module):
 
 
 def language_block(config: LanguageModelConfig) -> BlockConfig:
+    """A block of the text-semantic or of the residual model."""
     return BlockConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -95,6 +97,7 @@ def language_block(config: LanguageModelConfig) -> BlockConfig:
 
 
 def local_block(config: LocalConfig, lm: LanguageModelConfig) -> BlockConfig:
+    """A block of LocEnc or LocDiT."""
     return BlockConfig(
         hidden_size=config.hidden_dim,
         intermediate_size=config.ffn_dim,

@@ -189,12 +189,14 @@ class _Operand:
         self._half: Tensor | None = None
 
     def choose(self, precision: Precision | None, weight: Tensor) -> None:
+        """Sets the precision, and copies a weight that it wants in 16 bits."""
         self.precision = precision
         half = precision == "float16" and weight.is_cuda and _fits_kernels(weight, weight.shape[0])
         # clamp_ keeps the memory layout, which the kernels depend on.
         self._half = weight.detach().clone().clamp_(-65504.0, 65504.0).half() if half else None
 
     def of(self, weight: Tensor) -> tuple[Tensor, Precision | None]:
+        """What the GEMM reads of the weight, and its precision."""
         return weight if self._half is None else self._half, self.precision
 
 

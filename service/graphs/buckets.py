@@ -34,21 +34,9 @@ def primary_size(bucket: Bucket) -> str:
     return next(iter(bucket))
 
 
-def shortfall(offered: Bucket, needed: Bucket) -> str | None:
-    """What `offered` lacks to hold `needed`, in words; None when it fits. Both must name the same sizes; `offered` may
-    be EXACT besides."""
-    if offered.keys() - {EXACT} != needed.keys():
-        return f"sizes {sorted(offered)} are offered and {sorted(needed)} are needed"
-    for name, size in needed.items():
-        if size > offered[name]:
-            return f"{name} {size} is over {offered[name]}"
-        if EXACT in offered and size != offered[name]:
-            return f"{name} {size} is not {offered[name]}"
-    return None
-
-
 def fits(offered: Bucket, needed: Bucket) -> bool:
-    """Whether there is no shortfall, without words."""
+    """Whether `offered` holds `needed`: both name the same sizes, and each is large enough, or equal if `offered` is
+    EXACT."""
     exact = EXACT in offered
     return offered.keys() - {EXACT} == needed.keys() and all(
         size == offered[name] if exact else size <= offered[name] for name, size in needed.items()

@@ -42,6 +42,7 @@ class Field:
     stop: int
 
     def of(self, block: Tensor) -> Tensor:
+        """The buffer as a view of its block, uint8 [bytes]."""
         return block[self.start : self.stop].view(self.spec.dtype).view(self.spec.shape)
 
 
@@ -92,6 +93,7 @@ class Upload:
                 _write_device(name, self.buffers[name], plan.tensors[name], fill)
             elif name in self._arrays:
                 _write_host(name, self._arrays[name], plan.arrays.get(name), fill)
+                # Behind a buffer that is written on the device, which a copy across it would overwrite.
                 if field.start >= stop + _ALIGNMENT:
                     self._copy(start, stop)
                     start = field.start

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import Bucket, Capturable, Plan
-from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size, shortfall
+from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.demand import Demand
 from service.graphs.observations import EagerReason, Observations, Route
@@ -223,8 +223,7 @@ class GraphRunner:
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
         # The constants of a captured graph (max_seqlen, numbers of rows) must cover the real sizes, or rows stay
         # unwritten.
-        lack = shortfall(graph.bucket, plan.required)
-        assert lack is None, f"{self.capturable.name}: {lack}"
+        assert fits(graph.bucket, plan.required), f"{self.capturable.name}: {graph.bucket} for {plan.required}"
         graph.static.fill(graph.layout, plan)
         graph.capture.replay()
         name = primary_size(graph.bucket)

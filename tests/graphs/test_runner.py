@@ -176,9 +176,9 @@ def test_the_captured_graph_is_asserted_to_cover_what_the_plan_needs() -> None:
     runner = shared_runner("cpu")
     plan = runner.capturable.plan([tiny_item(0, [10])])
     bucket = next(bucket for bucket in runner._graphs.values() if bucket.bucket["patches"] == 16)
-    with pytest.raises(AssertionError, match="max_seqlen 17 is over 16"):
+    with pytest.raises(AssertionError, match=r"for .*'max_seqlen': 17"):
         runner._replay(bucket, replace(plan, required=dict(plan.required) | {"max_seqlen": 17}))
-    with pytest.raises(AssertionError, match="are needed"):
+    with pytest.raises(AssertionError, match=r"for \{'patches': 10\}"):
         runner._replay(bucket, replace(plan, required={"patches": 10}))
 
 

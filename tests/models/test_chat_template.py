@@ -49,6 +49,13 @@ def test_templates_are_looked_for_as_transformers_does_for_processors(
     assert load_chat_template(tmp_path, "default").render(TURN) == chosen
 
 
+def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    write(tmp_path, jinja=False, processors=False, tokenizers=True)
+    (tmp_path / "chat_template.jinja").write_bytes("é".encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read"):
+        load_chat_template(tmp_path)
+
+
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
     assert load_chat_template(tmp_path, "default").render(TURN) == "default"

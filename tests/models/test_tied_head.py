@@ -40,6 +40,13 @@ def test_a_head_of_other_values_is_not_tied(tmp_path: Path, name: str) -> None:
     assert not loaded(tmp_path, replace(TIED, tied=False))
 
 
+@pytest.mark.parametrize(("dtype", "tied"), [(torch.float32, True), (torch.float8_e4m3fn, False)])
+def test_a_head_in_another_dtype_is_compared_by_its_values(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+    table = TABLE.bfloat16()
+    save_file({NAMES[0]: table, "lm_head.weight": table.to(dtype)}, tmp_path / "model.safetensors")
+    assert loaded(tmp_path) == tied
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not one")
     with pytest.raises(CheckpointError, match=f"^{tmp_path}/model.safetensors cannot be read"):

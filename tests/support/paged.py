@@ -75,8 +75,6 @@ class PagedCache:
             cu_seqlens_q=self._tensor(cu_q, torch.int32) if prefills else None,
             cu_seqlens_k=self._tensor(cu_k, torch.int32) if prefills else None,
             context_slots=self._tensor(context_slots, torch.int64) if has_past else None,
-            max_seqlen_q=max((count for _, count in prefills), default=0),
-            max_seqlen_k=max((sequence.length for sequence, _ in prefills), default=0),
         )
 
     def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:

@@ -108,8 +108,7 @@ class TinyEncoder(nn.Module):
         x = self.embed(buffers["pixels"].to(self.embed.weight.dtype) / 255)
         x = x + buffers["shift"][:, None].to(x.dtype)
         q, k, v = self.qkv(x).view(-1, 3, 2, WIDTH // 2).unbind(1)
-        cu_seqlens, longest = buffers["cu_seqlens"], bucket["max_seqlen"]
-        x = x + varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(1)
+        x = x + varlen_attention(q, k, v, buffers["cu_seqlens"], buffers["cu_seqlens"]).flatten(1)
         return {"embeds": self.out(x.view(-1, 2 * WIDTH))}
 
 

@@ -106,7 +106,7 @@ class Served:
             "last": ends - 1,
         }
         slots = torch.cat([begin + place for begin, place in zip(first, positions, strict=True)])
-        return self.model.prefill(inputs, PagedBatch.of_new_prompts(caches, _PAGE, slots, bounds, int(lengths.max())))
+        return self.model.prefill(inputs, PagedBatch.of_new_prompts(caches, _PAGE, slots, bounds))
 
     def _prime(self, prompts: list[Prompt], state: dict[str, Tensor]) -> None:
         """The codec's memory of what is continued."""

@@ -19,6 +19,7 @@ _NATIVE: Capability = (8, 9)
 
 
 def has_e4m3() -> bool:
+    """Whether this GPU's tensor cores multiply e4m3."""
     return current_gpu().capability >= _NATIVE and not interpreted()
 
 
@@ -27,6 +28,7 @@ Form = Literal["", "portable", "sm_80", "sm_89"]
 
 
 def form() -> Form:
+    """How kernels widen e4m3 on this GPU."""
     return "portable" if interpreted() else "sm_89" if has_e4m3() else "sm_80"
 
 

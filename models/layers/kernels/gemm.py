@@ -65,30 +65,39 @@ class Way(NamedTuple):
     tile: Tile | None = None
     variant: Variant | None = None
 
+    @property
+    def quantises_rows(self) -> bool:
+        """Whether a measured variant of the tiled kernel reads x in e4m3."""
+        return self.variant is not None and self.variant.eight_bit
+
 
 Rule = Callable[[Kind, Tensor, Weight], Way | None]
 """x [..., K] and weight [N, K] of a GEMM of this kind -> its way, None for the next rule to decide."""
 
 
 def one_vector(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """A single row."""
     return Way("gemv") if is_vector(x) and e4m3.takes(weight) else None
 
 
 def measured(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """A shape that the table of this GPU names."""
     chosen = config_for(kind, x, weight)
     return Way("tiled", chosen.tile, chosen) if chosen else None
 
 
 def streamed(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """Few rows, with an epilogue."""
     return Way("tiled") if streams(x, weight) else None
 
 
 def streamed_alone(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """Without an epilogue to gain from, cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
+    """Few rows. Without an epilogue to gain from, cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
     return Way("tiled") if weight.numel() <= _SMALL_WEIGHT and streams(x, weight) else None
 
 
 def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """Few rows to logits."""
     tile = vocabulary_tile(x, weight)
     return Way("tiled", tile) if tile else None
 
@@ -129,6 +138,7 @@ E4M3_RULES: tuple[Rule, ...] = (one_vector, measured, streamed_e4m3, eight_bit)
 
 
 def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
+    """The way of the first rule that holds, else cuBLAS."""
     for rule in E4M3_RULES if isinstance(weight, E4M3Weight) else RULES[kind]:
         if way := rule(kind, x, weight):
             return way
@@ -142,23 +152,23 @@ def gemm(
     if lora is not None:
         return _adapted_gemm(x, weight, bias, lora)
     kind: Kind = epilogue or "plain"
-    weight = _for(x.rows if isinstance(x, DeferredNorm) else x, weight)
+    weight = _weight_for(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if isinstance(x, DeferredNorm):
         chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
-        tile, narrow = (chosen.tile, chosen.eight_bit) if chosen else (None, False)
-        return tiled_gemm(x, weight, bias, tile, epilogue, eight_bit=narrow)
+        tile = chosen.tile if chosen else None
+        return tiled_gemm(x, weight, bias, tile, epilogue, eight_bit=chosen is not None and chosen.eight_bit)
     way = way_of(kind, x, weight)
     if way.kernel == "gemv":
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
     if way.kernel == "tiled":
-        return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=_narrow(way))
+        return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=way.quantises_rows)
     if way.kernel == "persistent" and not isinstance(weight, E4M3Weight):
         return persistent_gemm(x, weight, bias)
     if epilogue == "quick_gelu":
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")
-        return add_quick_gelu(_product(way, x, weight), bias)
-    y = _product(way, x, weight, bias)
+        return add_quick_gelu(_plain_gemm(way, x, weight), bias)
+    y = _plain_gemm(way, x, weight, bias)
     return silu_mul(y) if epilogue == "silu_mul" else y
 
 
@@ -174,11 +184,12 @@ def _adapted_gemm(x: Normed, weight: Weight, bias: Tensor | None, lora: GemmLora
     return add_lora(gemm(x, weight, bias), x, lora.pair, lora.rows)
 
 
-def _for(x: Tensor, weight: Weight) -> Weight:
+def _weight_for(x: Tensor, weight: Weight) -> Weight:
+    """The weight as a GEMM of x reads it."""
     return for_rows(weight, x.numel() // x.shape[-1])
 
 
-def _product(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def _plain_gemm(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """x times a weight, and nothing else in the kernel."""
     if not isinstance(weight, E4M3Weight):
         return F.linear(x, weight, bias)
@@ -191,10 +202,6 @@ def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | Non
     if not isinstance(weight, E4M3Weight):
         return None
     return Variant(e4m3_tile(rows.numel() // rows.shape[-1], gated=kind == "silu_mul"))
-
-
-def _narrow(way: Way) -> bool:
-    return way.variant is not None and way.variant.eight_bit
 
 
 def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -217,7 +224,7 @@ def gemm_add_norm(
     lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm."""
-    weight = _for(x, weight)
+    weight = _weight_for(x, weight)
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
@@ -228,14 +235,16 @@ def gemm_add_norm(
         residual, lora = _adapted(residual, x, lora), None
     after = residual, norm_weight, eps
     if way.kernel in ("cublas", "eight_bit"):
-        return add_rms_norm(_product(way, x, weight, bias), *after)
+        return add_rms_norm(_plain_gemm(way, x, weight, bias), *after)
     if way.variant is not None and way.variant.deferred:
-        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way), lora=lora)
+        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
         return rms_norm(total, norm_weight, eps), total
     split = way.variant.split if way.variant is not None else None
     if split is None and way.tile is not None:
         split = default_split(weight.shape[0], weight.shape[1], way.tile.columns)
-    return split_gemm_add_norm(x, weight, bias, *after, split=split, tile=way.tile, eight_bit=_narrow(way), lora=lora)
+    return split_gemm_add_norm(
+        x, weight, bias, *after, split=split, tile=way.tile, eight_bit=way.quantises_rows, lora=lora
+    )
 
 
 def gemm_add_deferrable_norm(
@@ -248,7 +257,7 @@ def gemm_add_deferrable_norm(
     lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
     """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
-    weight = _for(x, weight)
+    weight = _weight_for(x, weight)
     way = way_of("add_norm", x, weight)
     if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
         way = Way("tiled", _LORA_TILE, Variant(_LORA_TILE, deferred=True))
@@ -257,7 +266,7 @@ def gemm_add_deferrable_norm(
     if lora is not None and not _takes_lora(way, x, lora):
         residual, lora = _adapted(residual, x, lora), None
     after = residual, norm_weight, eps
-    return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way), lora=lora)
+    return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
 
 
 def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
@@ -282,7 +291,7 @@ def _adapted(residual: Tensor, x: Tensor, lora: GemmLora) -> Tensor:
 
 def _takes_lora(way: Way, x: Tensor, lora: GemmLora) -> bool:
     tile = way.tile or streaming_tile(x.numel() // x.shape[-1])
-    return way.kernel == "tiled" and not _narrow(way) and takes_lora(lora, tile)
+    return way.kernel == "tiled" and not way.quantises_rows and takes_lora(lora, tile)
 
 
 def streams(x: Tensor, weight: Weight) -> bool:

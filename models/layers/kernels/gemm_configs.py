@@ -91,6 +91,7 @@ def shared_memory_of(tile: Tile, gpu: Gpu, *, gated: bool = False) -> int:
 
 
 def fits(tile: Tile, gpu: Gpu, *, gated: bool = False) -> bool:
+    """Whether the GPU has the shared memory, and TMA if the tile wants it."""
     return shared_memory_of(tile, gpu, gated=gated) <= gpu.shared_memory and (gpu.has_tma or not tile.tma)
 
 

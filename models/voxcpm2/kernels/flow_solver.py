@@ -150,13 +150,15 @@ class FlowTokens:
         projection: nn.Linear,
         norm: RMSNorm,
     ) -> None:
-        patches, width = state["last_patch"], projection.out_features
+        patches, hidden_size = state["last_patch"], projection.out_features
         self._state, self._slots = state, slots
         self._layers = (condition_projection, projection, norm)
         self.x = patches.new_empty((0,))
         """[streams, P, D], where the solve is."""
         self.tokens, self.normed = (
-            torch.empty((2 * slots.shape[0], 3 + 2 * patches.shape[1], width), device=slots.device, dtype=patches.dtype)
+            torch.empty(
+                (2 * slots.shape[0], 3 + 2 * patches.shape[1], hidden_size), device=slots.device, dtype=patches.dtype
+            )
             for _ in range(2)
         )
 
@@ -164,12 +166,12 @@ class FlowTokens:
         """noise float32 [streams, D, P], mu_lm, mu_res [streams, h], time [h]."""
         self._launch(time, (noise.contiguous(), mu_lm.contiguous(), mu_res.contiguous()), None, 0.0)
 
-    def advance(self, velocity: Tensor, width: float, time: Tensor) -> None:
-        """An Euler step of this width along velocity [2 * streams, P, D]; time [h] is the one it leads to."""
-        self._launch(time, None, velocity, width)
+    def advance(self, velocity: Tensor, step_size: float, time: Tensor) -> None:
+        """An Euler step of this size along velocity [2 * streams, P, D]; time [h] is the one it leads to."""
+        self._launch(time, None, velocity, step_size)
 
     def _launch(
-        self, time: Tensor, start: tuple[Tensor, Tensor, Tensor] | None, velocity: Tensor | None, width: float
+        self, time: Tensor, start: tuple[Tensor, Tensor, Tensor] | None, velocity: Tensor | None, step_size: float
     ) -> None:
         state, (condition, projection, norm) = self._state, self._layers
         streams = self._slots.shape[0]
@@ -200,7 +202,7 @@ class FlowTokens:
             out,
             self.tokens,
             self.normed,
-            width,
+            step_size,
             norm.eps,
             START=start is not None,
             FRAMES=frames,
@@ -272,10 +274,19 @@ def _settle_kernel(
 
 
 def settle(
-    state: Mapping[str, Tensor], slots: Tensor, x: Tensor, velocity: Tensor, width: float, hidden: Tensor, stop: Tensor
+    state: Mapping[str, Tensor],
+    slots: Tensor,
+    x: Tensor,
+    velocity: Tensor,
+    step_size: float,
+    hidden: Tensor,
+    stop: Tensor,
 ) -> Tensor:
-    """x [rows, P, D] and its last velocity [2 * rows, P, D]; hidden [rows, H] before the SiLU and the stop head's
-    weight [2, H] -> results float32 [rows, P * D + 3], as models.protocol.SpeechModel.decode_step has them."""
+    """The last Euler step, the stop head and the slots' state.
+
+    x [rows, P, D] and its last velocity [2 * rows, P, D]; hidden [rows, H] before the SiLU and the stop head's weight
+    [2, H] -> results float32 [rows, P * D + 3], as models.protocol.SpeechModel.decode_step has them.
+    """
     rows, size = x.shape[0], x.shape[1] * x.shape[2]
     results = torch.empty((rows, size + 3), device=x.device)
     if rows == 0:
@@ -295,7 +306,7 @@ def settle(
         hidden,
         stop,
         results,
-        width,
+        step_size,
         SIZE=size,
         BLOCK_P=triton.next_power_of_2(size),
         INPUTS=hidden.shape[1],
@@ -323,6 +334,6 @@ def make_patch(
     adapters = None if lora is None else lora.stack("feat_decoder")
     flow.start(noise, *network.condition(lm, residual, lora), times[0])
     for step_size, time in zip(step_sizes[:-1], times[1:], strict=True):
-        flow.advance(dit.velocity_of(flow.tokens, flow.normed, adapters), step_size, time)
-    velocity = dit.velocity_of(flow.tokens, flow.normed, adapters)
+        flow.advance(dit.velocity(flow.tokens, flow.normed, adapters), step_size, time)
+    velocity = dit.velocity(flow.tokens, flow.normed, adapters)
     return settle(state, slots, flow.x, velocity, step_sizes[-1], hidden, network.stop_head.weight)

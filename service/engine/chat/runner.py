@@ -242,8 +242,6 @@ class ChatRunner:
                 cu_seqlens_q=sent["cu_seqlens_q"],
                 cu_seqlens_k=sent["cu_seqlens_k"],
                 context_slots=sent.get("context_slots"),
-                max_seqlen_q=max(chunk.length for chunk in step.chunks),
-                max_seqlen_k=max(chunk.end for chunk in step.chunks),
             )
             hidden = self._decoder.forward(hidden, positions, batch)
         if ends:

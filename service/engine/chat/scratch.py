@@ -152,8 +152,6 @@ class ScratchRuns:
             cu_seqlens_q=sent["cu_seqlens_q"],
             cu_seqlens_k=sent["cu_seqlens_k"],
             context_slots=sent.get("context_slots"),
-            max_seqlen_q=max(lengths),
-            max_seqlen_k=max(lengths) + cached,
         )
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)

@@ -182,9 +182,7 @@ class PrefillStep:
         return _chunk_specs(self._decoder, bucket, self._hidden_size, self._dtype)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch.of_new_prompts(
-            self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"], bucket["tokens"]
-        )
+        batch = PagedBatch.of_new_prompts(self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"])
         return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
 

@@ -61,10 +61,6 @@ class PromptArrays:
     batch: dict[str, np.ndarray]
 
     @property
-    def lengths_q(self) -> np.ndarray:
-        return np.diff(self.batch["cu_seqlens_q"])
-
-    @property
     def lengths_k(self) -> np.ndarray:
         """Keys that each prompt has after the pass, int32 [chunks]."""
         return np.diff(self.batch["cu_seqlens_k"])

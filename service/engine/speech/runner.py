@@ -310,8 +310,6 @@ class SpeechRunner:
             cu_seqlens_q=device["cu_seqlens_q"],
             cu_seqlens_k=device["cu_seqlens_k"],
             context_slots=device.get("context_slots"),
-            max_seqlen_q=int(arrays.lengths_q.max()),
-            max_seqlen_k=int(arrays.lengths_k.max()),
         )
         inputs = {name: device[name] for name in arrays.inputs}
         bank = self.bank if "lora_slots" in inputs else None

@@ -101,7 +101,8 @@ def test_velocity_and_stop(trained: tuple[Network, Codec], served: VoxCPM2) -> N
     solver = served.solver(SOLVER_STEPS[0])
     torch.testing.assert_close(table[: len(solver.time_table)], solver.time_table, atol=1e-4, rtol=1e-4)
     dit = served.network.feat_decoder
-    expected = dit.velocity(x, mu, solver.time_table[4], dit.cond_proj(before))
+    time = solver.time_table[4].expand(3, 1, -1)
+    expected = dit.velocity(torch.cat((mu, time, dit.cond_proj(before), dit.in_proj(x)), dim=1))
     made = network.velocity(x, mu, table[4].expand(3, -1), before)
     torch.testing.assert_close(made, expected, atol=1e-4, rtol=1e-4)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.chat_template import ChatTemplate
-from models.errors import CheckpointError, InputError
+from models.errors import CheckpointError, InputError, PromptTooLong
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE
 from models.kimi_vl.model import load_model
 from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
@@ -198,7 +198,17 @@ def test_a_video_over_the_context_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="6 frames take 12 positions; the context has 11") as refused:
         owner.video(VideoFrames(frames, tuple(range(6)), (0.0,) * 6, clip(6)))
     assert refused.value.field == "video_url"
-    assert owner.max_item_embeds == 11
+
+
+def test_a_video_without_frames_is_refused() -> None:
+    with pytest.raises(InputError, match="the video has no frames"):
+        processor().video(VideoFrames((), (), (), clip(0)))
+
+
+def test_a_prompt_over_the_context_is_refused(tmp_path: Path) -> None:
+    owner = of(tmp_path, text={"max_position_embeddings": 24})
+    with pytest.raises(PromptTooLong, match="of a context of 24"):
+        prompt_of(owner, [ChatMessage("user", (ContentPart(text="x " * 24),))])
 
 
 def test_special_strings_in_messages_are_text() -> None:

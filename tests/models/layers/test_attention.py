@@ -58,9 +58,7 @@ def test_varlen_matches_naive(
     v = torch.randn(sum(key_lengths) + poisoned, heads[1], 6, generator=generator)
     for values, real in ((q, sum(lengths)), (k, sum(key_lengths)), (v, sum(key_lengths))):
         values[real:] = float("nan")
-    out = varlen_attention(
-        q, k, v, cu(lengths, tail), cu(key_lengths, tail), max(lengths), max(key_lengths), causal=causal
-    )
+    out = varlen_attention(q, k, v, cu(lengths, tail), cu(key_lengths, tail), causal=causal)
     assert torch.equal(out[sum(lengths) :], torch.zeros(poisoned, heads[0], 6)), "rows of no segment are zero"
     start_q = start_k = 0
     for length, key_length in zip(lengths, key_lengths, strict=True):
@@ -74,7 +72,7 @@ def test_varlen_over_several_query_blocks_and_scale() -> None:
     torch.manual_seed(0)
     lengths = [1500, 3, 700]
     q, k, v = (torch.randn(sum(lengths), 1, 4) for _ in range(3))
-    out = varlen_attention(q, k, v, cu(lengths), cu(lengths), 1500, 1500, scale=0.3)
+    out = varlen_attention(q, k, v, cu(lengths), cu(lengths), scale=0.3)
     rows = slice(1500, 1503)
     torch.testing.assert_close(out[rows].double(), naive(q[rows], k[rows], v[rows], scale=0.3), atol=1e-5, rtol=1e-5)
     probe = naive(q[1100:1101], k[:1500], v[:1500], scale=0.3)

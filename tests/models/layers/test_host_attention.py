@@ -49,7 +49,7 @@ def test_packed_segments(
     v = torch.randn(keys + unused, key_heads, value_width).to(dtype)
     q[rows:], k[keys:], v[keys:] = NAN, NAN, NAN
     scale = width**-0.5
-    out = varlen_attention(q, k, v, cu_q, cu_k, 9, 9, scale=scale, causal=causal)
+    out = varlen_attention(q, k, v, cu_q, cu_k, scale=scale, causal=causal)
     upcast = (x.double().nan_to_num(0.0) for x in (q, k, v))
     assert_close(out, attend_segments.reference(*upcast, cu_q, cu_k, scale, causal))
     assert not out[rows:].any()
@@ -87,7 +87,7 @@ def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
     cu = ends([patches] * pictures)
     q = torch.randn(patches * pictures, heads, width)
     with torch.profiler.profile(with_flops=True, record_shapes=True) as profile:
-        varlen_attention(q, q, q, cu, cu, patches, patches)
+        varlen_attention(q, q, q, cu, cu)
     calls = [event for event in profile.events() if event.name == "aten::scaled_dot_product_attention"]
     assert [call.input_shapes[0] for call in calls] == [[1, heads, patches, width]] * pictures
 
@@ -99,7 +99,7 @@ import torch
 from models.layers.attention import varlen_attention
 q, ends = torch.ones(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
 with torch.inference_mode():
-    varlen_attention(q, q, q, ends, ends, 3, 3)
+    varlen_attention(q, q, q, ends, ends)
 sys.exit("torch._dynamo" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -21,7 +21,7 @@ def test_a_head_has_at_least_128_values(hidden_size: int, heads: int) -> None:
     fill_random(resampler, 0)
     resampler.prepare()
     patches, coordinates = torch.randn(PATCHES, 24), torch.randint(9, (PATCHES, 2))
-    found = resampler(patches, coordinates, torch.tensor([0, PATCHES], dtype=torch.int32), PATCHES)
+    found = resampler(patches, coordinates, torch.tensor([0, PATCHES], dtype=torch.int32))
     torch.testing.assert_close(found, published(resampler, patches, coordinates, heads), atol=1e-5, rtol=0)
 
 

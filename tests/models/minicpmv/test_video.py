@@ -43,6 +43,7 @@ def test_one_frame_a_second_up_to_64() -> None:
         (100, 30, 5, 3, 500),
         (1000, 25, 3, 6, 1080),
         (30, 2, 5, 1, 60),
+        (50, 0.4, None, 1, 20),
     ],
 )
 def test_fusion_follows_duration_and_rate(
@@ -62,6 +63,16 @@ def test_fewer_frames_than_the_rule_fuse_as_needed() -> None:
         sampling = sample_fused(clip, 3, most)
         assert (len(sampling.indices), sampling.pack) == (most, pack)
         assert fused_pack(clip, 3, most) == pack
+
+
+@pytest.mark.parametrize("fps", [0.1, 0.5, 1.4, 2.0, 7.3, 30.0])
+@pytest.mark.parametrize(("count", "read", "pack"), [(1, 1, 1), (10, 10, 1), (181, 181, 2), (2000, 1080, 6)])
+def test_all_frames_of_a_list_are_read(fps: float, count: int, read: int, pack: int) -> None:
+    clip = replace(metadata(count / fps, fps), listed=True)
+    sampling = sample_fused(clip, fps, 5000)
+    assert (len(set(sampling.indices)), sampling.pack) == (read, pack)
+    assert fused_pack(clip, fps, read) == pack
+    assert len(sample_fused(clip, fps, 7).indices) == min(7, count)
 
 
 def test_a_list_of_frames_without_a_rate() -> None:

@@ -164,16 +164,20 @@ def test_block_scaled_fp8_is_dequantised(form: str, tmp_path: Path, caplog: pyte
     assert all(parameter.is_meta for parameter in shapes.parameters())
 
 
-def test_fp8_without_its_factors_is_refused(tmp_path: Path) -> None:
+def test_fp8_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     stored, _ = quantised(tensors_of(DENSE), of_a_linear_layer)
     directory = copy_of(DENSE, tmp_path / "fp8")
     change(directory / "config.json", quantization_config=FP8)
     name = "model.language_model.layers.0.self_attn.q_proj.weight"
-    scale = f"{name}_scale_inv"
+    scale, norm = f"{name}_scale_inv", "model.language_model.norm.weight"
     for damaged, message in (
         ({key: value for key, value in stored.items() if key != scale}, f"missing tensor: {scale}"),
         ({**stored, scale: torch.ones(1, 1)}, rf"{scale} has shape \(1, 1\), expected"),
         ({**stored, "model.other_scale_inv": torch.ones(1, 1)}, r"unexpected tensors: model\.other_scale_inv"),
+        (
+            {**stored, norm: stored[norm].to(torch.float8_e4m3fn), f"{norm}_scale_inv": torch.ones(1, 6)},
+            rf"{norm} has shape \(\d+,\); in FP8 only matrices",
+        ),
     ):
         save_file(damaged, directory / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):

@@ -83,6 +83,7 @@ def test_needs_no_torch() -> None:
         (("residual_lm_no_rope",), False, "residual_lm_no_rope"),
         (("architecture",), "voxcpm", "architecture"),
         (("audio_vae_config", "use_noise_block"), True, "use_noise_block"),
+        (("audio_vae_config", "out_sample_rate"), 24000, r"make 25 latent frames a second, .* decoder_rates 12\.5"),
         (("feat_dim",), 9, "latent_dim"),
         (("max_length",), 4096, "max_position_embeddings"),
         (("dit_config", "kv_channels"), 8, "dit_config.kv_channels"),
