@@ -57,6 +57,8 @@ class Tokenizer:
 
     def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
         """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text."""
+        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
+        published = {**published, "truncation": None, "padding": None}
         added = published.get("added_tokens", [])
         self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
