@@ -1,4 +1,4 @@
-"""Files that published tokenizers come in: what transformers ignores in them changes no ids here either."""
+"""Files that published tokenizers come in: their fields mean what they mean to transformers, or they are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
 
+from models.errors import CheckpointError
 from models.tokenizer import Tokenizer
 from tests.support.golden import GOLDEN, read_json
 
@@ -35,3 +37,29 @@ def test_what_training_left_in_the_file_changes_no_ids(family: str, left: dict[s
     handed_on = trained.without_specials([0])
     if handed_on is not None:
         assert json.loads(handed_on)["truncation"] is json.loads(handed_on)["padding"] is None
+
+
+@pytest.mark.parametrize("flags", [("lstrip",), ("rstrip",), ("lstrip", "rstrip")], ids=" ".join)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_that_swallow_white_space(family: str, flags: tuple[str, ...]) -> None:
+    published = read_json(GOLDEN / family, "tokenizer.json")
+    for token in published["added_tokens"]:
+        token.update(dict.fromkeys(flags, True))
+    name = published["added_tokens"][-1]["content"]
+    text = f"{name} a \n {name}\t\u3000{name}b {name}  "
+    expected = Library.from_str(json.dumps(published)).encode(text).ids
+    assert Tokenizer(published).encode(text, ESCAPE) == expected
+    # Next to what a user wrote, too, where the name of a special token is text.
+    escaped = Tokenizer(published).encode(f"a {name[:1]}{ESCAPE}{name[1:]} b", ESCAPE)
+    assert published["added_tokens"][-1]["id"] not in escaped
+
+
+def test_what_depends_on_the_text_around_is_refused() -> None:
+    published = read_json(GOLDEN / "minicpmv_4_0", "tokenizer.json")
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    for step in (metaspace, {"type": "Sequence", "pretokenizers": [metaspace]}):
+        with pytest.raises(CheckpointError, match="prepend_scheme 'first'"):
+            Tokenizer({**published, "normalizer": None, "pre_tokenizer": step})
+    published["added_tokens"][-1]["single_word"] = True
+    with pytest.raises(CheckpointError, match="single_word of added token '</image_id>'"):
+        Tokenizer(published)
