@@ -20,6 +20,8 @@ from models.qwen2_vl.config import (
 from models.qwen3_vl.videos import FrameRule
 
 _VIDEO_FILE, _VIDEO_SECTION = "video_preprocessor_config.json", "video_processor"
+_FRAME_TOKENS = 768
+"""max_video_tokens of the published class."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,15 @@ def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings
 def _frame_rule(directory: Path) -> FrameRule:
     """Absent fields, as in all published files, have the defaults of the published class. A rate of null reads every
     frame, as in transformers."""
-    _, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
-    published = FrameRule()
+    where, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
+    published, num_frames = FrameRule(), fields.get("num_frames")
+    if num_frames is not None and fields.get("fps") is not None:
+        raise CheckpointError(f"{where}: num_frames {num_frames} and fps {fields['fps']} exclude each other")
+    capped = fields.get("cap_pixels_per_frame") or False
     return FrameRule(
         fps=fields.get("fps", published.fps),
         min_frames=fields.get("min_frames") or published.min_frames,
         max_frames=fields.get("max_frames") or published.max_frames,
+        num_frames=num_frames,
+        frame_tokens=fields.get("max_video_tokens") or _FRAME_TOKENS if capped else None,
     )
