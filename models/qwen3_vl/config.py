@@ -13,7 +13,7 @@ from models.published import preprocessor_fields, read_config, require_text_fiel
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
-    check_tower_rotary,
+    check_tower,
     image_settings,
     mrope_section,
 )
@@ -73,7 +73,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
     _require_interleaved(text)
-    check_tower_rotary(config.get("vision_config"))
+    check_tower(config.get("vision_config"))
     try:
         tower = _tower(section_of(config, "vision_config"))
         if tower.vision.out_features != text["hidden_size"]:
