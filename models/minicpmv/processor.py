@@ -88,7 +88,7 @@ class MiniCPMVProcessor:
         self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
-        self._picture_rule = rule if config.slice_mode else SliceRule(rule.scale_resolution, rule.patch_size, 1)
+        self._picture_rule = rule
         self._overview_rule = SliceRule(rule.scale_resolution, rule.patch_size, 1)
         self._frame_rule = SliceRule(rule.scale_resolution, rule.patch_size, video_slices)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
