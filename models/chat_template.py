@@ -10,7 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta
+from jinja2 import Environment, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.errors import CheckpointError, InputError
@@ -59,6 +61,19 @@ def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
     return {} if message.reasoning is None else {"reasoning_content": escape(message.reasoning.strip("\n"))}
 
 
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, with which templates mark answers for training: what is inside, with
+    variables of its own, as in transformers."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
     """A Jinja template in a sandbox.
 
@@ -67,7 +82,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse

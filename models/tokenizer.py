@@ -30,10 +30,14 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SpecialTokens:
-    """Ids of special tokens by string, found in text where no `escape` character stands in them."""
+    """Ids of special tokens by string, found in text where no `escape` character stands in them.
 
-    def __init__(self, ids: Mapping[str, int]) -> None:
+    lstrip, rstrip: those that swallow the white space before them, or behind them.
+    """
+
+    def __init__(self, ids: Mapping[str, int], *, lstrip: Collection[str] = (), rstrip: Collection[str] = ()) -> None:
         self.ids = ids
+        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
         literals = sorted(map(re.escape, ids), key=len, reverse=True)
         self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
 
@@ -46,9 +50,13 @@ class SpecialTokens:
         ids: list[int] = []
         end = 0
         for match in self._literal.finditer(text):
-            ids += encode_plain(text[end : match.start()].replace(escape, ""))
+            before = text[end : match.start()]
+            before = before.rstrip() if match[0] in self._lstrip else before
+            ids += encode_plain(before.replace(escape, ""))
             ids.append(self.ids[match[0]])
             end = match.end()
+            while match[0] in self._rstrip and text[end : end + 1].isspace():
+                end += 1
         return ids + encode_plain(text[end:].replace(escape, ""))
 
 
@@ -60,7 +68,10 @@ class Tokenizer:
 
         Raises CheckpointError for a tokenizer.json that cannot be read.
         """
+        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
+        published = {**published, "truncation": None, "padding": None}
         added = published.get("added_tokens", [])
+        _check_supported(published)
         self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
         self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
@@ -71,7 +82,8 @@ class Tokenizer:
         if _is_byte_level(published.get("decoder") or {}):
             self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
         self._bytes = cache(self._bytes_of)
-        self._special = SpecialTokens(self.special_ids)
+        lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
+        self._special = SpecialTokens(self.special_ids, lstrip=lstrip, rstrip=rstrip)
         self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -143,6 +155,16 @@ def fast_tokenizer(published: Mapping[str, Any]) -> FastTokenizer:
         return FastTokenizer.from_str(json.dumps(published))
     except Exception as error:  # The library raises no narrower class.
         raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
+
+
+def _check_supported(published: dict[str, Any]) -> None:
+    """Raises CheckpointError for what depends on the text around a piece, since pieces are encoded on their own."""
+    for token in published.get("added_tokens", []):
+        if token.get("single_word"):
+            raise CheckpointError(f"tokenizer.json: single_word of added token {token['content']!r} is not supported")
+    before = published.get("pre_tokenizer") or {}
+    if any(step.get("prepend_scheme") == "first" for step in (before, *before.get("pretokenizers", []))):
+        raise CheckpointError("tokenizer.json: prepend_scheme 'first' of a Metaspace pre-tokenizer is not supported")
 
 
 def _opening_ids(published: dict[str, Any]) -> list[int]:

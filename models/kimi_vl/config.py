@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, section_of
+from models.published import read_config, rope_field, section_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ _REQUIRED_TEXT = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
     "moe_layer_freq": 1,
-    "rope_scaling": None,
+    "rope_interleave": True,
     "attention_bias": False,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
@@ -95,6 +95,10 @@ def load_config(directory: Path) -> KimiVLConfig:
             raise CheckpointError(
                 f"{directory}: config.json: text_config.{name} is {text[name]!r}, expected {expected!r}"
             )
+    name, rope = rope_field(text)  # transformers 5 writes rope_parameters
+    if (rope.get("rope_type") or rope.get("type") or "default") != "default":
+        raise CheckpointError(f"{directory}: config.json: text_config.{name} is {rope!r}, expected no scaling")
+    text["rope_theta"] = rope.get("rope_theta") or text.get("rope_theta")
     vision = vision | {"merge_kernel_size": tuple(vision.get("merge_kernel_size", ()))}
     if vision["merge_kernel_size"] != (2, 2):
         raise CheckpointError(f"{directory}: config.json: vision_config.merge_kernel_size must be [2, 2]")

@@ -37,7 +37,6 @@ class MiniCPMVConfig:
     vision: VisionConfig
     published_vision_layers: int
     slicing: SliceRule
-    slice_mode: bool
     num_queries: int
     use_image_id: bool
     pixel_mean: float
@@ -91,7 +90,6 @@ def load_config(directory: Path) -> MiniCPMVConfig:
                 patch_size=vision.patch_size,
                 max_slices=int(slicing.get("max_slice_nums", 9)),
             ),
-            slice_mode=bool(slicing.get("slice_mode", True)),
             num_queries=int(config["query_num"]),
             use_image_id=version != "2.5" and bool(slicing.get("use_image_id", True)),
             pixel_mean=_one_value(where, preprocessor, "norm_mean"),
@@ -107,7 +105,11 @@ def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict
     """The published processors read the preprocessor's fields, which take precedence over config.json's."""
     fields = ("max_slice_nums", "scale_resolution", "slice_mode", "use_image_id")
     sources = (config, config.get("slice_config") or {}, preprocessor)
-    return {name: source[name] for source in sources for name in fields if source.get(name) is not None}
+    slicing = {name: source[name] for source in sources for name in fields if source.get(name) is not None}
+    if slicing.get("slice_mode") is False:
+        # The published processors then read pictures of any number of patches, at their own size.
+        raise CheckpointError("slice_mode false is not supported; max_slice_nums 1 keeps the overview alone")
+    return slicing
 
 
 def _check_patches(where: str, preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:

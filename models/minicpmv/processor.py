@@ -88,8 +88,8 @@ class MiniCPMVProcessor:
         self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
+        self._picture_rule = rule
         self._overview_rule = replace(rule, max_slices=1)
-        self._picture_rule = rule if config.slice_mode else self._overview_rule
         self._frame_rule = replace(rule, max_slices=video_slices)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES

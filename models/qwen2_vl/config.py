@@ -94,8 +94,11 @@ def config_of(
     # transformers before 5 wrote the field into text_config, where 5 still looks for it.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     require_text_fields(directory, text)
-    mrope_section(text)
-    check_tower_rotary(config.get("vision_config"))
+    name, rope = mrope_section(text)
+    if rope.get("mrope_interleaved"):
+        # Qwen3-VL's field. transformers does not read it here, other servers do.
+        raise CheckpointError(f"config.json: {name}.mrope_interleaved is true, expected false")
+    check_tower(config.get("vision_config"))
     try:
         vision = read_vision(section_of(config, "vision_config"))
         if vision.out_features != text["hidden_size"]:
@@ -114,13 +117,21 @@ def config_of(
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
 
 
-def check_tower_rotary(vision: object) -> None:
-    """Raises CheckpointError if a vision_config has other rotary frequencies than the published models. Only files that
-    transformers 5 wrote have the field."""
-    rope = vision.get("rope_parameters") if isinstance(vision, dict) else None
-    if isinstance(rope, dict) and rope.get("rope_theta", ROTARY_THETA) != ROTARY_THETA:
+def check_tower(vision: object) -> None:
+    """Raises CheckpointError if a vision_config has other rotary frequencies than the published models, or a second
+    number of heads, which transformers lets take precedence."""
+    if not isinstance(vision, dict):
+        return
+    rope = vision.get("rope_parameters")
+    for name, section in (("rope_parameters.rope_theta", rope), ("rope_theta", vision)):
+        theta = section.get("rope_theta", ROTARY_THETA) if isinstance(section, dict) else ROTARY_THETA
+        if theta != ROTARY_THETA:
+            raise CheckpointError(f"config.json: vision_config.{name} is {theta!r}, expected {ROTARY_THETA}")
+    heads = vision.get("num_heads")
+    if vision.get("num_attention_heads", heads) != heads:
         raise CheckpointError(
-            f"config.json: vision_config.rope_parameters.rope_theta is {rope['rope_theta']!r}, expected {ROTARY_THETA}"
+            f"config.json: vision_config.num_attention_heads is {vision['num_attention_heads']!r}, but num_heads is "
+            f"{heads!r}"
         )
 
 
@@ -176,9 +187,8 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
         if settings.get(name, value) != value:
             raise CheckpointError(f"{where}: {name} is {settings[name]}, config.json says {value}")
     for name, published in _STEPS.items():
-        asked = settings.get(name)
-        known = asked is None or (isinstance(asked, int | float) and math.isclose(asked, published))
-        if not known:
+        asked = settings.get(name, published)
+        if not isinstance(asked, int | float) or not math.isclose(asked, published):
             raise CheckpointError(f"{where}: {name} is {asked!r}, expected {published!r}")
     return where, settings
 

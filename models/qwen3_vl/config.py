@@ -13,13 +13,15 @@ from models.published import preprocessor_fields, read_config, require_text_fiel
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
-    check_tower_rotary,
+    check_tower,
     image_settings,
     mrope_section,
 )
 from models.qwen3_vl.videos import FrameRule
 
 _VIDEO_FILE, _VIDEO_SECTION = "video_preprocessor_config.json", "video_processor"
+_FRAME_TOKENS = 768
+"""max_video_tokens of the published class."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
     _require_interleaved(text)
-    check_tower_rotary(config.get("vision_config"))
+    check_tower(config.get("vision_config"))
     try:
         tower = _tower(section_of(config, "vision_config"))
         if tower.vision.out_features != text["hidden_size"]:
@@ -178,10 +180,15 @@ def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings
 def _frame_rule(directory: Path) -> FrameRule:
     """Absent fields, as in all published files, have the defaults of the published class. A rate of null reads every
     frame, as in transformers."""
-    _, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
-    published = FrameRule()
+    where, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
+    published, num_frames = FrameRule(), fields.get("num_frames")
+    if num_frames is not None and fields.get("fps") is not None:
+        raise CheckpointError(f"{where}: num_frames {num_frames} and fps {fields['fps']} exclude each other")
+    capped = fields.get("cap_pixels_per_frame") or False
     return FrameRule(
         fps=fields.get("fps", published.fps),
         min_frames=fields.get("min_frames") or published.min_frames,
         max_frames=fields.get("max_frames") or published.max_frames,
+        num_frames=num_frames,
+        frame_tokens=fields.get("max_video_tokens") or _FRAME_TOKENS if capped else None,
     )

@@ -89,10 +89,13 @@ class VoxCPM2Processor:
 
 
 def load_processor(directory: Path) -> VoxCPM2Processor:
-    """Reads config.json and tokenizer.json. The latter is used unchanged, while class-specific loaders change its
-    normaliser. Raises CheckpointError that names the file and what is wrong with it."""
+    """Reads config.json and tokenizer.json. Of the latter only truncation and padding are not used; class-specific
+    loaders also change its normaliser. Raises CheckpointError that names the file and what is wrong with it."""
     config = load_config(directory)
     tokenizer = fast_tokenizer(read_json(directory, "tokenizer.json"))
+    # What programs that train leave in the file; transformers does not apply it either.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     # Added tokens need no embedding: a text that holds one is refused.
     if max(tokenizer.get_vocab(with_added_tokens=False).values()) >= config.lm.vocab_size:
         raise CheckpointError(f"tokenizer.json has ids over lm_config.vocab_size {config.lm.vocab_size}")

@@ -105,3 +105,20 @@ def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -
 )
 def test_templates_find_what_transformers_gives_them(source: str, rendered: str) -> None:
     assert ChatTemplate(source, {}).render([{"role": "user", "content": ""}]) == rendered
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n{% else %}{%- generation -%}  {{ m.content }}"
+        "<|e|>\n{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
+        "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.content ~ x ~ loop.index }}"
+        "{% endgeneration %}{{ x }}{% endfor %}",
+    ],
+)
+def test_marks_for_training_are_rendered_as_transformers_does(source: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    said = [*TURN, {"role": "assistant", "content": " hello\n"}, *TURN]
+    (rendered,), _ = render_jinja_template(conversations=[said], chat_template=source, add_generation_prompt=True)
+    assert ChatTemplate(source, {}).render(said) == rendered

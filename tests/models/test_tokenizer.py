@@ -1,16 +1,71 @@
-"""What cannot be read as a tokenizer."""
+"""Files that published tokenizers come in: their fields mean what they mean to transformers, or they are refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
 
 from models.errors import CheckpointError
 from models.registry import family_of, resolve
-from tests.support.golden import GOLDEN
+from models.tokenizer import Tokenizer
+from tests.support.golden import GOLDEN, read_json
+
+FAMILIES = ("qwen2_vl", "minicpmv_2_5", "minicpmv_4_0")
+"""Byte-level; byte-level with an opening token; with byte fallback and an opening token."""
+TEXT = "<|im_start|>user\nA text that is longer than the eight tokens of training.<|im_end|>"
+ESCAPE = "\ufdd0"
+TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 64},
+    "direction": "Left",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "!",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("left", [{"truncation": TRUNCATION}, {"padding": PADDING}], ids=["truncation", "padding"])
+def test_what_training_left_in_the_file_changes_no_ids(family: str, left: dict[str, Any]) -> None:
+    published = read_json(GOLDEN / family, "tokenizer.json")
+    usual, trained = Tokenizer(published), Tokenizer({**published, **left})
+    assert trained.encode(TEXT, ESCAPE) == usual.encode(TEXT, ESCAPE)
+    assert trained.encode_plain(TEXT) == usual.encode_plain(TEXT)
+    handed_on = trained.without_specials([0])
+    if handed_on is not None:
+        assert json.loads(handed_on)["truncation"] is json.loads(handed_on)["padding"] is None
+
+
+@pytest.mark.parametrize("flags", [("lstrip",), ("rstrip",), ("lstrip", "rstrip")], ids=" ".join)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_that_swallow_white_space(family: str, flags: tuple[str, ...]) -> None:
+    published = read_json(GOLDEN / family, "tokenizer.json")
+    for token in published["added_tokens"]:
+        token.update(dict.fromkeys(flags, True))
+    name = published["added_tokens"][-1]["content"]
+    text = f"{name} a \n {name}\t\u3000{name}b {name}  "
+    expected = Library.from_str(json.dumps(published)).encode(text).ids
+    assert Tokenizer(published).encode(text, ESCAPE) == expected
+    # Next to what a user wrote, too, where the name of a special token is text.
+    escaped = Tokenizer(published).encode(f"a {name[:1]}{ESCAPE}{name[1:]} b", ESCAPE)
+    assert published["added_tokens"][-1]["id"] not in escaped
+
+
+def test_what_depends_on_the_text_around_is_refused() -> None:
+    published = read_json(GOLDEN / "minicpmv_4_0", "tokenizer.json")
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    for step in (metaspace, {"type": "Sequence", "pretokenizers": [metaspace]}):
+        with pytest.raises(CheckpointError, match="prepend_scheme 'first'"):
+            Tokenizer({**published, "normalizer": None, "pre_tokenizer": step})
+    published["added_tokens"][-1]["single_word"] = True
+    with pytest.raises(CheckpointError, match="single_word of added token '</image_id>'"):
+        Tokenizer(published)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "minicpmv_2_6", "voxcpm2"])

@@ -17,6 +17,7 @@ from PIL import Image
 from models.chat_template import ChatTemplate
 from models.errors import CheckpointError, InputError, PromptTooLong
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE
+from models.kimi_vl.config import load_config
 from models.kimi_vl.model import load_model
 from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
@@ -364,6 +365,8 @@ def test_missing_settings_are_named(tmp_path: Path, field: str) -> None:
         ("text_config", "n_group", 8),
         ("text_config", "scoring_func", "softmax"),
         ("text_config", "rope_scaling", {"type": "yarn"}),
+        ("text_config", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("text_config", "rope_interleave", False),
         ("text_config", "tie_word_embeddings", True),
         ("vision_config", "merge_kernel_size", [1, 1]),
     ],
@@ -372,6 +375,19 @@ def test_other_networks_are_refused_by_field(tmp_path: Path, section: str, field
     changed = {"text": {field: value}} if section == "text_config" else {"vision": {field: value}}
     with pytest.raises(CheckpointError, match=rf"{section}\.{field}"):
         of(tmp_path, **changed)
+
+
+def test_rotary_positions_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "newer")
+    text = json.loads((directory / "config.json").read_text())["text_config"]
+    theta = text.pop("rope_theta")
+    del text["rope_scaling"]
+    written = {**text, "rope_parameters": {"rope_theta": theta, "rope_type": "default"}, "rope_interleave": True}
+    change_json(directory / "config.json", {"text_config": written})
+    assert load_config(directory) == load_config(DIRECTORY)
+    # The field itself takes precedence over one beside it.
+    change_json(directory / "config.json", {"text_config": {**written, "rope_theta": 2 * theta}})
+    assert load_config(directory) == load_config(DIRECTORY)
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (1280, 720), (4000, 30)])

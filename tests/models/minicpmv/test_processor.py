@@ -244,9 +244,13 @@ def test_slices_follow_the_preprocessors_file(tmp_path: Path) -> None:
     assert (config.slicing.max_slices, config.slicing.scale_resolution, config.use_image_id) == (4, 112, False)
     large = picture("2.6", "images/big_0.png").resize((900, 900))
     assert load_processor(path).image(large).num_sequences == 5 < processor("2.6").image(large).num_sequences
-    (path / "preprocessor_config.json").write_text(json.dumps({"slice_mode": False}))
+    (path / "preprocessor_config.json").write_text(json.dumps({"max_slice_nums": 1}))
     whole = load_processor(path)
     assert whole.config.slicing.scale_resolution == 84 and whole.image(large).num_sequences == 1
+    # Published processors leave such pictures at their own size.
+    (path / "preprocessor_config.json").write_text(json.dumps({"slice_mode": False}))
+    with pytest.raises(CheckpointError, match="slice_mode false is not supported; max_slice_nums 1 keeps the overview"):
+        load_processor(path)
 
 
 def test_a_section_of_processor_config_is_read_in_place_of_the_older_file(tmp_path: Path) -> None:
@@ -254,10 +258,10 @@ def test_a_section_of_processor_config_is_read_in_place_of_the_older_file(tmp_pa
     published = load_config(path)
     older = json.loads((path / "preprocessor_config.json").read_text())
     # As transformers 5 saves it: one object for each part of the processor.
-    newer = {"processor_class": "MiniCPMVProcessor", "image_processor": {**older, "slice_mode": False}}
+    newer = {"processor_class": "MiniCPMVProcessor", "image_processor": {**older, "max_slice_nums": 1}}
     (path / "processor_config.json").write_text(json.dumps(newer))
     for _ in range(2):  # Before the older file, and without it.
-        assert load_config(path) == replace(published, slice_mode=False)
+        assert load_config(path) == replace(published, slicing=replace(published.slicing, max_slices=1))
         (path / "preprocessor_config.json").unlink(missing_ok=True)
     newer["image_processor"]["patch_size"] = 16
     (path / "processor_config.json").write_text(json.dumps(newer))

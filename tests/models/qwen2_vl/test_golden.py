@@ -42,11 +42,14 @@ from tests.support.chat_golden import (
 )
 from tests.support.golden import copy_checkpoint, numbered, rename_as_in_memory
 from tests.support.paged import PagedCache
+from tests.support.random_reference import change_json
 
 EXPECTED = expected()
 CPU = torch.device("cpu")
 ITEMS = (*IMAGES, *VIDEOS)
-TIED: bool = json.loads((DIRECTORY / "config.json").read_text()).get("tie_word_embeddings", False)
+CONFIG = json.loads((DIRECTORY / "config.json").read_text())
+TIED: bool = CONFIG.get("tie_word_embeddings", False)
+TOWER = CONFIG["vision_config"]
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +278,18 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
             r"rope_parameters\.mrope_section is None",
         ),
         ("config.json", {"rope_scaling": {"mrope_section": [4, 4]}}, r"mrope_section is \[4, 4\], expected three"),
+        (
+            "config.json",
+            {"rope_scaling": {"mrope_section": [1, 3, 4], "mrope_interleaved": True}},
+            r"rope_scaling\.mrope_interleaved is true, expected false",
+        ),
+        ("config.json", {"vision_config": {**TOWER, "rope_theta": 5.0}}, r"vision_config\.rope_theta is 5\.0"),
+        (
+            "config.json",
+            {"vision_config": {**TOWER, "rope_parameters": {"rope_theta": 5.0}}},
+            r"rope_parameters\.rope_theta is 5\.0, expected 10000\.0",
+        ),
+        ("config.json", {"vision_config": {**TOWER, "num_attention_heads": 1}}, "num_attention_heads is 1, but num_he"),
         ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ("preprocessor_config.json", {"min_pixels": None}, "'shortest_edge' is missing"),
         ("preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, config.json says 2"),
@@ -307,6 +322,15 @@ def test_what_older_releases_of_transformers_leave_out_of_the_tower(
     config["vision_config"] = {"in_chans": 3, "model_type": "qwen2_vl", "spatial_patch_size": 14, **written}
     (directory / "config.json").write_text(json.dumps(config))
     assert load_config(directory).vision == published.vision
+
+
+@pytest.mark.parametrize("name", ["do_resize", "do_rescale", "do_normalize", "rescale_factor", "resample"])
+def test_steps_of_null_are_refused(tmp_path: Path, name: str) -> None:
+    """transformers leaves them out, or takes another filter."""
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "null")
+    change_json(directory / "preprocessor_config.json", {name: None})
+    with pytest.raises(CheckpointError, match=f"{name} is None, expected"):
+        load_processor(directory)
 
 
 def test_random_weights_need_no_tensor_file(tmp_path: Path) -> None:

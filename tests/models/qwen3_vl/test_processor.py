@@ -94,6 +94,26 @@ def test_frame_sizes_are_the_references(frames: int, height: int, width: int) ->
     assert video_size(frames, height, width, **VIDEOS) == expected
 
 
+@settings(deadline=None)
+@given(
+    frames=st.integers(2, 800),
+    height=st.integers(1, 2200),
+    width=st.integers(1, 2200),
+    frame_tokens=st.sampled_from([64, 768]),
+)
+def test_sizes_of_capped_frames_are_the_references(frames: int, height: int, width: int, frame_tokens: int) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    limits = {"shortest_edge": 4_096, "longest_edge": 25_165_824}
+    reference = Qwen3VLVideoProcessor(size=limits, cap_pixels_per_frame=True, max_video_tokens=frame_tokens)
+    try:
+        expected = reference.get_num_of_video_patches(frames, height, width)
+    except ValueError:
+        return
+    capped_height, capped_width = video_size(frames, height, width, **VIDEOS, frame_tokens=frame_tokens)
+    assert -(-frames // 2) * capped_height * capped_width // 16**2 == expected
+
+
 @pytest.mark.parametrize(
     ("num_frames", "fps", "asked", "max_frames", "count"),
     [
@@ -166,6 +186,47 @@ def test_the_checkpoints_rule_is_in_its_file_of_videos(golden: Golden, tmp_path:
     path.write_text(json.dumps({**fields, "fps": "two"}))
     with pytest.raises(CheckpointError, match=r'config\.json: fps is "two", expected a positive number'):
         load_processor(directory)
+
+
+@given(total=st.integers(1, 300), number=st.integers(1, 99))
+@settings(deadline=None)
+def test_a_fixed_number_of_frames_is_the_references(total: int, number: int) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata as Metadata
+
+    reference = Qwen3VLVideoProcessor(fps=None, num_frames=number)
+    expected = reference.sample_frames(Metadata(total_num_frames=total, fps=24.0), num_frames=number).tolist()
+    rule = FrameRule(fps=None, num_frames=number)
+    # Of a short video the reference repeats frames.
+    assert sample_frames(metadata(total, 24.0), fps=None, max_frames=9999, rule=rule) == sorted(set(expected))
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_fields_of_frames_that_newer_files_have(golden: Golden, tmp_path: Path) -> None:
+    directory = copy_checkpoint(golden.directory, tmp_path / "newer")
+    path = directory / "video_preprocessor_config.json"
+    fields = json.loads(path.read_text())
+
+    def processor(**changes: object) -> Qwen3VLProcessor:
+        path.write_text(json.dumps(fields | changes))
+        return load_processor(directory)
+
+    fixed = processor(fps=None, num_frames=6)
+    source = metadata(240, 24.0)
+    assert len(fixed.sample_video(source, fps=None, max_frames=768)) == 6
+    assert len(fixed.sample_video(source, fps=None, max_frames=3)) == 3
+    assert len(fixed.sample_video(source, fps=1.0, max_frames=768)) == 10
+    frames = tuple(np.zeros((200, 300, 3), np.uint8) for _ in range(2))
+    video = VideoFrames(frames, (0, 1), (0.0, 1 / 24), replace(source, height=200, width=300))
+    # All frames together may have many more pixels than one may.
+    size = {"size": {"shortest_edge": 1024, "longest_edge": 10**6}}
+    assert processor(**size, cap_pixels_per_frame=None, max_video_tokens=9).video(video).num_embeds == 54
+    assert processor(**size, cap_pixels_per_frame=True, max_video_tokens=9).video(video).num_embeds == 6
+    assert load_config(directory).frames.frame_tokens == 9
+    processor(**size, cap_pixels_per_frame=True)
+    assert load_config(directory).frames.frame_tokens == 768
+    with pytest.raises(CheckpointError, match="num_frames 6 and fps 2 exclude each other"):
+        processor(fps=2, num_frames=6)
 
 
 def test_a_video_without_frames_is_refused() -> None:

@@ -30,6 +30,24 @@ def test_tokenizes_as_the_reference(case: dict[str, Any]) -> None:
     assert processor().tokenize(case["text"]) == case["ids"]
 
 
+def test_truncation_and_padding_that_training_left_in_the_file_are_not_used(tmp_path: Path) -> None:
+    directory = tmp_path / "trained"
+    shutil.copytree(DIRECTORY, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    published = json.loads((directory / "tokenizer.json").read_text())
+    published["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    published["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<unk>",
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(published))
+    text = "Good morning, how are you today?"
+    assert load_processor(directory).tokenize(text) == processor().tokenize(text)
+
+
 @pytest.mark.parametrize("text", ["say <|audio_start|> now", "<s>", "a</s>", "<unk>", "<|ref_audio_end|>"])
 def test_refuses_special_tokens_in_text(text: str) -> None:
     with pytest.raises(InputError, match="special token") as caught:
