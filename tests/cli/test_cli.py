@@ -537,6 +537,30 @@ def test_the_version_is_printed() -> None:
     assert first == second and first[0].isdigit()
 
 
+@pytest.mark.parametrize(
+    ("closed", "command", "status"),
+    [("<&-", "say -o speech.wav", 2), (">&-", "version", 0), ("2>&-", "serve --print-config", 0)],
+)
+def test_a_standard_stream_that_is_closed(closed: str, command: str, status: int, tmp_path: Path) -> None:
+    """As service managers and scripts start commands that are to be quiet."""
+    line = f'exec "$0" -m service.cli {command} {closed}'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status and "Traceback" not in done.stderr
+
+
+def test_nothing_else_takes_the_number_of_a_closed_stream() -> None:
+    code = (
+        "import os, service.cli.main as command; command._open_closed_streams();"
+        "print(os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev, os.get_inheritable(2))"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *line], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_a_command_loads_no_server() -> None:
     """What only the server imports takes a second of each start of the command line."""
     code = "import sys, service.cli.main; print(*{'fastapi', 'starlette', 'uvicorn', 'torch'} & sys.modules.keys())"
