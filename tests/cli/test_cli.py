@@ -327,6 +327,15 @@ def test_ps_of_another_server(status: int, hint: str, failing: Failing) -> None:
     assert failing("models", status=status) == f"reprise: http://server/v1/models {answered}\n"
 
 
+def test_no_name_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "Qwen/Qwen2.5-VL-72B-Instruct"
+    card = {"id": name, "kind": "chat", "max_model_len": 128000}
+    monkeypatch.setattr(ApiClient, "models", lambda self: [card])
+    printed = CliRunner().invoke(app, ["models"], env={"COLUMNS": "40"}).output
+    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
+    assert "".join(rows) == name and "…" not in printed
+
+
 def test_answers_of_another_kind_of_server(failing: Failing) -> None:
     assert "http://server/v1/models answered with no list of models" in failing("models", body=iter([b"<html>"]))
     said = failing("ps", "--url", "http://server", body=iter(()), status=200)
