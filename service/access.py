@@ -17,10 +17,10 @@ def is_loopback(host: str) -> bool:
 
 
 def keys_in(path: Path) -> list[str]:
-    """The keys in a file, one per line; empty lines and comments (#) do not count. ValueError for a file that cannot be
-    read or holds no key."""
+    """The keys in a file, one per line. Empty lines, comments (#) and a byte order mark, as on Windows, do not count.
+    ValueError for a file that cannot be read or holds no key."""
     try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
     except OSError as error:
         raise ValueError(f"api_key_file: {path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

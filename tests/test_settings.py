@@ -188,6 +188,12 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
         load_settings(config=tmp_path / "missing.yaml")
 
 
+def test_a_file_of_keys_may_come_from_windows(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes("\ufefffirst\r\n# another one\r\nsecond\r\n".encode())
+    assert load_settings({"api_key_file": file}).keys() == ("first", "second")
+
+
 @pytest.mark.parametrize("extra", [{"api_key": ["k"]}, {"insecure_no_auth": True}])
 def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: dict[str, object]) -> None:
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"

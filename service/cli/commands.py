@@ -14,7 +14,7 @@ import httpx
 import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from models.errors import CheckpointError
 from service.byte_sizes import GIB
@@ -141,9 +141,14 @@ def say(
         write_vtt(vtt, shown)
 
 
+def _table(*headings: str) -> Table:
+    """A table that breaks words where the terminal is narrow: cut names and numbers are of no use."""
+    return Table(*(Column(heading, overflow="fold") for heading in headings))
+
+
 def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
     """List the models of a server."""
-    table = Table("name", "kind", "context", "notice")
+    table = _table("name", "kind", "context", "notice")
     with connect(url, key, local) as client:
         for card in client.models():
             table.add_row(card["id"], card["kind"], str(card["max_model_len"]), card.get("notice", ""))
@@ -168,7 +173,7 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
     Console(soft_wrap=True).print(f"{url}: {phases}, {device}{memory}", highlight=False)
     engines = found.engines()
-    table = Table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
+    table = _table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
     for (name, card), engine in itertools.product(cards.items(), engines or [""]):
         running, waiting, usage = (
             found.of("reprise_" + metric, name, engine)

@@ -270,9 +270,15 @@ def _temporary() -> Finding:
 
 def _voices(settings: Settings) -> Finding:
     directory = Path(os.path.expanduser(settings.voices_dir))
+    advice = "Speech models cannot be served with it; let --voices-dir name a directory."
     if not _existing(directory).is_dir():
-        advice = "Speech models cannot be served with it; let --voices-dir name a directory."
         return Finding("voices", f"{_existing(directory)} is no directory", False, advice)
+    try:
+        os.listdir(directory)
+    except FileNotFoundError:
+        pass  # it is created when it is needed
+    except OSError as error:
+        return Finding("voices", f"{directory} cannot be used ({error.strerror})", False, advice)
     if os.access(_existing(directory), os.W_OK):
         return Finding("voices", f"{directory}", True)
     return Finding("voices", f"{directory} cannot be written to", None, "Uploads will fail; choose --voices-dir.")
@@ -305,7 +311,8 @@ def _cache() -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())
+    """The path or its nearest parent that exists, as far as this user may look."""
+    return next(parent for parent in (path, *path.parents) if os.path.exists(parent))  # Path.exists() may raise
 
 
 def _variables() -> list[Finding]:

@@ -14,6 +14,7 @@ from models import cpus
 from models.errors import InputError
 from models.media import VideoMetadata
 from service.media.limits import VideoLimits
+from service.media.signatures import is_container
 
 # FFmpeg's names of the demuxers and decoders for MP4/MOV, MKV/WebM and AVI with their usual codecs.
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
@@ -33,8 +34,6 @@ CODECS = frozenset(
         "msmpeg4v3",
     )
 )
-BOXES, MATROSKA = (b"ftyp", b"moov", b"mdat", b"wide"), b"\x1a\x45\xdf\xa3"
-"""How files of MP4 and MOV begin, behind a length, and of MKV and WebM."""
 KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
 DECODE_THREADS = min(8, cpus.available())
 """Frames decoded in parallel: frames of most files have a single slice, which threads cannot share."""
@@ -194,7 +193,7 @@ def _unreadable(data: bytes) -> str:
     """What is wrong with data that FFmpeg does not open."""
     if not data:
         return "is empty"
-    if data[4:8] in BOXES or data.startswith(MATROSKA) or (data.startswith(b"RIFF") and data[8:12] == b"AVI "):
+    if is_container(data) or (data.startswith(b"RIFF") and data[8:12] == b"AVI "):
         return "is damaged or truncated"
     return "is not readable; MP4, MOV, WebM, MKV and AVI files are supported"
 

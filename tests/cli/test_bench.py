@@ -135,6 +135,17 @@ def test_the_bar_has_room_for_its_count_on_a_narrow_terminal(monkeypatch: pytest
     assert "0/1000 0:00:00" in written.getvalue()
 
 
+def test_no_number_is_cut_on_a_narrow_terminal() -> None:
+    times = dict.fromkeys(("mean", "p50", "p95", "p99", "max"), 1.2345)
+    result = {"requests": 2, "succeeded": 2, "requests_per_second": 2.1}
+    written = io.StringIO()
+    results = command.results_table(
+        ChatLoad("http://x", "model", 2, 0), result | dict.fromkeys(("first", "gap", "duration"), times), []
+    )
+    Console(file=written, width=40).print(results)
+    assert "…" not in written.getvalue() and max(map(len, written.getvalue().splitlines())) <= 40
+
+
 def test_sigterm_ends_a_load_and_its_clients_quietly(tmp_path: Path) -> None:
     """As `timeout 3 reprise bench chat` does."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

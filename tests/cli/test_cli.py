@@ -327,6 +327,15 @@ def test_ps_of_another_server(status: int, hint: str, failing: Failing) -> None:
     assert failing("models", status=status) == f"reprise: http://server/v1/models {answered}\n"
 
 
+def test_no_name_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "Qwen/Qwen2.5-VL-72B-Instruct"
+    card = {"id": name, "kind": "chat", "max_model_len": 128000}
+    monkeypatch.setattr(ApiClient, "models", lambda self: [card])
+    printed = CliRunner().invoke(app, ["models"], env={"COLUMNS": "40"}).output
+    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
+    assert "".join(rows) == name and "…" not in printed
+
+
 def test_answers_of_another_kind_of_server(failing: Failing) -> None:
     assert "http://server/v1/models answered with no list of models" in failing("models", body=iter([b"<html>"]))
     said = failing("ps", "--url", "http://server", body=iter(()), status=200)
@@ -535,6 +544,30 @@ async def test_how_many_requests_a_shutdown_waits_for(
 def test_the_version_is_printed() -> None:
     first, second = (CliRunner().invoke(app, [word]).output for word in ("--version", "version"))
     assert first == second and first[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "status"),
+    [("<&-", "say -o speech.wav", 2), (">&-", "version", 0), ("2>&-", "serve --print-config", 0)],
+)
+def test_a_standard_stream_that_is_closed(closed: str, command: str, status: int, tmp_path: Path) -> None:
+    """As service managers and scripts start commands that are to be quiet."""
+    line = f'exec "$0" -m service.cli {command} {closed}'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status and "Traceback" not in done.stderr
+
+
+def test_nothing_else_takes_the_number_of_a_closed_stream() -> None:
+    code = (
+        "import os, service.cli.main as command; command._open_closed_streams();"
+        "print(os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev, os.get_inheritable(2))"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *line], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"]
 
 
 def test_a_command_loads_no_server() -> None:

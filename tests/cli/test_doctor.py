@@ -192,6 +192,16 @@ def test_voices_in_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.good is False and found.found == f"{home / 'file'} is no directory"
 
 
+def test_directories_that_cannot_be_looked_into(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those below another user's home. Here their names are too long, since root may look everywhere."""
+    directory = home / ("x" * 300) / "below"
+    monkeypatch.setenv("REPRISE_VOICES_DIR", str(directory))
+    found = finding("voices")
+    assert found.good is False and found.found == f"{directory} cannot be used (File name too long)"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(directory))
+    assert finding("model cache").found.startswith(f"{directory}, ")
+
+
 def test_a_file_of_python_path_that_hides_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "msgspec.py").write_text("")
     (tmp_path / "tqdm.py").write_text("")

@@ -142,6 +142,23 @@ def test_what_is_no_audio(data: bytes) -> None:
     refusal(data)
 
 
+def test_an_empty_file_is_said_to_be_empty() -> None:
+    assert refusal(b"") == "the audio is empty"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        sound_by_av(tone(440, 48_000), 48_000, "mp4", "aac"),
+        sound_by_av(tone(440, 48_000), 48_000, "webm", "libopus"),
+        *(sound(tone(440, 48_000), 48_000, format) for format in ("WAV", "FLAC", "OGG")),
+    ],
+    ids=["m4a", "webm", "wav", "flac", "ogg"],
+)
+def test_one_that_was_cut_short_is_not_taken_for_something_else(data: bytes) -> None:
+    assert refusal(data[:24]) == "the audio is damaged or truncated"
+
+
 @pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
 def test_attacker_sized_format(channels: int, rate: int) -> None:
     data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))

@@ -229,9 +229,10 @@ def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
     path = request.scope["path"]
     matching = [route for route in routes if isinstance(route, Route) and route.path_regex.match(path)]
     allowed = {"OPTIONS"}.union(*(route.methods or () for route in matching))
-    headers = {"allow": ", ".join(sorted(allowed))}
+    allow = ", ".join(sorted(allowed))
     if request.method == "OPTIONS":
-        return Response(status_code=204, headers=headers)
-    response = ApiError(405, "Method not allowed.", code="method_not_allowed").response()
-    response.headers.update(headers)
+        return Response(status_code=204, headers={"allow": allow})
+    message = f"Method not allowed; this path allows {allow}."
+    response = ApiError(405, message, code="method_not_allowed").response()
+    response.headers["allow"] = allow
     return response

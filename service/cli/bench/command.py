@@ -17,7 +17,7 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
@@ -229,9 +229,8 @@ def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Recor
     counts.add_row("requests", str(result["requests"]))
     if failures := _failures(records):
         counts.add_row("[red]without an answer[/red]", Text(failures))
-    times = Table("", *_SHOWN, box=box.SIMPLE_HEAD)
-    for column in times.columns[1:]:
-        column.justify = "right"
+    figures = (Column(name, justify="right", overflow="fold") for name in _SHOWN)  # broken rather than cut
+    times = Table(Column(overflow="fold"), *figures, box=box.SIMPLE_HEAD)
 
     def quantiles(label: str, values: dict[str, float], scale: float = 1e3) -> None:
         if values:

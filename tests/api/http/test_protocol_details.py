@@ -144,7 +144,7 @@ def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str
     assert (told.status_code, told.headers["allow"], told.content) == (204, allowed, b"")
     refused = httpx.put(server.url + path)
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
-    assert refused.json()["error"]["message"] == "Method not allowed."
+    assert refused.json()["error"]["message"] == f"Method not allowed; this path allows {allowed}."
 
 
 def test_a_path_that_is_none_tells_none(server: RunningServer) -> None:
