@@ -16,8 +16,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     field is of the wrong kind (models/published_fields.py)."""
     try:
         value = json.loads((directory / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory}: {name} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{directory}: {name} cannot be read: it is nested too deeply") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{directory}: {name} must hold an object, not {type(value).__name__}")
     check_fields(directory, name, value)

@@ -1,5 +1,17 @@
-"""`python -m service.cli`."""
+"""Entry point of the `reprise` command, and `python -m service.cli`."""
 
-from service.cli.main import main
+from __future__ import annotations
 
-main()
+from service.cli.standard_streams import open_closed_streams
+
+
+def main() -> None:
+    open_closed_streams()
+    # Only now: what these imports open and keep would get the number of a closed stream (libffi does, on some systems).
+    from service.cli.main import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -236,8 +236,7 @@ def _refuse(error: Exception) -> typing.NoReturn:
 
 
 def main() -> None:
-    """Entry point of the `reprise` command."""
-    _open_closed_streams()
+    """The `reprise` command, once it is imported (service.cli.__main__)."""
     if not os.environ.get("HOME", "unset"):
         del os.environ["HOME"]  # an empty one would make / the home of voices and models
     try:
@@ -254,16 +253,6 @@ def main() -> None:
             typer.echo(f"reprise: {named}{error.strerror or error}", err=True)
         _drop_output()
         sys.exit(1)
-
-
-def _open_closed_streams() -> None:
-    """Opens /dev/null in place of a standard stream that is closed: Python has None there, and the next file or socket
-    would get its number, to which libraries and child processes write."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-            os.set_inheritable(descriptor, True)
-            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace"))
 
 
 def _drop_output() -> None:

@@ -109,7 +109,7 @@ def test_process_1_of_a_container_ends_while_it_starts(tmp_path: Path, number: i
         ('{"architectures": {"Qwen2VL": 1}}', 'architectures is {"Qwen2VL": 1}, expected a list of strings'),
         ("[1]", "must hold an object, not list"),
         ("{", "cannot be read: Expecting property name"),
-        ("[" * 100_000, "cannot be read: maximum recursion depth"),
+        ("[" * 1_000_000, "cannot be read: it is nested too deeply"),
     ],
 )
 def test_a_checkpoint_whose_configuration_is_wrong(
@@ -562,8 +562,8 @@ def test_a_standard_stream_that_is_closed(closed: str, command: str, status: int
 
 def test_nothing_else_takes_the_number_of_a_closed_stream() -> None:
     code = (
-        "import os, service.cli.main as command; command._open_closed_streams();"
-        "print(os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev, os.get_inheritable(2))"
+        "import os; from service.cli.standard_streams import open_closed_streams; open_closed_streams();"
+        "import service.cli.main; print(os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev, os.get_inheritable(2))"
     )
     line = [sys.executable, "-c", code]
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *line], cwd=ROOT, capture_output=True, text=True)

@@ -24,7 +24,7 @@ if "service" not in sys.modules:
 def main() -> None:
     """Entry point of the `reprise` command."""
     try:
-        from service.cli.main import main as command
+        from service.cli.__main__ import main as command
 
         command()
     except KeyboardInterrupt:  # Ctrl-C during the imports; commands handle their own

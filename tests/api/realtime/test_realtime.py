@@ -760,7 +760,7 @@ async def test_a_full_server_says_so_and_the_session_goes_on(conversing: Convers
         (b'{"type": "conversation.item.delete", "item_id": "\xff"}', "UTF-8"),
         (b'{"type": "response.cancel", "unknown": "\xff"}', "UTF-8"),
         ("[" * 100_000, "JSON object"),
-        ('{"type": "response.cancel", "unknown": ' + "[" * 100_000, "too deeply"),
+        ('{"type": "response.cancel", "unknown": ' + "[" * 500_000, "too deeply"),
     ],
 )
 async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes, problem: str) -> None:

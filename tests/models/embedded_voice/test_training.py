@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PicklingError
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_a_record_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
     training.save(tmp_path / "lm.pt", {"steps": 1})
-    with pytest.raises((AttributeError, TypeError)):
+    with pytest.raises((AttributeError, TypeError, PicklingError)):  # by the version of Python
         training.save(tmp_path / "lm.pt", {"steps": 2, "what": lambda: 0})
     assert torch.load(tmp_path / "lm.pt", weights_only=True) == {"steps": 1}
 
