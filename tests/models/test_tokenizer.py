@@ -11,7 +11,9 @@ from tokenizers import Tokenizer as Library
 
 from models.errors import CheckpointError
 from models.tokenizer import Tokenizer, load_tokenizer
-from tests.support.golden import GOLDEN, copy_checkpoint, read_json
+from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture, read_json
+
+pytestmark = fact_of_own_fixture
 
 FAMILIES = ("qwen2_vl", "minicpmv_2_5", "minicpmv_4_0")
 """Byte-level; byte-level with an opening token; with byte fallback and an opening token."""
