@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
-from models.published import read_json
+from models.published import read_json, read_optional_json
 from models.recent_texts import RecentTexts
 
 # The library hands the texts of a batch to threads of its own, even a single one: to wake a thread and to wait for it
@@ -145,8 +145,21 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
-    """Reads tokenizer.json. spoken: as Tokenizer takes it. Raises CheckpointError if it cannot be read."""
-    return Tokenizer(read_json(directory, "tokenizer.json"), spoken=spoken)
+    """Reads tokenizer.json, and added tokens of tokenizer_config.json. spoken: as Tokenizer takes it. Raises
+    CheckpointError if one of them cannot be read."""
+    published = read_json(directory, "tokenizer.json")
+    listed = read_optional_json(directory, "tokenizer_config.json").get("added_tokens_decoder") or {}
+    return Tokenizer({**published, "added_tokens": _added_tokens(published, listed)}, spoken=spoken)
+
+
+def _added_tokens(published: dict[str, Any], listed: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Added tokens of tokenizer.json, and those that tokenizer_config.json lists by id: as in transformers, these need
+    not be in tokenizer.json, and their flags take precedence."""
+    tokens: dict[str, dict[str, Any]] = {token["content"]: token for token in published.get("added_tokens", [])}
+    for token_id, token in listed.items():
+        known = tokens.get(token["content"], {"id": int(token_id), "special": False})
+        tokens[token["content"]] = {**known, **token}
+    return list(tokens.values())
 
 
 def fast_tokenizer(published: Mapping[str, Any]) -> FastTokenizer:

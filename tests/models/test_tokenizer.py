@@ -12,8 +12,10 @@ from tokenizers import Tokenizer as Library
 
 from models.errors import CheckpointError
 from models.registry import family_of, resolve
-from models.tokenizer import Tokenizer
-from tests.support.golden import GOLDEN, read_json
+from models.tokenizer import Tokenizer, load_tokenizer
+from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture, read_json
+
+pytestmark = fact_of_own_fixture
 
 FAMILIES = ("qwen2_vl", "minicpmv_2_5", "minicpmv_4_0")
 """Byte-level; byte-level with an opening token; with byte fallback and an opening token."""
@@ -66,6 +68,24 @@ def test_what_depends_on_the_text_around_is_refused() -> None:
     published["added_tokens"][-1]["single_word"] = True
     with pytest.raises(CheckpointError, match="single_word of added token '</image_id>'"):
         Tokenizer(published)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_added_tokens_of_the_tokenizers_configuration(family: str, tmp_path: Path) -> None:
+    """transformers adds those that tokenizer.json lacks, and takes the flags of the others from there."""
+    directory = copy_checkpoint(GOLDEN / family, tmp_path / "fine-tuned")
+    usual = load_tokenizer(directory)
+    published, config = read_json(directory, "tokenizer.json"), read_json(directory, "tokenizer_config.json")
+    *kept, shown, lost = published["added_tokens"]
+    (directory / "tokenizer.json").write_text(json.dumps({**published, "added_tokens": [*kept, shown]}))
+    config["added_tokens_decoder"][str(shown["id"])] |= {"rstrip": True, "special": False}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    changed = load_tokenizer(directory)
+    assert changed.special_ids == usual.special_ids and changed.vocab_size == usual.vocab_size
+    text = f"{TEXT}{lost['content']} b{lost['content']}"
+    assert changed.encode(text, ESCAPE) == usual.encode(text, ESCAPE)
+    assert changed.encode(f"{shown['content']} b", ESCAPE) == usual.encode(f"{shown['content']}b", ESCAPE)
+    assert changed.decode([shown["id"], lost["id"]]).decode() == shown["content"]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "minicpmv_2_6", "voxcpm2"])

@@ -381,7 +381,7 @@ def test_rotary_positions_as_transformers_5_writes_them(tmp_path: Path) -> None:
     directory = copy_checkpoint(DIRECTORY, tmp_path / "newer")
     text = json.loads((directory / "config.json").read_text())["text_config"]
     theta = text.pop("rope_theta")
-    del text["rope_scaling"]
+    text.pop("rope_scaling", None)
     written = {**text, "rope_parameters": {"rope_theta": theta, "rope_type": "default"}, "rope_interleave": True}
     change_json(directory / "config.json", {"text_config": written})
     assert load_config(directory) == load_config(DIRECTORY)

@@ -20,7 +20,7 @@ from models.qwen3_vl.config import load_config
 from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
 from models.qwen3_vl.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
 from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE, Golden
-from tests.support.golden import copy_checkpoint
+from tests.support.golden import copy_checkpoint, fact_of_own_fixture
 from tests.support.prompts import prompt_of
 
 PICTURES = {"factor": 32, "min_pixels": 65_536, "max_pixels": 16_777_216}
@@ -201,6 +201,7 @@ def test_a_fixed_number_of_frames_is_the_references(total: int, number: int) -> 
     assert sample_frames(metadata(total, 24.0), fps=None, max_frames=9999, rule=rule) == sorted(set(expected))
 
 
+@fact_of_own_fixture
 @pytest.mark.parametrize("golden", EITHER)
 def test_fields_of_frames_that_newer_files_have(golden: Golden, tmp_path: Path) -> None:
     directory = copy_checkpoint(golden.directory, tmp_path / "newer")
