@@ -17,7 +17,7 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_wide() -> None:
+def test_upcast() -> None:
     dtypes = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
     assert {dtype: upcast(torch.ones(2, dtype=dtype)).dtype for dtype in dtypes} == dtypes
 
