@@ -101,6 +101,11 @@ def _block_config(
     config: Mapping[str, Any], qkv_bias: bool | None, qk_norm: bool, experts: ExpertsConfig | None
 ) -> BlockConfig:
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
     attention_bias = bool(config.get("attention_bias", False))
     # The default of the published class does not depend on the width; mixtures of experts have no such default.
     default = _QWEN3_HEAD_DIM if qk_norm and experts is None else hidden_size // num_heads
@@ -108,7 +113,7 @@ def _block_config(
         hidden_size=hidden_size,
         intermediate_size=int(config["intermediate_size"]),
         num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=int(config.get("head_dim") or default),
         norm_eps=float(config["rms_norm_eps"]),
         qkv_bias=attention_bias if qkv_bias is None else qkv_bias,

@@ -26,6 +26,12 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
+def check_heads(section: str, width: int, heads: int) -> None:
+    """Raises CheckpointError if `heads` heads do not divide `width` columns, which no tensor's shape would tell."""
+    if width % heads:
+        raise CheckpointError(f"config.json: {section}: {heads} attention heads do not divide a width of {width}")
+
+
 def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     """Like read_json, and {} when there is no such file."""
     return read_json(directory, name) if (directory / name).exists() else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, rope_field, section_of
+from models.published import check_heads, read_config, rope_field, section_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class VisionConfig:
     init_pos_emb_height: int
     init_pos_emb_width: int
     merge_kernel_size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        check_heads("vision_config", self.hidden_size, self.num_attention_heads)
 
     @property
     def head_dim(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from models.errors import CheckpointError
 from models.minicpmv.slicing import SliceRule
-from models.published import preprocessor_fields, read_config, require_text_fields
+from models.published import check_heads, preprocessor_fields, read_config, require_text_fields
 
 Version = Literal["2.5", "2.6", "4.0", "4.5"]
 _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
@@ -27,6 +27,9 @@ class VisionConfig:
     table_side: int
     """Learned positions per side."""
     norm_eps: float
+
+    def __post_init__(self) -> None:
+        check_heads("vision_config", self.hidden_size, self.num_heads)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import preprocessor_fields, read_config, require_text_fields, rope_field, section_of
+from models.published import check_heads, preprocessor_fields, read_config, require_text_fields, rope_field, section_of
 
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
@@ -32,6 +32,9 @@ class VisionConfig:
     patch_size: int
     temporal_patch_size: int
     merge_size: int
+
+    def __post_init__(self) -> None:
+        check_heads("vision_config", self.hidden_size, self.num_heads)
 
     @property
     def head_dim(self) -> int:
