@@ -26,10 +26,11 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def check_heads(section: str, width: int, heads: int) -> None:
-    """Raises CheckpointError if `heads` heads do not divide `width` columns, which no tensor's shape would tell."""
+def check_heads(width: int, heads: int, named: tuple[str, str]) -> None:
+    """Raises CheckpointError if `heads` attention heads of a tower do not divide its `width`, which no tensor's shape
+    would tell. named: the fields of vision_config that hold the two."""
     if width % heads:
-        raise CheckpointError(f"config.json: {section}: {heads} attention heads do not divide a width of {width}")
+        raise CheckpointError(f"config.json: vision_config: {named[0]} {width} is no multiple of {named[1]} {heads}")
 
 
 def read_optional_json(directory: Path, name: str) -> dict[str, Any]:

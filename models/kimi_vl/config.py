@@ -24,7 +24,7 @@ class VisionConfig:
     merge_kernel_size: tuple[int, int]
 
     def __post_init__(self) -> None:
-        check_heads("vision_config", self.hidden_size, self.num_attention_heads)
+        check_heads(self.hidden_size, self.num_attention_heads, ("hidden_size", "num_attention_heads"))
 
     @property
     def head_dim(self) -> int:

@@ -29,7 +29,7 @@ class VisionConfig:
     norm_eps: float
 
     def __post_init__(self) -> None:
-        check_heads("vision_config", self.hidden_size, self.num_heads)
+        check_heads(self.hidden_size, self.num_heads, ("hidden_size", "num_attention_heads"))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class VisionConfig:
     merge_size: int
 
     def __post_init__(self) -> None:
-        check_heads("vision_config", self.hidden_size, self.num_heads)
+        check_heads(self.hidden_size, self.num_heads, ("embed_dim or hidden_size", "num_heads"))
 
     @property
     def head_dim(self) -> int:
