@@ -161,13 +161,25 @@ def measure(case: Case, folder: Path) -> Row:
         return row | {"free_bytes_least": free(), "out_of_memory": server.log.read_text().count("out of memory")}
 
 
+def measure_each(cases: Sequence[Case], folder: Path) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """A row for each; a server that did not start has its log's end in its row."""
+    for case in cases:
+        try:
+            yield measure(case, folder), {}
+        except RuntimeError as error:
+            yield (
+                {"gib": case.gib, "model": case.model, "quantization": case.quantization, "error": str(error)[-2000:]},
+                {},
+            )
+
+
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_gpu", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="those of CASES (default: all)")
     chosen = parser.parse_args(words).models
     with tempfile.TemporaryDirectory() as folder:
         cases = [case for case in CASES if not chosen or case.model in chosen]
-        return record("small_gpu", ((measure(case, Path(folder)), {}) for case in cases))
+        return record("small_gpu", measure_each(cases, Path(folder)))
 
 
 if __name__ == "__main__":
