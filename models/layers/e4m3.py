@@ -59,6 +59,12 @@ Weight = Tensor | E4M3Weight
 """The weight of a linear layer."""
 
 
+def kernels_take(weight: Weight) -> bool:
+    """Whether kernels read this weight: the halves of its inputs are interleaved. Another one is dequantised in each
+    step, which is for kernels of torch: ours may read a weight before what stands ahead of them has written it."""
+    return not isinstance(weight, E4M3Weight) or weight.shape[-1] % GROUP == 0
+
+
 def for_rows(weight: Weight, rows: int) -> Weight:
     """What a GEMM of so many rows reads of a weight: the copy in 16 bits where one is kept for them."""
     if isinstance(weight, E4M3Weight) and weight.copy is not None and rows >= weight.copy_from:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3Weight, Weight
+from models.layers.e4m3 import E4M3Weight, Weight, kernels_take
 from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_mul
 from models.layers.lora import GemmLora, add_lora
 from models.layers.op import op
@@ -105,7 +105,7 @@ def gemm_add_deferrable_norm(
     return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps, lora)
 
 
-@op(cuda="models.layers.kernels.gemv:gemv")
+@op(cuda="models.layers.kernels.gemv:gemv", takes=lambda x, weight, *_, **__: kernels_take(weight))
 def gemv(
     x: Tensor,
     weight: Weight,

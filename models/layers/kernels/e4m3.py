@@ -39,11 +39,6 @@ def parts(weight: Weight) -> tuple[Tensor, Tensor | None, Form]:
     return weight.values.view(torch.int16), weight.scale, form()
 
 
-def takes(weight: Weight) -> bool:
-    """Whether kernels read this weight: the halves of its inputs are interleaved."""
-    return not isinstance(weight, E4M3Weight) or weight.shape[-1] % GROUP == 0
-
-
 HALF_GROUP = tl.constexpr(GROUP // 2)
 
 

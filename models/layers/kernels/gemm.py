@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3Weight, Weight, for_rows
+from models.layers.e4m3 import E4M3Weight, Weight, for_rows, kernels_take
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -77,7 +77,7 @@ Rule = Callable[[Kind, Tensor, Weight], Way | None]
 
 def one_vector(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """A single row."""
-    return Way("gemv") if is_vector(x) and e4m3.takes(weight) else None
+    return Way("gemv") if is_vector(x) and kernels_take(weight) else None
 
 
 def measured(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -111,7 +111,7 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Few rows, as `streamed` of a weight of 16 bits; any number where tensor cores do not multiply e4m3."""
     rows = x.numel() // x.shape[-1]
     gated = kind == "silu_mul"
-    if not rows or x.dtype not in (torch.bfloat16, torch.float16) or not e4m3.takes(weight):
+    if not rows or x.dtype not in (torch.bfloat16, torch.float16) or not kernels_take(weight):
         return None
     if weight.shape[0] % (128 if gated else 64) or (rows > _MOST_STREAMED_E4M3 and e4m3.has_e4m3()):
         return None
@@ -121,7 +121,7 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Many rows: activations in e4m3, too, where tensor cores multiply it."""
     rows = x.numel() // x.shape[-1]
-    fits = x.dtype == torch.bfloat16 and e4m3.has_e4m3() and e4m3.takes(weight) and weight.shape[0] % 16 == 0
+    fits = x.dtype == torch.bfloat16 and e4m3.has_e4m3() and kernels_take(weight) and weight.shape[0] % 16 == 0
     return Way("eight_bit") if fits and rows > _MOST_STREAMED_E4M3 else None
 
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.e4m3 import E4M3Weight, Weight
-from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, takes, wide_halves
+from models.layers.e4m3 import Weight, kernels_take
+from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, wide_halves
 from models.layers.kernels.gemm_configs import e4m3_blocks
 from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
@@ -178,10 +178,10 @@ def gemv(
     """residual + linear(rms_norm(x)) of each row, or silu(gate) * up of it: x [v, K], weight [N or 2 N, K] -> [v, N].
 
     index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row i // fan_out of x meets weight index[i]. norm:
-    its weight [K] and eps. residual [v, N], contiguous.
+    its weight [K] and eps. residual [v, N], contiguous. Nothing in the stream may write the weight shortly before.
     """
-    if isinstance(weight, E4M3Weight) and not takes(weight):
-        weight = weight.dequantised(out_dtype or x.dtype)
+    if not kernels_take(weight):
+        raise ValueError(f"gemv: no kernel reads a weight in e4m3 of {weight.shape[-1]} inputs")
     values, scale, form = parts(weight)
     inputs = weight.shape[-1]
     outputs = weight.shape[-2] // (2 if silu_mul else 1)

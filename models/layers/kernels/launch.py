@@ -2,7 +2,8 @@
 
 Under programmatic dependent launch (Hopper and later) a kernel's programs start while the kernel before still runs.
 They may read weights at once, but must call `wait_for_previous` before they touch anything that an earlier kernel
-writes or reads, and every program must call it, also one that has nothing to do: the kernel after relies on it.
+writes or reads, and every program must call it, also one that has nothing to do: the kernel after relies on it. So
+no step may write a weight that these kernels read. One that is dequantised in each step is read by torch's.
 """
 
 from __future__ import annotations
