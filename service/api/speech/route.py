@@ -81,9 +81,7 @@ async def speak(request: Request) -> Response:
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
-            preparing = _prepare(context, body, record)
-            # A small request is prepared without awaiting threads: no need to watch for a disconnect meanwhile.
-            speech = await (preparing if _is_small(body) else unless_disconnected(request, preparing))
+            speech = await unless_disconnected(request, _prepare(context, body, record))
             if body.stream_format == "sse":
                 return _event_response(context, speech)
             if body.stream is not False:
@@ -93,11 +91,6 @@ async def speak(request: Request) -> Response:
         record.outcome = "aborted"
         return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
     return Response(data, headers=_headers(speech.job))
-
-
-def _is_small(body: SpeechRequestBody) -> bool:
-    """Whether the request is prepared in the event loop."""
-    return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
@@ -136,7 +129,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         transcript = job.transcript_ids(texts[0])
         return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), script
 
-    request, script = build() if _is_small(body) else await context.in_thread(build)
+    small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
+    request, script = build() if small else await context.in_thread(build)
     tokens = sum(len(segment.text_ids) for segment in request.segments)
     context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
