@@ -252,7 +252,7 @@ class ChatWorker:
         sequence = chunk.sequence
         if sequence.tally.scheduled is None:
             sequence.tally.scheduled = now
-            self._observations.observe("queue_duration_seconds", now - sequence.request.arrival, model=self.name)
+            self._observations.observe("queue_duration_seconds", now - sequence.submitted, model=self.name)
             self._observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self.name)
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)

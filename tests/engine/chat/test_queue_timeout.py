@@ -43,3 +43,6 @@ def test_what_came_before_the_queue_does_not_count() -> None:
         engine.worker.fail_timed_out(time.monotonic())
         engine.run()
         assert not engine.failures() and len(engine.tokens("late")) == 4
+        observed = [event for outputs in engine.channel.outputs for event in outputs.observations]
+        (waited,) = (event.value for event in observed if event.name == "queue_duration_seconds")
+        assert waited < time.monotonic() - arrival - 100

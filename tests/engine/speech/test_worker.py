@@ -471,6 +471,17 @@ def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
     rig.assert_clean()
 
 
+def test_so_the_metric_of_the_queue_begins(model: VoxCPM2) -> None:
+    """The first segment of a text that is still being written may come long after its first word."""
+    clock = [1000.0]
+    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), clock=lambda: clock[0])
+    rig.worker.submit(request("written", segment("Two red boats."), arrival=clock[0] - 60.0))
+    clock[0] += 0.5
+    rig.turn()
+    waited = [one.value for one in rig.observations.drain() if one.name == "queue_duration_seconds"]
+    assert waited == [0.5]
+
+
 def test_a_clip_for_which_there_is_no_memory_fails_alone(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied to the device when it is launched, where an error is its own."""
 
