@@ -456,6 +456,19 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     rig.assert_clean()
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_every_step_that_includes_a_request_is_counted(model: VoxCPM2, cut: bool) -> None:
+    """Also one that computes a part of its prompt, or all of it without the first patch."""
+    rig = WorkerRig(
+        model, golden.processor(), graphs=not cut, max_running=1, buckets=(1,), step_tokens=64, capture_all=True
+    )
+    rig.first_patches_in_rows(lambda: not cut)
+    text = " ".join(3 * TEXTS) if cut else TEXTS[0]
+    counts = rig.alone(request("counted", segment(text, 6, 6))).deltas[-1].steps
+    assert counts is not None and counts.steps == counts.rows == rig.ticks > 6
+    assert counts.replayed == (0 if cut else counts.steps)
+
+
 def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
     """Not from its arrival: its reference may have taken long to upload and to decode."""
     clock = [1000.0]
