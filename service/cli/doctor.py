@@ -23,6 +23,7 @@ from service.api_processes import api_process_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages
+from service.descriptors import attainable_limit, connections_within
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
@@ -30,8 +31,6 @@ MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libopus", "aac", "flac")
-DESCRIPTORS_PER_CONNECTION = 1.25
-OWN_DESCRIPTORS = 32
 
 
 @dataclass(frozen=True)
@@ -249,13 +248,10 @@ def _port(settings: Settings) -> Finding:
 
 
 def _descriptors(settings: Settings) -> Finding:
-    """The server raises its soft limit to the hard one."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    connections = settings.max_connections
-    enough = max(DESCRIPTORS_PER_CONNECTION * connections, connections + OWN_DESCRIPTORS)
-    if limit == resource.RLIM_INFINITY or limit >= enough:
+    limit, connections = attainable_limit(), settings.max_connections
+    if connections_within(limit, connections) == connections:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
-    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({connections})."
+    advice = f"Allow more (ulimit -n), or lower --max-connections ({connections})."
     return Finding("open files", f"up to {limit}", None, advice)
 
 
