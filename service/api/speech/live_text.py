@@ -163,7 +163,7 @@ class LiveText:
 
     def _count(self, text: str) -> None:
         """Raises SpokenTooLong at the limit of all segments together."""
-        most = max_spoken_chars(self._context)
+        most = max_spoken_chars(self._context, live=self._live)
         self._characters += len(text)
         if self._characters > most:
             raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")

@@ -28,7 +28,7 @@ from service.api.http.streaming import (
 )
 from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
-from service.api.speech.request import SMALL_TEXT, SpeechJob, max_spoken_chars, prepare
+from service.api.speech.request import MAX_WHOLE_CHARS, SMALL_TEXT, SPOKEN_GROWTH, SpeechJob, max_spoken_chars, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -43,11 +43,8 @@ from service.media.audio_out import FORMATS, content_type
 
 router = APIRouter(route_class=RequestRoute)
 
-MAX_WHOLE_CHARS = 4096
-"""Limit in characters of a text that is answered with a complete file. Longer texts must be streamed, since such a file
-is held in memory."""
-MAX_WORDED_CHARS = 2 * MAX_WHOLE_CHARS
-"""The same limit once numbers have become words."""
+MAX_WORDED_CHARS = SPOKEN_GROWTH * MAX_WHOLE_CHARS
+"""MAX_WHOLE_CHARS once numbers have become words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +109,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
 
     def build() -> tuple[SpeechRequest, Script]:
         script = read_script(job, body.input, written=bool(captions))
-        most = max_spoken_chars(context)
+        most = max_spoken_chars(context, live=True)
         if script.characters > most:
             reason = f"as it is spoken, the text has {script.characters} characters, at most {most} allowed"
             raise InputError("input", reason)
