@@ -12,6 +12,7 @@ import socket
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from models.lora_folders import adapter_folders
 from service.api.speech.lexicon import load_lexicon
-from service.api_processes import api_process_count
+from service.api_processes import api_process_count, connections_of_each, with_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages
@@ -248,10 +249,12 @@ def _port(settings: Settings) -> Finding:
 
 
 def _descriptors(settings: Settings) -> Finding:
-    limit, connections = attainable_limit(), settings.max_connections
+    with suppress(SettingsError):  # _engines reports it
+        settings = with_count(settings, api_process_count(settings))
+    limit, connections = attainable_limit(), connections_of_each(settings)
     if connections_within(limit, connections) == connections:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
-    advice = f"Allow more (ulimit -n), or lower --max-connections ({connections})."
+    advice = f"Allow more (ulimit -n), or lower --max-connections ({settings.max_connections})."
     return Finding("open files", f"up to {limit}", None, advice)
 
 

@@ -120,12 +120,13 @@ def test_a_ffmpeg_without_its_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.good is False and found.found == "without libopus"
 
 
-@pytest.mark.parametrize(("connections", "good"), [(4096, True), (60000, None)])
+@pytest.mark.parametrize(("connections", "processes", "good"), [(4096, 1, True), (60000, 1, None), (60000, 2, True)])
 def test_open_files_are_those_that_the_server_allows_itself(
-    connections: int, good: bool | None, monkeypatch: pytest.MonkeyPatch
+    connections: int, processes: int, good: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1 << 20))
     monkeypatch.setenv("REPRISE_MAX_CONNECTIONS", str(connections))
+    monkeypatch.setenv("REPRISE_API_PROCESSES", str(processes))
     assert finding("open files") == doctor.Finding("open files", "up to 65536", good, ANY)
 
 
