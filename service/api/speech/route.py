@@ -28,7 +28,7 @@ from service.api.http.streaming import (
 )
 from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
-from service.api.speech.request import MAX_WHOLE_CHARS, SMALL_TEXT, SPOKEN_GROWTH, SpeechJob, max_spoken_chars, prepare
+from service.api.speech.request import SMALL_TEXT, SpeechJob, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -37,14 +37,12 @@ from service.api.speech.schema import (
     SpeechUsage,
 )
 from service.api.speech.script import Script, read_script
+from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
 from service.api.steps import step_report
 from service.link.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 
 router = APIRouter(route_class=RequestRoute)
-
-MAX_WORDED_CHARS = SPOKEN_GROWTH * MAX_WHOLE_CHARS
-"""MAX_WHOLE_CHARS once numbers have become words."""
 
 
 @dataclass(frozen=True, eq=False)

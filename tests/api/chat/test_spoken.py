@@ -271,7 +271,7 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
 
 
 def test_a_whole_answer_may_have_fewer_characters(talking: Talking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.speech.request.MAX_WHOLE_CHARS", 100)
+    monkeypatch.setattr("service.api.speech.text_limits.MAX_WHOLE_CHARS", 100)
     text = "0123456 89. " * 15
     assert transcript(list(talking.ask(text, stream=True))) == text
     assert talking.ask(text).choices[0].message.audio.transcript == text[:100]
