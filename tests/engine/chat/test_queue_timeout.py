@@ -29,6 +29,7 @@ def test_a_chat_request_that_waits_too_long_is_answered_503() -> None:
         assert (failed["second"].status, failed["second"].code) == (503, "queue_timeout")
         assert failed["second"].retry_after
         assert len(engine.tokens("first")) == 40
+        assert engine.counter("prefix_cache_query_tokens_total") == 3, "the second was never looked up"
         engine.assert_nothing_left()
 
 
