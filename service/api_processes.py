@@ -1,4 +1,4 @@
-"""How many API processes a server starts with `--api-processes auto`.
+"""How many API processes a server starts, also with `--api-processes auto`, and the share of connections of each.
 
 On an H200 with 32 processors and one engine, four processes give the first token of 32 streams in 75 instead of 127 ms,
 and make no difference to a single stream (docs/performance.md). If there are few processors, or if the engine computes
@@ -8,6 +8,7 @@ on the same ones, a second process only takes them away from the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from models import cpus
 from service.engine_config import engine_gpus
@@ -66,6 +67,16 @@ def _gpus_here(settings: Settings) -> int:
 def with_count(settings: Settings, count: ApiProcessCount) -> Settings:
     """The settings as if that number had been set."""
     return settings.model_copy(update={"api_processes": count.number})
+
+
+def num_api_processes(settings: Settings) -> int:
+    """Number of API processes. "auto" counts as 1: where it means more, `with_count` has replaced it."""
+    return 1 if settings.api_processes == "auto" else settings.api_processes
+
+
+def connections_of_each(settings: Settings) -> int:
+    """Each API process's share of max_connections."""
+    return ceil(settings.max_connections / num_api_processes(settings))
 
 
 def _several(gpus: int) -> str:

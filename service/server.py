@@ -21,9 +21,10 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.http.bounded_sockets import BoundedSocket
-from service.api.http.connections import BoundedConnection, possible_connections, raise_descriptor_limit
+from service.api.http.connections import BoundedConnection
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
+from service.descriptors import possible_connections, raise_descriptor_limit
 from service.engine_config import configs_of_starts, engine_config
 from service.heap import keep_freed_memory
 from service.link.config import EngineConfig

@@ -8,11 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from service import api_processes
-from service.api_processes import api_process_count, count_for, with_count
+from service.api_processes import api_process_count, count_for, num_api_processes, with_count
 from service.cli import doctor
 from service.cli.main import app
 from service.engine_config import supervised
-from service.processes.start import num_api_processes
 from service.settings import SettingsError, load_settings
 
 

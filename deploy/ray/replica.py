@@ -8,9 +8,9 @@ from ipaddress import ip_address
 import ray
 from ray.serve.config import AutoscalingContext
 
-from service.api.http.connections import raise_descriptor_limit
 from service.api.request_stream import EngineError
 from service.catalog import load_catalog
+from service.descriptors import raise_descriptor_limit
 from service.listener import bind
 from service.logs import chosen_format, configure_logging
 from service.server import create_server

@@ -12,6 +12,7 @@ import socket
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from models.lora_folders import adapter_folders
 from service.api.speech.lexicon import load_lexicon
-from service.api_processes import api_process_count
+from service.api_processes import api_process_count, connections_of_each, with_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages
+from service.descriptors import attainable_limit, connections_within
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
@@ -30,8 +32,6 @@ MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libopus", "aac", "flac")
-DESCRIPTORS_PER_CONNECTION = 1.25
-OWN_DESCRIPTORS = 32
 
 
 @dataclass(frozen=True)
@@ -249,13 +249,12 @@ def _port(settings: Settings) -> Finding:
 
 
 def _descriptors(settings: Settings) -> Finding:
-    """The server raises its soft limit to the hard one."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    connections = settings.max_connections
-    enough = max(DESCRIPTORS_PER_CONNECTION * connections, connections + OWN_DESCRIPTORS)
-    if limit == resource.RLIM_INFINITY or limit >= enough:
+    with suppress(SettingsError):  # _engines reports it
+        settings = with_count(settings, api_process_count(settings))
+    limit, connections = attainable_limit(), connections_of_each(settings)
+    if connections_within(limit, connections) == connections:
         return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
-    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({connections})."
+    advice = f"Allow more (ulimit -n), or lower --max-connections ({settings.max_connections})."
     return Finding("open files", f"up to {limit}", None, advice)
 
 

@@ -63,7 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Request slots; None: by the size of the GPU (`slots`)."""
     max_waiting: int = 256
     queue_timeout: float = 120.0
-    """Seconds from a request's arrival to its first step."""
+    """Seconds from when the engine has a request to its first step."""
     max_step_tokens: int = 2048
     itl_target: float | None = None
     """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:

@@ -131,7 +131,8 @@ class ProcessLink:
             exited = asyncio.create_task(process.wait())
             await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
-                process.kill()
+                if process.returncode is None:  # it may have ended in the same moment
+                    process.kill()
                 await exited
                 return EngineExit(f"its messages could not be read: {reader.exception()}")
             status = exited.result()

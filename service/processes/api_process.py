@@ -95,7 +95,7 @@ class SupervisorConnection:
                         client.stay_awake()
                 case Collect():
                     observe_life(self._context)
-                    self._control.send(Snapshot(notice.number, families(self._context.metrics.registry)))
+                    self._control.send(Snapshot(families(self._context.metrics.registry)))
                 case Page() | Transcript() if (asked := self._asked.get(notice.number)) and not asked.done():
                     asked.set_result(notice.text)
 

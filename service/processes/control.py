@@ -54,8 +54,6 @@ class StayAwake(Struct, frozen=True):
 class Collect(Struct, frozen=True):
     """Answer with a Snapshot."""
 
-    number: int
-
 
 class Page(Struct, frozen=True):
     """The metrics of all processes, for the Scrape of the same number."""
@@ -86,9 +84,8 @@ class Alive(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """The metrics of this process, for the Collect of the same number."""
+    """The metrics of this process, the answer to Collect."""
 
-    number: int
     families: Families
 
 

@@ -114,7 +114,6 @@ class ApiProcesses:
         self._ended: Families = ()
         """The counts of processes that have ended."""
         self._collecting = asyncio.Lock()
-        self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._have_accepted = False
@@ -160,7 +159,7 @@ class ApiProcesses:
         """Asks all processes to hold their requests. True once all of them do; False if one of them has a request or
         has to hold one in the meantime, or if another process is started."""
         self.called.clear()
-        self._doze = Doze(next(self._numbers))
+        self._doze = Doze(self._doze.number + 1)
         self._not_dozing = {process.peer for process in self._running.values()}
         for process in self._running.values():
             process.control.send(self._doze)
@@ -184,13 +183,12 @@ class ApiProcesses:
     async def page(self) -> bytes:
         """The metrics of all processes, including this one, in Prometheus's text format."""
         async with self._collecting:
-            number = next(self._numbers)
             asked = [process for process in self._running.values() if process.accepts]
             waited = []
             for process in asked:
                 process.collected = asyncio.get_running_loop().create_future()
                 waited.append(process.collected)
-                process.control.send(Collect(number))
+                process.control.send(Collect())
             if waited:
                 await asyncio.wait(waited, timeout=COLLECT_SECONDS)
             parts = [families(self._metrics.registry), self._ended]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from models.cpus import default_threads
 from models.registry import family_of, resolve
 from service.api.app import ENDPOINTS
 from service.api.http.admission import KINDS
+from service.api_processes import connections_of_each, num_api_processes
 from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
 from service.settings import Settings, load_settings
@@ -80,11 +80,6 @@ class ApiConfig(msgspec.Struct, frozen=True):
         return Catalog([_hosted(model) for model in self.models], openai_names=self.settings["openai_speech_names"])
 
 
-def num_api_processes(settings: Settings) -> int:
-    """Number of API processes. "auto" counts as 1: where it means more, service.api_processes has replaced it."""
-    return 1 if settings.api_processes == "auto" else settings.api_processes
-
-
 def plain_settings(settings: Settings) -> dict[str, Any]:
     """Settings of each API process, as plain values except for paths. They hold the API keys that the supervisor has
     read; connections and threads are divided among the processes."""
@@ -94,7 +89,7 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
         "api_processes": processes,
         "api_key": settings.keys(),
         "api_key_file": None,
-        "max_connections": ceil(settings.max_connections / processes),
+        "max_connections": connections_of_each(settings),
         "media_threads": settings.media_threads or share,
         "encoder_threads": settings.encoder_threads or share,
     }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from service.api.request_stream import EngineError
+from service.api_processes import num_api_processes
 from service.catalog import Catalog
 from service.link.messages import Detach
 from service.link.standby import EngineStart
@@ -22,7 +23,7 @@ from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
 from service.processes.sleep import sleep_when_idle
-from service.processes.start import ApiConfig, model_starts, num_api_processes, plain_settings
+from service.processes.start import ApiConfig, model_starts, plain_settings
 from service.progress import StartProgress
 from service.server import ABORT_GRACE, print_banner
 from service.settings import Settings

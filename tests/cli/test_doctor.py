@@ -10,6 +10,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import av
 import pytest
@@ -117,6 +118,16 @@ def test_a_ffmpeg_without_its_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(av, "codecs_available", {"aac", "flac"})
     found = finding("audio formats")
     assert found.good is False and found.found == "without libopus"
+
+
+@pytest.mark.parametrize(("connections", "processes", "good"), [(4096, 1, True), (60000, 1, None), (60000, 2, True)])
+def test_open_files_are_those_that_the_server_allows_itself(
+    connections: int, processes: int, good: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1 << 20))
+    monkeypatch.setenv("REPRISE_MAX_CONNECTIONS", str(connections))
+    monkeypatch.setenv("REPRISE_API_PROCESSES", str(processes))
+    assert finding("open files") == doctor.Finding("open files", "up to 65536", good, ANY)
 
 
 def test_what_is_scarce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

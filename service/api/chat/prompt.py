@@ -18,7 +18,7 @@ from models.tools import prompt_texts
 from service.api.chat.past_answers import named_transcripts
 from service.api.chat.prompt_media import PromptMedia
 from service.api.chat.prompt_messages import check_length, read_messages
-from service.api.chat.schema import ChatRequestBody, ContentPart
+from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
@@ -31,8 +31,6 @@ TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop. That takes a millisecond or two, no more than handing the
 work to a thread and back (`python -m benchmarks.host_path`)."""
-SMALL_CHAT = 256
-"""Conversations of more messages are not looked at for their length in the event loop: they count as large."""
 SMALL_EXPANSION = 16_384
 """Up to this many prompt positions, placeholders are expanded in the event loop, which takes less than a
 millisecond."""
@@ -118,22 +116,6 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
         if not isinstance(value, bool):
             raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
     return options
-
-
-def is_small(body: ChatRequestBody) -> bool:
-    """Whether the prompt is built without awaiting I/O or threads: short texts, no media and no tools."""
-    length = 0
-    if body.tools or len(body.messages) > SMALL_CHAT:
-        return False
-    for message in body.messages:
-        if message.tool_calls:
-            return False
-        parts = message.content if isinstance(message.content, list) else [ContentPart(text=message.content)]
-        if any(part.image_url or part.video_url for part in parts):
-            return False
-        length += len(message.reasoning_content or "") + len(message.refusal or "")
-        length += sum(len(part.text or "") + len(part.refusal or "") for part in parts)
-    return length <= SMALL_PROMPT
 
 
 async def _concurrently(

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from models.media import Prompt
 from service.api.chat.detokenizer import FinishReason, TextAssembler, TextDelta, TokenLogprob
-from service.api.chat.prompt import build_prompt, is_small, media_tokens, opens_reasoning
+from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
 from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
 from service.api.chat.schema import (
     UNSET,
@@ -141,10 +141,7 @@ async def chat_completions(request: Request) -> Response:
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
-            preparing = prepare_job(context, body, record)
-            # A small request is prepared without awaiting I/O: no need to watch for a disconnect meanwhile.
-            small = is_small(body) and body.audio is None
-            job = await (preparing if small else unless_disconnected(request, preparing))
+            job = await unless_disconnected(request, prepare_job(context, body, record))
         if body.stream:
             return _stream(context, job, body.stream_options or StreamOptions())
         completion = await unless_disconnected(request, _complete(context, job))

@@ -25,14 +25,13 @@ from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare, solver_steps
+from service.api.speech.request import SpeechJob, find_voice, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
+from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.api.steps import step_report
 
 PCM_RATE = 24_000
 """Hz, the rate at which OpenAI's clients play pcm16."""
-MAX_WHOLE_CHARS = 4096
-"""Characters at most of an answer that is not streamed, whose audio is held in memory."""
 AHEAD = 2
 """Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is
 merged."""
@@ -156,7 +155,7 @@ class SpokenAnswer:
         self._job = job
         self._streamed = streamed
         self._logprobs = logprobs
-        self._most_characters = context.settings.max_speech_chars if streamed else MAX_WHOLE_CHARS
+        self._most_characters = max_written_chars(context, live=streamed)
         self._encoder = job.encoder()
         self._counts = AudioCounts(job)
         self._too_long = False

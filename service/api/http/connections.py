@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import resource
 import secrets
 import sys
 from collections import OrderedDict
@@ -22,10 +21,6 @@ from service.api.http.streaming import ClientTimeout
 
 log = logging.getLogger(__name__)
 
-MAX_DESCRIPTORS = 1 << 16
-DESCRIPTORS_PER_CONNECTION = 1.25
-OWN_DESCRIPTORS = 32
-"""Uploads, decoding, the engine and its restarts take some, too. `reprise doctor` reckons with as many."""
 MAX_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, MIN_CHUNK = 1024, 64
 """A body in more chunks than that must have so many bytes a chunk on average: each costs the event loop as much as a
@@ -44,25 +39,6 @@ UNREADABLE = {
     501: "Transfer encodings other than chunked are not supported.",
 }
 """Messages for requests that h11 cannot parse, where it suggests another status than 400."""
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the soft limit on open files towards the hard one: it is often 1024, fewer than max_connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def possible_connections(wanted: int) -> int:
-    """At most as many as the limit on open files has room for. At that limit, asyncio would try to accept a connection
-    thousands of times a second and log each failure, and an engine that died could not be started again."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(1, min(int(limit / DESCRIPTORS_PER_CONNECTION), limit - OWN_DESCRIPTORS))
-    if limit == resource.RLIM_INFINITY or wanted <= most:
-        return wanted
-    log.warning("%d open files are allowed, so at most %d connections (max_connections: %d)", limit, most, wanted)
-    return most
 
 
 class SmallChunks(h11.RemoteProtocolError):

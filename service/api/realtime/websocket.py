@@ -261,6 +261,7 @@ class Session:
                 message = "A response is in progress; wait for response.done or send response.cancel."
                 raise bad_request(message, code="conversation_already_has_active_response")
             await asyncio.wait({self._answer.task})
+            self._answer.task.result()  # raises if its last event could not be sent
         context.require_ready()
         config = updated(self._config, given, "response")
         kept = given.conversation != "none"

@@ -13,15 +13,9 @@ from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
 from service.api.speech.live_passages import LivePassages
 from service.api.speech.live_writing import LiveWriting
-from service.api.speech.request import (
-    SMALL_TEXT,
-    SpeechJob,
-    SpokenTooLong,
-    clean_text,
-    max_spoken_chars,
-    speakable,
-)
+from service.api.speech.request import SMALL_TEXT, SpeechJob, clean_text, speakable
 from service.api.speech.script import Line
+from service.api.speech.text_limits import SpokenTooLong, max_spoken_chars
 from service.api.speech.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
 
@@ -163,7 +157,7 @@ class LiveText:
 
     def _count(self, text: str) -> None:
         """Raises SpokenTooLong at the limit of all segments together."""
-        most = max_spoken_chars(self._context)
+        most = max_spoken_chars(self._context, live=self._live)
         self._characters += len(text)
         if self._characters > most:
             raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")

@@ -39,7 +39,9 @@ async def encode_reference(
 async def encode(context: ServerContext, model: HostedModel, wave: np.ndarray, pad: str) -> np.ndarray:
     """wave float32 [samples] -> patches float32 [n, frames, channels], from the cache or by the engine. pad: the side
     ("left" or "right") on which the last patch is filled up with silence."""
-    key = hashlib.blake2b(wave.tobytes(), key=f"{model.name}/{pad}".encode()[:64]).digest()
+    digest = hashlib.blake2b(f"{model.name}/{pad}/".encode())
+    digest.update(wave.tobytes())
+    key = digest.digest()
     cached = context.references.get(key)
     if cached is not None:
         return cached

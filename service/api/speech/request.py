@@ -58,19 +58,6 @@ SMALL_TEXT = 512
 thread."""
 
 
-SPOKEN_GROWTH = 2
-"""How many times `max_speech_chars` a text may have once its numbers have become words."""
-
-
-class SpokenTooLong(InputError):
-    """The text is within its limit, but the words that are spoken for it are not."""
-
-
-def max_spoken_chars(context: ServerContext) -> int:
-    """Limit in characters of a text as it is spoken."""
-    return SPOKEN_GROWTH * context.settings.max_speech_chars
-
-
 @dataclass(frozen=True, eq=False)
 class Speaker:
     """A voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.

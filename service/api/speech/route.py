@@ -28,7 +28,7 @@ from service.api.http.streaming import (
 )
 from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
-from service.api.speech.request import SMALL_TEXT, SpeechJob, max_spoken_chars, prepare
+from service.api.speech.request import SMALL_TEXT, SpeechJob, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -37,17 +37,12 @@ from service.api.speech.schema import (
     SpeechUsage,
 )
 from service.api.speech.script import Script, read_script
+from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
 from service.api.steps import step_report
 from service.link.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 
 router = APIRouter(route_class=RequestRoute)
-
-MAX_WHOLE_CHARS = 4096
-"""Limit in characters of a text that is answered with a complete file. Longer texts must be streamed, since such a file
-is held in memory."""
-MAX_WORDED_CHARS = 2 * MAX_WHOLE_CHARS
-"""The same limit once numbers have become words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +76,7 @@ async def speak(request: Request) -> Response:
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
-            preparing = _prepare(context, body, record)
-            # A small request is prepared without awaiting threads: no need to watch for a disconnect meanwhile.
-            speech = await (preparing if _is_small(body) else unless_disconnected(request, preparing))
+            speech = await unless_disconnected(request, _prepare(context, body, record))
             if body.stream_format == "sse":
                 return _event_response(context, speech)
             if body.stream is not False:
@@ -93,11 +86,6 @@ async def speak(request: Request) -> Response:
         record.outcome = "aborted"
         return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
     return Response(data, headers=_headers(speech.job))
-
-
-def _is_small(body: SpeechRequestBody) -> bool:
-    """Whether the request is prepared in the event loop."""
-    return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
@@ -119,7 +107,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
 
     def build() -> tuple[SpeechRequest, Script]:
         script = read_script(job, body.input, written=bool(captions))
-        most = max_spoken_chars(context)
+        most = max_spoken_chars(context, live=True)
         if script.characters > most:
             reason = f"as it is spoken, the text has {script.characters} characters, at most {most} allowed"
             raise InputError("input", reason)
@@ -136,7 +124,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         transcript = job.transcript_ids(texts[0])
         return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), script
 
-    request, script = build() if _is_small(body) else await context.in_thread(build)
+    small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
+    request, script = build() if small else await context.in_thread(build)
     tokens = sum(len(segment.text_ids) for segment in request.segments)
     context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)

@@ -27,13 +27,13 @@ async def make_voices(context: ServerContext) -> None:
         await context.engine.wait_ready()
     except EngineError:
         return  # the server ends, and says why
-    try:
-        for name in names(context):
-            for model in models:
-                await _idle(context)
+    for name in names(context):
+        for model in models:
+            await _idle(context)
+            try:
                 await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
-    except (ApiError, EngineError) as error:
-        log.warning("built-in voices are made when they are asked for: %s", error)
+            except (ApiError, EngineError) as error:
+                log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model.name, error)
 
 
 def names(context: ServerContext) -> tuple[str, ...]:

@@ -116,7 +116,6 @@ class ChatWorker:
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         self._vision.request_all(self._scheduler.waiting)
-        self._observations.count("prefix_cache_query_tokens_total", sequence.num_tokens, model=self.name)
 
     def control(self, command: Control) -> None:
         if isinstance(command, Abort) and (sequence := self._sequences.get(command.request_id)) is not None:
@@ -252,7 +251,8 @@ class ChatWorker:
         sequence = chunk.sequence
         if sequence.tally.scheduled is None:
             sequence.tally.scheduled = now
-            self._observations.observe("queue_duration_seconds", now - sequence.request.arrival, model=self.name)
+            self._observations.observe("queue_duration_seconds", now - sequence.submitted, model=self.name)
+            self._observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self.name)
             self._observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self.name)
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from service.engine.readback import Readback
@@ -43,6 +43,8 @@ class Launch:
     kind: str
     route: str
     timings: list[Timing] = field(default_factory=list)
+    prompts: Sequence[SpeechSequence] = ()
+    """Sequences of which it computes a part of the prompt, or all of it without a first patch: those have no row."""
     reference_id: str | None = None
     """The EncodeReference request that this launch completes."""
 

@@ -117,9 +117,9 @@ class SpeechRequests:
 
     def note_start(self, stream: Stream, now: float) -> None:
         """Before a waiting stream's first step."""
-        self._sequences[stream.request_id].tally.scheduled = now
-        observations = self._context.observations
-        observations.observe("queue_duration_seconds", now - stream.arrival, model=self._name)
+        sequence, observations = self._sequences[stream.request_id], self._context.observations
+        sequence.tally.scheduled = now
+        observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
         observations.count("prefix_cache_query_tokens_total", stream.prompt_tokens, model=self._name)
         if stream.prefilled:
             observations.count("prefix_cache_hit_tokens_total", stream.prefilled, model=self._name)

@@ -184,7 +184,9 @@ class SpeechRunner:
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
-        return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+        launch = self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+        launch.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
+        return launch
 
     def _run_tails(self, sequences: Sequence[SpeechSequence], timings: list[Timing]) -> list[tuple[Run, list[int]]]:
         """A tail for each number of solver steps, with the indices of its rows in `sequences`. Its timing is added to

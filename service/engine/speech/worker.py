@@ -338,8 +338,11 @@ class SpeechWorker:
             self._learn(launch, now)
             if launch.reference_id is not None:
                 encoded.append(ReferenceEncoded(launch.reference_id, launch.readback.read()["patches"].copy()))
+            replayed, rows = launch.route == "replay", len(launch.rows) + len(launch.prompts)
+            for sequence in launch.prompts:
+                sequence.tally.add(replayed, rows)
             for outcome in self._runner.outcomes(launch):
-                outcome.sequence.tally.add(launch.route == "replay", len(launch.rows))
+                outcome.sequence.tally.add(replayed, rows)
                 self._requests.deliver(outcome, now)
         self._requests.send_due(now)
         deltas, failed = self._requests.drain()

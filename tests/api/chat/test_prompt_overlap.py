@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from models.media import ChatMessage, MediaItem, MediaKind, TokenizedChat, Tool
-from service.api.chat.prompt import SMALL_CHAT, SMALL_PROMPT, is_small
-from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.prompt import SMALL_PROMPT
 from service.catalog import Catalog
 from tests.api.chat.test_chat import picture
 from tests.support.fake_chat import FakeProcessor, fake_catalog
@@ -61,9 +60,3 @@ def test_text_does_not_wait_for_pictures(pictures: int, characters: int) -> None
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] == characters + 4 * pictures
     assert processor.kinds == ["image"] * pictures
-
-
-def test_no_more_messages_are_looked_at_than_a_moment_takes() -> None:
-    """Before their number is known to be within its limit, a body may have hundreds of thousands."""
-    assert is_small(ChatRequestBody("tiny", [Message("user", "")] * SMALL_CHAT))
-    assert not is_small(ChatRequestBody("tiny", [Message("user", "")] * (SMALL_CHAT + 1)))

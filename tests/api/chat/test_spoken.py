@@ -266,6 +266,17 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
     chunks = list(talking.ask(text, stream=True))
     assert transcript(chunks) == text[:400]
     assert chunks[-1].choices[0].finish_reason == "length"
+    whole = talking.ask(text).choices[0]
+    assert (whole.message.audio.transcript, whole.finish_reason) == (text[:400], "length")
+
+
+def test_a_whole_answer_may_have_fewer_characters(talking: Talking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.speech.text_limits.MAX_WHOLE_CHARS", 100)
+    text = "0123456 89. " * 15
+    assert transcript(list(talking.ask(text, stream=True))) == text
+    assert talking.ask(text).choices[0].message.audio.transcript == text[:100]
+    said = talking.ask("1234567890123. " * 5).choices[0].message.audio
+    assert said.finish_reason == "length" and sum(map(len, talking.said())) <= 200, "its numbers are words"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.api.http import connections
-from service.api.http.connections import possible_connections
+from service.descriptors import possible_connections
 from service.server import server_config
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server

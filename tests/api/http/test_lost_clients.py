@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +22,7 @@ from service.settings import load_settings
 from tests.api.http.raw import chat_request, read_to_end, send
 from tests.support import fake_engine
 from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS
 
 PATIENCE = 240.0
 
@@ -125,3 +128,46 @@ def test_nor_does_a_client_that_reads_nothing(log: pytest.LogCaptureFixture) -> 
             assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "timeout"
         server.wait_idle(PATIENCE)
     assert complaints(log) == []
+
+
+class Endless:
+    """Stands for a step of a request that takes long."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+
+    async def __call__(self, *_: Any) -> Any:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def test_a_short_request_that_waits_for_its_grammar_ends_with_its_client(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    checking = Endless()
+    with running_server() as server:
+        monkeypatch.setattr(server.context.grammars, "checked", checking)
+        with send(server, chat_request("hello", response_format={"type": "json_object"})):
+            assert checking.begun.wait(GENEROUS)
+        assert checking.cancelled.wait(GENEROUS), "the client has gone"
+        server.wait_idle(PATIENCE)
+        assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "aborted"
+
+
+def test_so_does_one_that_waits_for_a_voice_to_be_made(
+    monkeypatch: pytest.MonkeyPatch, talker: Catalog, log: pytest.LogCaptureFixture
+) -> None:
+    making = Endless()
+    monkeypatch.setattr("service.api.speech.request.named_reference", making)
+    body = b'{"input": "Hello.", "response_format": "pcm"}'
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with running_server(talker, voices_at_start="none") as server:
+        with send(server, head + body):
+            assert making.begun.wait(GENEROUS)
+        assert making.cancelled.wait(GENEROUS), "the client has gone"
+        server.wait_idle(PATIENCE)
+        assert vars(access_line(log, "/v1/audio/speech"))["outcome"] == "aborted"

@@ -21,8 +21,9 @@ from service.api.context import LARGE_BODY
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
-from service.api.realtime.events import OutputItemAdded, OutputTextDelta
+from service.api.realtime.events import OutputItemAdded, OutputTextDelta, ResponseDone
 from service.api.realtime.websocket import Session
+from service.api.sockets import POLICY, StreamClosed
 from tests.api.realtime.conversing import (
     MAX_ITEMS,
     Conversing,
@@ -198,6 +199,37 @@ async def test_an_event_that_waits_for_a_slow_client_is_not_lost_by_a_cancel(
     ]
     written = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert written == next(event["text"] for event in events if event["type"] == "response.output_text.done")
+
+
+async def test_a_response_that_cannot_be_sent_ends_the_session_before_the_next(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, respond = websocket.send, Session._respond
+    ends, asked = threading.Event(), asyncio.Event()
+
+    async def failing(context: Any, to: Any, event: Any, size: int = 0) -> None:
+        if isinstance(event, ResponseDone):
+            ends.set()
+            await asked.wait()
+            raise StreamClosed(POLICY, "the client reads too slowly")
+        await send(context, to, event, size)
+
+    async def responding(self: Session, *arguments: Any) -> None:
+        if ends.is_set():
+            asked.set()
+        await respond(self, *arguments)
+
+    monkeypatch.setattr(websocket, "send", failing)
+    monkeypatch.setattr(Session, "_respond", responding)
+    await add(socket, "Say this.")
+    before = len(conversing.seen)
+    for _ in range(2):
+        await tell(socket, "response.create", response={"output_modalities": ["text"]})
+        await asyncio.to_thread(ends.wait, GENEROUS)
+    with pytest.raises(websockets.ConnectionClosed) as closed:
+        await up_to(socket, "response.done")
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == POLICY
+    assert len(conversing.seen) == before + 1
 
 
 async def test_pictures_are_seen_and_checked_when_they_come(conversing: Conversing, socket: ClientConnection) -> None:

@@ -98,15 +98,22 @@ def test_requests_come_first(making: list[Any], monkeypatch: pytest.MonkeyPatch)
         assert len(making) == 2
 
 
-def test_what_cannot_be_made_is_left_to_requests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [ApiError(500, "no take"), EngineError(503, "engine_unavailable", "it ended")])
+def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, making: list[Any]
 ) -> None:
-    async def fails(*arguments: Any) -> None:
-        raise ApiError(500, "no take", code="voice_not_made")
+    made = voices_at_start.named_reference
 
-    monkeypatch.setattr(voices_at_start, "named_reference", fails)
+    async def fails_at_first(context: Any, model: Any, name: str, description: str) -> np.ndarray:
+        if name == DEFAULT_VOICE:
+            raise error
+        return await made(context, model, name, description)
+
+    monkeypatch.setattr(voices_at_start, "named_reference", fails_at_first)
     with talking(voices_at_start="all"):
-        wait(lambda: "made when they are asked for: no take" in caplog.text, GENEROUS, "it is logged")
+        wait(lambda: len(making) == 2 * len(OPENAI_VOICES), GENEROUS, "the others are made")
+    for model in ("talker", "talker-1"):
+        assert f"the built-in voice default of {model} is made when it is asked for: {error}" in caplog.text
 
 
 @pytest.mark.parametrize("kinds", [("speech",), ("chat",), ()])

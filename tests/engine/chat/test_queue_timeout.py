@@ -29,6 +29,7 @@ def test_a_chat_request_that_waits_too_long_is_answered_503() -> None:
         assert (failed["second"].status, failed["second"].code) == (503, "queue_timeout")
         assert failed["second"].retry_after
         assert len(engine.tokens("first")) == 40
+        assert engine.counter("prefix_cache_query_tokens_total") == 3, "the second was never looked up"
         engine.assert_nothing_left()
 
 
@@ -43,3 +44,6 @@ def test_what_came_before_the_queue_does_not_count() -> None:
         engine.worker.fail_timed_out(time.monotonic())
         engine.run()
         assert not engine.failures() and len(engine.tokens("late")) == 4
+        observed = [event for outputs in engine.channel.outputs for event in outputs.observations]
+        (waited,) = (event.value for event in observed if event.name == "queue_duration_seconds")
+        assert waited < time.monotonic() - arrival - 100

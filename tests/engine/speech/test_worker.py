@@ -456,6 +456,19 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     rig.assert_clean()
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_every_step_that_includes_a_request_is_counted(model: VoxCPM2, cut: bool) -> None:
+    """Also one that computes a part of its prompt, or all of it without the first patch."""
+    rig = WorkerRig(
+        model, golden.processor(), graphs=not cut, max_running=1, buckets=(1,), step_tokens=64, capture_all=True
+    )
+    rig.first_patches_in_rows(lambda: not cut)
+    text = " ".join(3 * TEXTS) if cut else TEXTS[0]
+    counts = rig.alone(request("counted", segment(text, 6, 6))).deltas[-1].steps
+    assert counts is not None and counts.steps == counts.rows == rig.ticks > 6
+    assert counts.replayed == (0 if cut else counts.steps)
+
+
 def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
     """Not from its arrival: its reference may have taken long to upload and to decode."""
     clock = [1000.0]
@@ -469,6 +482,17 @@ def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
     (failed,) = rig.worker.collect().failed
     assert (failed.request_id, failed.code) == ("late", "queue_timeout")
     rig.assert_clean()
+
+
+def test_so_the_metric_of_the_queue_begins(model: VoxCPM2) -> None:
+    """The first segment of a text that is still being written may come long after its first word."""
+    clock = [1000.0]
+    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), clock=lambda: clock[0])
+    rig.worker.submit(request("written", segment("Two red boats."), arrival=clock[0] - 60.0))
+    clock[0] += 0.5
+    rig.turn()
+    waited = [one.value for one in rig.observations.drain() if one.name == "queue_duration_seconds"]
+    assert waited == [0.5]
 
 
 def test_a_clip_for_which_there_is_no_memory_fails_alone(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
