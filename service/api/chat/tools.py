@@ -35,12 +35,13 @@ NO_RESULT = "must be followed by a message with role tool and the id of this cal
 @dataclass(frozen=True)
 class ToolUse:
     """tools: those in the prompt. callable: those that the answer may call. forced: the answer consists of calls.
-    several: it may have more than one call."""
+    several: it may have more than one call. strict: names of the tools whose schemas must be enforced as a whole."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
     forced: bool
     several: bool
+    strict: frozenset[str] = frozenset()
 
 
 def tool_use(body: ChatRequestBody) -> ToolUse | None:
@@ -59,14 +60,15 @@ def tool_use(body: ChatRequestBody) -> ToolUse | None:
     if choice == "none":
         return None
     several = body.parallel_tool_calls is not False
+    strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
     match choice:
         case NamedToolChoice():
-            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False)
+            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False, strict=strict)
         case AllowedToolsChoice(allowed_tools=allowed):
             at = [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed.tools))]
-            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several)
+            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several, strict)
         case _:
-            return ToolUse(tools, tools, choice == "required", several)
+            return ToolUse(tools, tools, choice == "required", several, strict)
 
 
 def _chosen(tools: Sequence[Tool], choices: Sequence[NamedToolChoice], *at: str) -> tuple[Tool, ...]:

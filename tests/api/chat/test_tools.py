@@ -209,12 +209,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "parameters are a list": (function(name="f", parameters=[]), "tools[0].function.parameters"),
     "parameters of an array": (function(name="f", parameters={"type": "array"}), "tools[0].function.parameters.type"),
     "unsupported keyword": (
-        {"tools": [TIME, tool("f", None, {"type": "object", "dependentSchemas": {"a": {"minProperties": 2}}})]},
+        {"tools": [TIME, *function(name="f", strict=True, parameters={"dependentSchemas": {"a": {}}})["tools"]]},
         "tools[1].function.parameters",
     ),
-    "impossible": (function(name="f", parameters={"not": {}}), "tools[0].function.parameters"),
+    "impossible": (
+        function(name="f", parameters={"properties": {"a": {"enum": []}}, "required": ["a"]}),
+        "tools[0].function.parameters",
+    ),
     "look-behind": (
-        function(name="f", parameters={"properties": {"a": {"pattern": "(?<=b)a"}}}),
+        function(name="f", strict=True, parameters={"properties": {"a": {"pattern": "(?<=b)a"}}}),
         "tools[0].function.parameters",
     ),
     "choice without tools": ({"tool_choice": "required"}, "tool_choice"),

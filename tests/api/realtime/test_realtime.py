@@ -504,7 +504,7 @@ F = {"type": "function", "name": "f"}
             "session.tools[1].parameters",
         ),
         (
-            {"tools": [F | {"parameters": {"properties": {"a": {"pattern": "(?<=a)b"}}}}], "tool_choice": "none"},
+            {"tools": [F | {"parameters": {"properties": {"a": False}, "required": ["a"]}}], "tool_choice": "none"},
             "session.tools[0].parameters",
         ),
         ({"tools": [F], "tool_choice": F | {"name": "g"}}, "session.tool_choice.name"),
