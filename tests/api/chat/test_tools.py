@@ -162,6 +162,24 @@ def test_a_loop_with_two_tools(client: OpenAI) -> None:
     assert messages[-1].content == "It is 5."
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_call_that_was_cut_off_can_be_sent_back(client: OpenAI, choice: Any) -> None:
+    """With an error as its result, as agents send it."""
+    (one,) = ask(client, ROME, tool_choice=choice, max_tokens=ROME.index("Rome") + 2).choices
+    (call,) = one.message.tool_calls
+    assert one.finish_reason == "length" and call.function.arguments == '{"city": "Ro'
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
+    said = [{"role": "user", "content": "hi"}, one.message, result(call.id, "This is no JSON.")]
+    assert ask(client, said).choices[0].message.content == "This is no JSON."
+
+
+def test_arguments_are_read_where_they_are_an_object() -> None:
+    assert arguments_of('{"a": 1}', "arguments") == {"a": 1} and arguments_of("", "arguments") == {}
+    for text in ("[]", "5", "{", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": 1e999}', '{"city": "Ro'):
+        assert arguments_of(text, "arguments") == text
+
+
 def test_calls_are_counted(client: OpenAI, server: RunningServer) -> None:
     def count() -> float:
         text = httpx.get(f"{server.url}/metrics").text
@@ -267,9 +285,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     **{
         f"arguments {index}": ({"messages": [asked(("a", "add", text))]}, f"{AT}.function.arguments")
-        for index, text in enumerate(
-            ["[]", "5", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 9000, json.dumps({"a": deep(40)}), '{"a": 1e999}']
-        )
+        for index, text in enumerate(["[" * 9000, json.dumps({"a": deep(40)})])
     },
     "arguments are no text": (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},

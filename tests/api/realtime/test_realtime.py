@@ -434,8 +434,6 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
             )
             for field, value in (
                 ("name", "no name"),
-                ("arguments", "no JSON"),
-                ("arguments", "[]"),
                 ("arguments", '{"a":' * 99 + "{}" + "}" * 99),
                 ("arguments", '{"a":' + "[" * 100_000),
                 ("call_id", ""),
