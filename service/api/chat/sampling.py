@@ -91,10 +91,11 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
     """Tokens that are left for the completion. ApiError 400 if there is none."""
     room = max_model_len - prompt_tokens
     if room < 1:
-        holder = "the KV cache holds" if max_model_len < processor.context_length else "the model's context is"
+        because = ", which is what the KV cache holds" if max_model_len < processor.context_length else ""
+        # Clients find the cause by these words, which OpenAI's and vLLM's messages have, too.
         raise bad_request(
-            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; {holder} {max_model_len} "
-            "tokens, at least one of them for the completion.",
+            f"messages: this model's maximum context length is {max_model_len} tokens{because}; the prompt takes "
+            f"{prompt_tokens} tokens, media included, and the answer needs at least one.",
             "messages",
             "context_length_exceeded",
         )
