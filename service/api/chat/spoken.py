@@ -28,9 +28,8 @@ from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.steps import step_report
+from service.catalog import OPENAI_PCM_RATE
 
-PCM_RATE = 24_000
-"""Hz, the rate at which OpenAI's clients play pcm16."""
 MAX_WHOLE_CHARS = 4096
 """Characters at most of an answer that is not streamed, whose audio is held in memory."""
 AHEAD = 2
@@ -119,7 +118,7 @@ def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
         instructions=audio.instructions,
         response_format="pcm" if audio.format == "pcm16" else audio.format,
         speed=audio.speed,
-        sample_rate=PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
+        sample_rate=OPENAI_PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
         seed=seed if audio.seed is None else audio.seed,
         cfg_value=audio.cfg_value,
         inference_timesteps=audio.inference_timesteps,
