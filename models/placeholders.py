@@ -73,6 +73,6 @@ def check_length(token_ids: np.ndarray, context_length: int) -> None:
     if len(token_ids) >= context_length:
         raise PromptTooLong(
             "messages",
-            f"this model's maximum context length is {context_length} tokens, of which the prompt takes "
-            f"{len(token_ids)} and the answer needs at least one",
+            f"the prompt is too long: this model's maximum context length is {context_length} tokens, of which the "
+            f"prompt takes {len(token_ids)} and the answer needs at least one",
         )

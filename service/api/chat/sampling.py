@@ -92,10 +92,9 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
     room = max_model_len - prompt_tokens
     if room < 1:
         because = ", which is what the KV cache holds" if max_model_len < processor.context_length else ""
-        # Clients find the cause by these words, which OpenAI's and vLLM's messages have, too.
         raise bad_request(
-            f"messages: this model's maximum context length is {max_model_len} tokens{because}; the prompt takes "
-            f"{prompt_tokens} tokens, media included, and the answer needs at least one.",
+            f"messages: the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+            f"{because}; the prompt takes {prompt_tokens} tokens, media included, and the answer needs at least one.",
             "messages",
             "context_length_exceeded",
         )
