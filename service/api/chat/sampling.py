@@ -13,8 +13,17 @@ from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings import Settings
 
 MAX_STOP_LENGTH = 1000
-INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
-"""What OpenAI's API has in place of fields that it has given up."""
+INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "json_schema": "response_format.json_schema",
+    "n_probs": "logprobs and top_logprobs",
+    "regex": "structured_outputs.regex",
+    "repeat_penalty": "repetition_penalty",
+    "top_n_tokens": "logprobs and top_logprobs",
+}
+"""Fields here for what OpenAI's API has given up, and for what other servers call differently."""
 
 
 def refuse_unsupported(body: ChatRequestBody) -> None:

@@ -319,8 +319,11 @@ def test_allowed_tools_are_the_only_ones_that_can_be_called(client: OpenAI, mode
     assert called(one.message) == [("add", {"a": 2, "b": 40})]
 
 
-@pytest.mark.parametrize(("field", "instead"), [("functions", "tools"), ("function_call", "tool_choice")])
-def test_what_openai_gave_up_names_its_successor(server: RunningServer, field: str, instead: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "instead"),
+    [("functions", "tools"), ("function_call", "tool_choice"), ("repeat_penalty", "repetition_penalty")],
+)
+def test_a_refused_field_names_the_one_to_use(server: RunningServer, field: str, instead: str) -> None:
     body = {"model": "tiny", "messages": [USER], field: [{"name": "f"}]}
     error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
     assert error["message"] == f"{field}: not supported by this server; use {instead}."
