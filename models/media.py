@@ -156,10 +156,10 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that an earlier answer made. arguments: the parsed JSON object."""
+    """A call that an earlier answer made. arguments: the parsed JSON object, or text that is none."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)

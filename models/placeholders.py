@@ -71,5 +71,8 @@ def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarra
 def check_length(token_ids: np.ndarray, context_length: int) -> None:
     """Raises PromptTooLong for a prompt that leaves no room for an answer."""
     if len(token_ids) >= context_length:
-        problem = f"the prompt takes {len(token_ids)} tokens of a context of {context_length}"
-        raise PromptTooLong("messages", f"{problem}, and the answer needs at least one")
+        raise PromptTooLong(
+            "messages",
+            f"the prompt is too long: this model's maximum context length is {context_length} tokens, of which the "
+            f"prompt takes {len(token_ids)} and the answer needs at least one",
+        )

@@ -16,6 +16,8 @@ from service.settings import Settings
 
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Default models of clients made for OpenAI."""
+OPENAI_PCM_RATE = 24_000
+"""Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
 DEMO_NOTICES = {
     "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
     "speech": "small demonstration voice: English, best with the thousand words it was trained on",

@@ -311,7 +311,8 @@ class Settings(BaseSettings):
     pcm_sample_rate: PcmRate | None = _knob(
         None,
         "Speech",
-        "Sample rate of pcm if a request names none; 24000 suits clients made for OpenAI. Default: the model's.",
+        "Sample rate of pcm if a request names none; clients made for OpenAI expect 24000. Default: 24000 if the "
+        "request has OpenAI's name of a model, else the model's.",
     )
     speech_ahead: Seconds = _knob(
         20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."

@@ -223,6 +223,14 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningS
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("length", [4096, 16 * 4096 + 1])
+def test_clients_can_tell_that_the_context_is_too_short(server: RunningServer, length: int) -> None:
+    """Those that shorten a conversation look for words in the message: LangChain for the first of these, many for the
+    last."""
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * length)).json()["error"]
+    assert "prompt is too long: this model's maximum context length is 4096 tokens" in error["message"]
+
+
 def test_pages_that_may_call_can_read_refusals(server: RunningServer) -> None:
     origin = {"origin": "https://app.example"}
     refused = httpx.post(f"{server.url}/v1/chat/completions", headers={**origin, "content-encoding": "gzip"})

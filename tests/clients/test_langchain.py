@@ -99,3 +99,31 @@ def test_two_calls_at_once(scripted: RunningServer) -> None:
     question = call_text("note", number=1) + "\n" + call_text("note", number=2)
     messages = agent.invoke({"messages": [{"role": "user", "content": question}]})["messages"]
     assert sorted(called) == [1, 2] and messages[-1].content == "noted 2"
+
+
+def test_a_call_that_was_cut_off_goes_back_with_an_error(scripted: RunningServer) -> None:
+    """LangChain keeps it as an invalid call, and agents answer it."""
+    messages = needed("langchain_core.messages")
+    tools = [{"name": "note", "description": "Notes a text.", "parameters": {"properties": {"text": {}}}}]
+    said = call_text("note", text="something long")
+    model = chat(scripted.url, "tiny", max_tokens=said.index("long")).bind_tools(tools)
+    cut = model.invoke([("user", said)])
+    assert cut.response_metadata["finish_reason"] == "length" and not cut.tool_calls
+    (call,) = cut.invalid_tool_calls
+    result = messages.ToolMessage("Not valid.", tool_call_id=call["id"])
+    assert model.invoke([("user", said), cut, result]).content == "Not valid."
+
+
+def test_a_tool_whose_schema_no_grammar_can_say(scripted: RunningServer) -> None:
+    """As servers of tools send them."""
+    names = {"type": "array", "items": {"type": "string", "format": "uri-reference"}, "uniqueItems": True}
+    parameters = {"type": "object", "properties": {"names": names}, "not": {"required": ["x"]}}
+    tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
+    answer = chat(scripted.url, "tiny").bind_tools(tools, tool_choice="read").invoke(call_text("read", names=["a"]))
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("read", {"names": ["a"]})]
+
+
+def test_a_prompt_that_is_too_long_is_known_as_such(scripted: RunningServer) -> None:
+    overflow = needed("langchain_core.exceptions").ContextOverflowError
+    with pytest.raises(overflow):
+        chat(scripted.url, "tiny").invoke("x" * 5000)

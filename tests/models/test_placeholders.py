@@ -48,5 +48,5 @@ def test_a_template_that_drops_or_makes_placeholders_is_refused(tokens: list[int
 
 def test_a_prompt_leaves_room_for_an_answer() -> None:
     check_length(np.zeros(7, np.int32), 8)
-    with pytest.raises(PromptTooLong, match="takes 8 tokens of a context of 8, and the answer needs at least one"):
+    with pytest.raises(PromptTooLong, match="length is 8 tokens, of which the prompt takes 8 and the answer"):
         check_length(np.zeros(8, np.int32), 8)

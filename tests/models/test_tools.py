@@ -161,14 +161,14 @@ objects = st.dictionaries(hostile, st.none() | st.integers() | hostile | st.list
 
 @pytest.mark.parametrize("source", [KNOWS, PLAIN])
 @settings(max_examples=60, deadline=None)
-@given(hostile, hostile, objects, objects)
+@given(hostile, hostile, objects | hostile, objects)
 def test_nothing_of_a_request_becomes_a_control_token(
-    source: str, text: str, name: str, arguments: dict[str, Any], parameters: dict[str, Any]
+    source: str, text: str, name: str, arguments: dict[str, Any] | str, parameters: dict[str, Any]
 ) -> None:
     def special(messages: tuple[ChatMessage, ...], tool: Tool) -> list[int]:
         return [token for token in ids(source, messages, (tool,)) if token < 10_000]
 
-    def talk(text: str, name: str, arguments: dict[str, Any]) -> tuple[ChatMessage, ...]:
+    def talk(text: str, name: str, arguments: dict[str, Any] | str) -> tuple[ChatMessage, ...]:
         return (
             say("system", text),
             say("user", text, text),
@@ -213,6 +213,15 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load:
     chat = processor.apply_chat_template(TALK, [], options={}, tools=(ADD,))
     said = processor.detokenize(chat.token_ids.tolist()).decode()
     assert '{"name": "add", "arguments": {"a": 40}}' in said and "<tool_response>\n42" in said
+
+
+@pytest.mark.parametrize(("family", "load"), FAMILIES)
+def test_every_family_writes_arguments_that_are_text(family: str, load: Any) -> None:
+    processor = load(Path(GOLDEN) / family)
+    talk = (say("user", "hi"), say("assistant", calls=(ToolCall("add", '{"a": 4'),)), say("tool", "no JSON"))
+    chat = processor.apply_chat_template(talk, [], options={}, tools=(ADD,))
+    said = processor.detokenize(chat.token_ids.tolist()).decode()
+    assert any(f'{{"name": "add", "arguments": {text}}}' in said for text in ('{"a": 4', json.dumps('{"a": 4')))
 
 
 @pytest.mark.parametrize(("family", "load"), FAMILIES)

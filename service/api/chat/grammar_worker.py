@@ -20,7 +20,7 @@ from functools import cache
 import llguidance
 import numpy as np
 
-from service.api.chat.schema_form import PATTERNED_FORMATS
+from service.api.chat.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
@@ -28,8 +28,6 @@ from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
 _STEPS = 16
 """Tokens of each answer that is followed."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
-_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-"""What llguidance has patterns for."""
 _MAX_REASON = 200
 _BYTES = (1 << 256) - 1
 """The tokens of single bytes in a mask."""
@@ -95,7 +93,8 @@ def _reason(error: str) -> str:
         return "$ref: only references inside the schema are supported"
     line = " ".join(error.split())
     if line.startswith("Unknown format"):
-        return f"{line[: _MAX_REASON // 2].rstrip('.')}; those known are {', '.join((*_FORMATS, *PATTERNED_FORMATS))}"
+        known = ", ".join((*LIBRARY_FORMATS, *PATTERNED_FORMATS))
+        return f"{line[: _MAX_REASON // 2].rstrip('.')}; those known are {known}"
     return line[:_MAX_REASON].rstrip(".") or "it cannot be compiled"
 
 

@@ -60,8 +60,8 @@ def check_length(length: int, max_model_len: int) -> None:
     limit = MAX_CHARACTERS_PER_TOKEN * max_model_len
     if length > limit:
         raise bad_request(
-            f"messages: too much text: {length} characters given, at most {limit} allowed for a context of "
-            f"{max_model_len} tokens.",
+            f"messages: the prompt is too long: this model's maximum context length is {max_model_len} tokens; "
+            f"{length} characters given, at most {limit} allowed.",
             "messages",
             "context_length_exceeded",
         )

@@ -13,8 +13,17 @@ from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings import Settings
 
 MAX_STOP_LENGTH = 1000
-INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
-"""What OpenAI's API has in place of fields that it has given up."""
+INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "json_schema": "response_format.json_schema",
+    "n_probs": "logprobs and top_logprobs",
+    "regex": "structured_outputs.regex",
+    "repeat_penalty": "repetition_penalty",
+    "top_n_tokens": "logprobs and top_logprobs",
+}
+"""Fields here for what OpenAI's API has given up, and for what other servers call differently."""
 
 
 def refuse_unsupported(body: ChatRequestBody) -> None:
@@ -91,10 +100,10 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
     """Tokens that are left for the completion. ApiError 400 if there is none."""
     room = max_model_len - prompt_tokens
     if room < 1:
-        holder = "the KV cache holds" if max_model_len < processor.context_length else "the model's context is"
+        because = ", which is what the KV cache holds" if max_model_len < processor.context_length else ""
         raise bad_request(
-            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; {holder} {max_model_len} "
-            "tokens, at least one of them for the completion.",
+            f"messages: the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+            f"{because}; the prompt takes {prompt_tokens} tokens, media included, and the answer needs at least one.",
             "messages",
             "context_length_exceeded",
         )

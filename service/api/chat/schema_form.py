@@ -30,6 +30,8 @@ MAX_ALL_ORDERS = 4 * MAX_ORDERS
 _EXACT = 2**53
 """From this number on, doubles are farther apart than integers."""
 LOWER, UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+LIBRARY_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+"""What llguidance has patterns for."""
 FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "password", "path"})
 """What pydantic and OpenAPI say of strings that may be any. The library does not know them."""
 _H16 = "[0-9a-fA-F]{1,4}"

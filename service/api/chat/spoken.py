@@ -29,9 +29,8 @@ from service.api.speech.request import SpeechJob, find_voice, prepare, solver_st
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.api.steps import step_report
+from service.catalog import OPENAI_PCM_RATE
 
-PCM_RATE = 24_000
-"""Hz, the rate at which OpenAI's clients play pcm16."""
 AHEAD = 2
 """Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is
 merged."""
@@ -118,7 +117,7 @@ def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
         instructions=audio.instructions,
         response_format="pcm" if audio.format == "pcm16" else audio.format,
         speed=audio.speed,
-        sample_rate=PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
+        sample_rate=OPENAI_PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
         seed=seed if audio.seed is None else audio.seed,
         cfg_value=audio.cfg_value,
         inference_timesteps=audio.inference_timesteps,

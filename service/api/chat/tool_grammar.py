@@ -4,7 +4,7 @@ answers that must match something after reasoning."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -13,6 +13,7 @@ from models.media import Tool
 from models.tools import CALL_END, CALL_START
 from service.api.chat.grammar import json_schema_grammar, lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks
+from service.api.chat.loose_schema import looser_schemas
 from service.api.chat.schema_form import with_options
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError
@@ -79,18 +80,38 @@ def _reasoning(reasoning: Reasoning) -> str:
 async def checked_tool_grammar(
     checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
 ) -> str:
-    """The result of tool_grammar after a check. ApiError 400 names the tool whose parameters cannot be used, or
-    `tools`."""
+    """The result of tool_grammar after a check. Tools that are not strict may get looser parameters. ApiError 400 names
+    the tool whose parameters cannot be used, or `tools`."""
     try:
         make = partial(tool_grammar, use, answer=answer, reasoning=reasoning)
         return await checks.checked(make, "tools", client)
     except ApiError as error:
         if error.status != 400:
             raise
-        for tool in use.callable:
-            field = f"tools[{use.tools.index(tool)}].function.parameters"
-            await checks.checked(partial(json_schema_grammar, dict(tool.parameters)), field, client)
-        raise
+        usable = tuple([await _usable(checks, use, tool, client) for tool in use.callable])
+        if usable == use.callable:
+            raise
+    make = partial(tool_grammar, replace(use, callable=usable), answer=answer, reasoning=reasoning)
+    return await checks.checked(make, "tools", client)
+
+
+async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) -> Tool:
+    """The tool with the first parameters that a grammar can say: its own, or looser ones unless it is strict."""
+    field = f"tools[{use.tools.index(tool)}].function.parameters"
+    candidates = [dict(tool.parameters), *(() if tool.name in use.strict else looser_schemas(tool.parameters))]
+    refusal: ApiError | None = None
+    for index, parameters in enumerate(candidates):
+        if parameters in candidates[:index]:
+            continue
+        try:
+            await checks.checked(partial(json_schema_grammar, parameters), field, client)
+            return replace(tool, parameters=parameters)
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            refusal = error
+    assert refusal is not None
+    raise refusal
 
 
 def _function(tool: Tool) -> str:

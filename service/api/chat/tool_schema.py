@@ -9,8 +9,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):
-    """parameters: JSON Schema of an object; without it the function has none. strict: changes nothing, arguments always
-    fit."""
+    """parameters: JSON Schema of an object; without it the function has none. strict: refuses a schema with keywords
+    that are not supported, which are otherwise not enforced."""
 
     name: str
     description: str | None = None

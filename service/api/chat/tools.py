@@ -12,7 +12,7 @@ import msgspec
 from models.media import Tool, ToolCall
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
-from service.api.http.errors import bad_request
+from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
 
 MAX_TOOLS = 128
@@ -35,12 +35,13 @@ NO_RESULT = "must be followed by a message with role tool and the id of this cal
 @dataclass(frozen=True)
 class ToolUse:
     """tools: those in the prompt. callable: those that the answer may call. forced: the answer consists of calls.
-    several: it may have more than one call."""
+    several: it may have more than one call. strict: names of the tools whose schemas must be enforced as a whole."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
     forced: bool
     several: bool
+    strict: frozenset[str] = frozenset()
 
 
 def tool_use(body: ChatRequestBody) -> ToolUse | None:
@@ -59,14 +60,15 @@ def tool_use(body: ChatRequestBody) -> ToolUse | None:
     if choice == "none":
         return None
     several = body.parallel_tool_calls is not False
+    strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
     match choice:
         case NamedToolChoice():
-            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False)
+            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False, strict=strict)
         case AllowedToolsChoice(allowed_tools=allowed):
             at = [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed.tools))]
-            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several)
+            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several, strict)
         case _:
-            return ToolUse(tools, tools, choice == "required", several)
+            return ToolUse(tools, tools, choice == "required", several, strict)
 
 
 def _chosen(tools: Sequence[Tool], choices: Sequence[NamedToolChoice], *at: str) -> tuple[Tool, ...]:
@@ -140,16 +142,18 @@ def check_call_id(id: str, field: str) -> None:
         raise bad_request(f"{field}: a string of {len(id)} characters given, 1 to {MAX_ID} allowed.", field)
 
 
-def arguments_of(written: str, field: str) -> dict[str, Any]:
-    """The arguments of a call, from their JSON. ApiError if it is not a JSON object, is nested too deeply, or has too
-    many values."""
+def arguments_of(written: str, field: str) -> dict[str, Any] | str:
+    """The arguments of an earlier call, from their JSON, or the text itself if it is not that of an object: an answer
+    that ended within a call has such arguments. ApiError if they are nested too deeply or have too many values."""
     check_values(written)
     try:
         arguments = msgspec.json.decode(written or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
+    except msgspec.DecodeError:
+        return written
+    except RecursionError:
+        raise _too_deep(field) from None
     if not isinstance(arguments, dict):
-        raise bad_request(f"{field}: must be a JSON object, written as a string.", field)
+        return written
     _check_depth(arguments, field)
     return arguments
 
@@ -165,7 +169,11 @@ def _check_depth(value: Any, field: str) -> None:
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise bad_request(f"{field}: nested too deeply: at most {MAX_DEPTH} levels allowed.", field)
+    raise _too_deep(field)
+
+
+def _too_deep(field: str) -> ApiError:
+    return bad_request(f"{field}: nested too deeply: at most {MAX_DEPTH} levels allowed.", field)
 
 
 def _inside(value: Any) -> Iterator[Any]:

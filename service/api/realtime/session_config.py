@@ -9,13 +9,13 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import Int64
-from service.api.chat.spoken import PCM_RATE
 from service.api.chat.spoken_schema import AudioParams, Modality
 from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, NamedToolChoice, ToolDefinition
 from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
+from service.catalog import OPENAI_PCM_RATE
 from service.media import g711
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -46,7 +46,7 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sample_rate(self) -> int:
-        return PCM_RATE if self.type == "audio/pcm" else g711.RATE
+        return OPENAI_PCM_RATE if self.type == "audio/pcm" else g711.RATE
 
     @property
     def bytes_per_second(self) -> int:
@@ -59,7 +59,7 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
         return (g711.mu_law if self.type == "audio/pcmu" else g711.a_law)(np.frombuffer(data, "<i2"))
 
 
-PCM = RealtimeFormat(rate=PCM_RATE)
+PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
 
 
 class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -21,7 +21,7 @@ from service.api.speech.references import check_room, check_text, encode, encode
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
 from service.api.tracing import phase
-from service.catalog import HostedModel
+from service.catalog import OPENAI_PCM_RATE, OPENAI_SPEECH_NAMES, HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
 from service.media.reference_level import level_reference
@@ -194,7 +194,8 @@ async def prepare(
     processor, settings = model.speech_processor, context.settings
     steps = solver_steps(context, model, options.inference_timesteps)
     name = options.response_format or default_format
-    sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
+    pcm_rate = settings.pcm_sample_rate or (OPENAI_PCM_RATE if options.model in OPENAI_SPEECH_NAMES else None)
+    sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, pcm_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
     if options.min_len is not None and max_patches is not None and options.min_len > max_patches:
         raise bad_request(f"min_len: {options.min_len} given, must be at most max_len, {max_patches}.", "min_len")

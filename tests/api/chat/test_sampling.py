@@ -45,11 +45,11 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     settings = load_settings({"max_output_tokens": 50, "default_output_tokens": 20})
     assert params(settings=settings).max_tokens == 20
     assert params(settings=settings, max_tokens=100).max_tokens == 50
-    with pytest.raises(ApiError, match=f"the model's context is {context} tokens") as refusal:
+    with pytest.raises(ApiError, match=f"this model's maximum context length is {context} tokens;") as refusal:
         params(context)
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
     assert params(10, max_model_len=100).max_tokens == 90
-    with pytest.raises(ApiError, match="the KV cache holds 100 tokens"):
+    with pytest.raises(ApiError, match="context length is 100 tokens, which is what the KV cache holds"):
         params(100, max_model_len=100)
 
 

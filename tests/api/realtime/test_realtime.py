@@ -466,8 +466,6 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
             )
             for field, value in (
                 ("name", "no name"),
-                ("arguments", "no JSON"),
-                ("arguments", "[]"),
                 ("arguments", '{"a":' * 99 + "{}" + "}" * 99),
                 ("arguments", '{"a":' + "[" * 100_000),
                 ("call_id", ""),
@@ -536,7 +534,7 @@ F = {"type": "function", "name": "f"}
             "session.tools[1].parameters",
         ),
         (
-            {"tools": [F | {"parameters": {"properties": {"a": {"pattern": "(?<=a)b"}}}}], "tool_choice": "none"},
+            {"tools": [F | {"parameters": {"properties": {"a": False}, "required": ["a"]}}], "tool_choice": "none"},
             "session.tools[0].parameters",
         ),
         ({"tools": [F], "tool_choice": F | {"name": "g"}}, "session.tool_choice.name"),

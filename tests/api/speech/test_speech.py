@@ -175,7 +175,7 @@ def test_the_openai_client_speaks(talker: RunningServer, reference: np.ndarray) 
         )
         assert decoded(answer.read(), "wav").shape == reference.shape
         with client.audio.speech.with_streaming_response.create(
-            model="tts-1",
+            model="talker",
             voice={"id": "default"},  # type: ignore[arg-type]
             input="Hello there.",
             response_format="pcm",
@@ -186,6 +186,15 @@ def test_the_openai_client_speaks(talker: RunningServer, reference: np.ndarray) 
         with pytest.raises(BadRequestError) as error:
             client.audio.speech.create(model="tts-1", voice="alloy", input=" ")
         assert error.value.param == "input"
+
+
+def test_pcm_for_openais_names_has_openais_rate(http: httpx.Client, reference: np.ndarray) -> None:
+    """Clients that send these names play pcm at 24 kHz; they do not read the headers."""
+    answer = speak(http, model="tts-1", response_format="pcm")
+    assert answer.headers["x-sample-rate"] == "24000" and "rate=24000" in answer.headers["content-type"]
+    assert abs(len(pcm(answer.content)) - len(reference) / 2) < 100
+    for fields in ({"response_format": "wav"}, {"response_format": "pcm", "sample_rate": 48_000}):
+        assert speak(http, model="tts-1", **fields).headers["x-sample-rate"] == "48000"
 
 
 def test_speed_and_sample_rate(http: httpx.Client, reference: np.ndarray) -> None:

@@ -208,7 +208,7 @@ def test_a_video_without_frames_is_refused() -> None:
 
 def test_a_prompt_over_the_context_is_refused(tmp_path: Path) -> None:
     owner = of(tmp_path, text={"max_position_embeddings": 24})
-    with pytest.raises(PromptTooLong, match="of a context of 24"):
+    with pytest.raises(PromptTooLong, match="maximum context length is 24"):
         prompt_of(owner, [ChatMessage("user", (ContentPart(text="x " * 24),))])
 
 

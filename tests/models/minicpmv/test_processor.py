@@ -157,7 +157,7 @@ def test_roles_and_length_are_checked() -> None:
     owner = processor("2.6")
     with pytest.raises(InputError, match="role 'function'"):
         prompt_of(owner, [ChatMessage("function", (ContentPart(text="x"),))])
-    with pytest.raises(InputError, match="context of 2048"):
+    with pytest.raises(InputError, match="maximum context length is 2048"):
         prompt_of(owner, [user("x " * 3000)])
 
 

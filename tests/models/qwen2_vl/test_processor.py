@@ -258,7 +258,7 @@ def test_media_in_any_order_with_numbers(processor: Qwen2VLProcessor) -> None:
 
 
 def test_prompts_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
-    with pytest.raises(InputError, match="of a context of 8192") as caught:
+    with pytest.raises(InputError, match="maximum context length is 8192") as caught:
         ids_of(processor, say("user", "x " * 9000))
     assert caught.value.field == "messages"
     with pytest.raises(InputError, match="no reasoning mode"):
