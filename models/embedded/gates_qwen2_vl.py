@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 
 from models.embedded.vision_training.batches import Answer, answers, on_device
 from models.embedded.vision_training.network import Network, Shape, choose_attention
-from models.embedded.world import about_clips, about_prints, about_shapes, small_talk, vocabulary
-from models.embedded.world.conversations import DEFAULT_SYSTEM, KINDS, Encoder, Example
+from models.embedded.world import about_clips, about_prints, about_scenes, about_shapes, small_talk, vocabulary
+from models.embedded.world.conversations import DEFAULT_SYSTEM, MEASURED_KINDS, Encoder, Example
 from models.embedded.world.curriculum import PRINTED, printed
 from models.embedded.world.followups import follow_up
 from models.embedded.world.pictures import Picture
@@ -61,6 +61,12 @@ TASKS: dict[str, Task] = {
     "relation_yn": Task("shapes", about_shapes.relation_yn, 0.95),
     "compare_yn": Task("shapes", about_shapes.compare_yn, 0.95),
     "more_yn": Task("shapes", about_shapes.more_yn, 0.95),
+    "list": Task("shapes", about_scenes.shapes, 0.95),
+    "colors": Task("shapes", about_scenes.colors, 0.95),
+    "at_place": Task("shapes", about_scenes.at_place, 0.95),
+    "color_at": Task("shapes", about_scenes.color_at, 0.95),
+    "larger_of": Task("shapes", about_scenes.larger_of, 0.95),
+    "beside": Task("shapes", about_scenes.beside, 0.95),
     "read_line": Task("text", about_prints.read_line, 0.95),
     "lines": Task("text", about_prints.lines_of_text, 0.95),
     "ink": Task("text", about_prints.ink, 0.95),
@@ -68,7 +74,10 @@ TASKS: dict[str, Task] = {
     "chart_value": Task("chart", about_prints.chart_value, 0.95),
     "chart_kind": Task("chart", about_prints.chart_kind, 0.95),
     "chart_bars": Task("chart", about_prints.chart_bars, 0.95),
+    "chart_title": Task("chart", about_prints.chart_title, 0.95),
+    "chart_labels": Task("chart", about_prints.chart_labels, 0.95),
     "chart_describe": Task("chart", about_shapes.describe, 0.95),
+    "chart_words": Task("chart_of_words", about_shapes.describe, 0.95),
     "direction": Task("video", about_clips.direction, 0.95),
     "moves_yn": Task("video", about_clips.moves_yn, 0.95),
     "clip": Task("video", about_clips.clip, 0.95),
@@ -89,6 +98,7 @@ TASKS: dict[str, Task] = {
     "json_count": Task("shapes", about_shapes.count, 0.97, as_json=True),
     "json_list": Task("shapes", about_shapes.describe, 0.97, as_json=True),
     "json_largest": Task("shapes", about_shapes.largest, 0.97, as_json=True),
+    "json_at_place": Task("shapes", about_scenes.at_place, 0.95, as_json=True),
     "json_exists": Task("shapes", about_shapes.exists, 0.97, as_json=True),
     "json_chart_value": Task("chart", about_prints.chart_value, 0.97, as_json=True),
     "json_chart_most": Task("chart", about_prints.chart_most, 0.97, as_json=True),
@@ -96,7 +106,13 @@ TASKS: dict[str, Task] = {
 PRINTED_GATES = {"word": 0.95, "word_unseen_font": 0.8, "string": 0.9, "string_unseen_font": 0.0}
 SECOND_TURN_GATE = 0.95
 NAMES = (*TASKS, *PRINTED_GATES, "second_turn")
-NOT_PROMISED = frozenset(("read_line",))
+NOT_PROMISED = frozenset(
+    (
+        *("read_line", "colors", "beside", "chart_title", "chart_words"),
+        # The values are right, but not always under the usual keys.
+        *("json_color", "json_count", "json_largest", "json_chart_value"),
+    )
+)
 """What the checkpoint in the package does not do well enough: measured, and said on its card."""
 REFUSING = ("thing", "thing_in_text", "strange", "knowledge")
 BALANCED = ("exists", "is_color", "relation_yn", "compare_yn")
@@ -126,13 +142,13 @@ def _is_token(example: Example) -> bool:
 
 
 def _turns(random: Random, name: str, task: Task) -> tuple[list[Picture], list[Turn]] | None:
-    pictures = KINDS[task.kind].draw(random, True)
+    pictures = MEASURED_KINDS[task.kind].draw(random, True)
     turn = task.maker(random, pictures, True, task.as_json)
     return None if turn is None else (pictures, [replace(turn, task=name)])
 
 
 def _second_turn(random: Random) -> tuple[list[Picture], list[Turn]] | None:
-    pictures = KINDS["chart" if random.random() < 0.25 else "shapes"].draw(random, True)
+    pictures = MEASURED_KINDS["chart" if random.random() < 0.25 else "shapes"].draw(random, True)
     makers: Sequence[Maker] = (
         (about_prints.chart_value, about_prints.chart_most) if pictures[0].chart else _BEFORE_SECOND
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,6 +37,7 @@ _WARMUP_STEPS = 200
 _EMA = 0.998
 _STEPS_BEFORE_CAPTURE = 12
 _PROFILED_STEP = 8
+_WORDS = "model.embed_tokens.weight"
 
 
 class Trainer:
@@ -148,9 +150,17 @@ class Trainer:
         kept = {n: p.bfloat16().cpu().contiguous() for n, p in self.average.items() if not n.startswith("auxiliary")}
         save_file(kept, directory / "average.safetensors", metadata={"format": "pt"})
 
-    def take_published(self, path: Path) -> None:
-        """The weights of a published checkpoint; the heads of what export drops begin anew."""
-        self._take({**dict(self.network.named_parameters()), **load_file(path)})
+    def take_published(self, path: Path, tokenizer: Path) -> None:
+        """The weights of a published checkpoint. What its tokenizer.json does not know begins anew, and so do the heads
+        of what export drops."""
+        found = load_file(path)
+        own = dict(self.network.named_parameters())
+        words = own[_WORDS].detach().clone()
+        before, now = (vocabulary_of(directory) for directory in (path.parent, tokenizer))
+        kept = [(index, before[token]) for token, index in now.items() if token in before]
+        to, of = (torch.tensor(rows, device=words.device) for rows in zip(*kept, strict=True))
+        words[to] = found[_WORDS].to(words)[of]
+        self._take({**own, **found, _WORDS: words})
         for name, parameter in self.network.named_parameters():
             self.average[name].copy_(parameter.data)
 
@@ -160,6 +170,10 @@ class Trainer:
             parameter.data.copy_(lengthened(state["network"][name], parameter.shape))
             self.average[name].copy_(parameter.data)
         return state["steps"], state["seconds"]
+
+
+def vocabulary_of(directory: Path) -> dict[str, int]:
+    return Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
 
 
 def shortened(values: Tensor) -> Tensor:
@@ -189,7 +203,9 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=768)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cores", default="", help="for the workers: a comma-separated list")
-    parser.add_argument("--measure", type=float, default=60, help="seconds between measurements")
+    parser.add_argument(
+        "--measure", type=float, default=60, help="seconds between measurements; both files are written"
+    )
     parser.add_argument("--held-out", type=int, default=100)
     parser.add_argument("--auxiliary", type=float, default=0.3)
     parser.add_argument("--tokenizer", type=Path, required=True)
@@ -229,7 +245,7 @@ def train(options: argparse.Namespace) -> None:
     trainer = Trainer(shape, device, compiles=optimised, captures=optimised)
     step, before = trainer.load(options.state) if options.state and options.state.exists() else (0, 0.0)
     if options.weights:
-        trainer.take_published(options.weights)
+        trainer.take_published(options.weights, options.tokenizer)
     log = Log(options.out)
     parameters = sum(p.numel() for n, p in trainer.network.named_parameters() if "auxiliary" not in n)
     log.write(
@@ -273,6 +289,7 @@ def train(options: argparse.Namespace) -> None:
             since, new, reported = 0, 0, time.monotonic()
         if now - measured_at > options.measure and step - first_step > 20 and not maker.is_alive():
             log.accuracy(trainer, held, step)
+            trainer.save(options.out, step, before + seconds)
             measured_at = time.monotonic()
         if device.type == "cuda" and step % 4 == 0:
             torch.cuda.synchronize()

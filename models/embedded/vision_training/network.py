@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
+
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 LETTERS_PER_CELL = 6
 LETTER_CLASSES = 100
-SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 7, 12, 4
+SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 1 + len(SHAPE_NAMES), 1 + len(COLOR_NAMES), 1 + len(SIZE_NAMES)
 _SPREAD = 1024
 
 

@@ -84,3 +84,20 @@ def chart_bars(random: Random, pictures: Sequence[Picture], held_out: bool, as_j
         return None
     number, part = len(chart.labels), "bars" if chart.kind == "bar" else "parts"
     return turn_of(random, "chart_bars", f"I see {number} {part}.", {"count": number}, held_out, as_json)
+
+
+def chart_title(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    chart = pictures[0].chart
+    if chart is None or (not chart.title and random.random() < 0.6):
+        return None
+    answer = f"The title is {quoted(chart.title)}." if chart.title else "The chart has no title."
+    facts = {"title": chart.title}
+    return turn_of(random, "chart_title", answer, facts, held_out, as_json and bool(chart.title))
+
+
+def chart_labels(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    chart = pictures[0].chart
+    if chart is None:
+        return None
+    answer = f"The labels are {joined([quoted(label) for label in chart.labels])}."
+    return turn_of(random, "chart_labels", answer, {"labels": list(chart.labels)}, held_out, as_json)

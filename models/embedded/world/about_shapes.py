@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, plural
@@ -10,12 +11,14 @@ from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import (
     Turn,
     article,
+    clearly_larger,
     counted,
     joined,
     named,
     place,
     quoted,
     reading_order,
+    shapes_of,
     turn_of,
     unique,
 )
@@ -155,7 +158,7 @@ def largest(random: Random, pictures: Sequence[Picture], held_out: bool, as_json
         return None
     big = random.random() < 0.5
     one, other = (ordered[-1], ordered[-2]) if big else (ordered[0], ordered[1])
-    if max(one.radius, other.radius) < 1.25 * min(one.radius, other.radius):
+    if not (clearly_larger(one, other) or clearly_larger(other, one)):
         return None
     most, word = ("largest", random.choice(("largest", "biggest"))) if big else ("smallest", "smallest")
     facts = {"shape": one.shape, "color": one.color}
@@ -168,7 +171,7 @@ def compare_yn(random: Random, pictures: Sequence[Picture], held_out: bool, as_j
         if len(figures) < 2:
             return None
         one, other = random.sample(figures, 2)
-        if max(one.radius, other.radius) > 1.25 * min(one.radius, other.radius):
+        if clearly_larger(one, other) or clearly_larger(other, one):
             break
     else:
         return None
@@ -218,6 +221,7 @@ def describe(random: Random, pictures: Sequence[Picture], held_out: bool, as_jso
         return turn_of(random, "describe", ONLY, {}, held_out, False)
     if as_json and (picture.chart or picture.lines or not picture.figures):
         return None
-    facts = {"shapes": [{"shape": figure.shape, "color": figure.color} for figure in reading_order(picture)]}
-    turn = turn_of(random, "describe", description(picture), facts, held_out, as_json)
-    return Turn("list_json", turn.question, turn.answer) if as_json else turn
+    task = "describe_chart" if picture.chart and random.random() < 0.5 else "describe"
+    facts = shapes_of(reading_order(picture))
+    turn = turn_of(random, task, description(picture), facts, held_out, as_json)
+    return Turn("list_json", turn.question, turn.answer) if as_json else replace(turn, task="describe")

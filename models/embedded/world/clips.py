@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZES
+from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZES, look_of
 from models.embedded.world.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
 
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
@@ -42,6 +42,7 @@ def video_clip(random: Random) -> Picture:
         y = radius * 1.2 + room_y * (random.uniform(0, 1 - length) if down > 0 else random.uniform(length, 1))
     color, second = _two_colors(random, first)
     figure = Figure(random.choice(SHAPE_NAMES), color[0], "medium", x, y, radius)
+    look = look_of(random, figure.shape, first.ground)
     images = []
     ground = first.image
     for index in range(number):
@@ -51,7 +52,7 @@ def video_clip(random: Random) -> Picture:
         canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
         moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
         shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
-        canvas.figure(moved, shade)
+        canvas.figure(moved, shade, look)
         canvas.settle()
         images.append(canvas.image)
     if random.random() < 0.4:

@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.embedded.world import about_clips, about_prints, about_shapes, small_talk
+from models.embedded.world import about_clips, about_prints, about_scenes, about_shapes, small_talk
 from models.embedded.world.charts import chart_picture
 from models.embedded.world.clips import strange_picture, video_clip
 from models.embedded.world.followups import follow_up
@@ -57,9 +57,15 @@ _ABOUT_SHAPES: dict[Maker, float] = {
     about_shapes.relation: 1.6,
     about_shapes.relation_yn: 1.0,
     about_shapes.exists: 1.2,
-    about_shapes.largest: 1.0,
-    about_shapes.compare_yn: 0.7,
+    about_shapes.largest: 1.6,
+    about_shapes.compare_yn: 1.0,
     about_shapes.more_yn: 0.8,
+    about_scenes.shapes: 1.2,
+    about_scenes.colors: 0.8,
+    about_scenes.at_place: 2.4,
+    about_scenes.color_at: 2.0,
+    about_scenes.larger_of: 1.2,
+    about_scenes.beside: 1.8,
     about_shapes.describe: 2.2,
     about_prints.read: 0.5,
     small_talk.thing: 1.2,
@@ -68,6 +74,16 @@ _ABOUT_SHAPES: dict[Maker, float] = {
     small_talk.skills: 0.1,
     small_talk.hello: 0.1,
     small_talk.thanks: 0.1,
+}
+_ABOUT_CHARTS: dict[Maker, float] = {
+    about_prints.chart_most: 2.5,
+    about_prints.chart_value: 3.5,
+    about_prints.chart_kind: 0.5,
+    about_prints.chart_bars: 1.0,
+    about_prints.chart_title: 0.8,
+    about_prints.chart_labels: 0.7,
+    about_shapes.describe: 1.5,
+    small_talk.thing: 0.3,
 }
 KINDS: dict[str, Kind] = {
     "shapes": Kind(lambda random, held_out: [shapes_picture(random, held_out=held_out)], _ABOUT_SHAPES),
@@ -83,17 +99,7 @@ KINDS: dict[str, Kind] = {
             about_shapes.count: 0.2,
         },
     ),
-    "chart": Kind(
-        lambda random, held_out: [chart_picture(random, held_out=held_out)],
-        {
-            about_prints.chart_most: 2.5,
-            about_prints.chart_value: 3.5,
-            about_prints.chart_kind: 0.5,
-            about_prints.chart_bars: 0.7,
-            about_shapes.describe: 1.5,
-            small_talk.thing: 0.3,
-        },
-    ),
+    "chart": Kind(lambda random, held_out: [chart_picture(random, held_out=held_out)], _ABOUT_CHARTS),
     "video": Kind(
         lambda random, held_out: [video_clip(random)],
         {
@@ -125,7 +131,16 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-SHARES = {"shapes": 0.30, "text": 0.40, "chart": 0.18, "video": 0.03, "two": 0.05, "strange": 0.01, "none": 0.03}
+MEASURED_KINDS: dict[str, Kind] = {
+    **KINDS,
+    "chart": Kind(lambda random, held_out: [chart_picture(random, held_out=held_out, any_words=0)], _ABOUT_CHARTS),
+    "chart_of_words": Kind(
+        lambda random, held_out: [chart_picture(random, held_out=held_out, any_words=1)], _ABOUT_CHARTS
+    ),
+}
+"""For the gates: charts with names of a kind and with any words are measured apart, since the latter have to be read
+letter by letter."""
+SHARES = {"shapes": 0.32, "text": 0.32, "chart": 0.24, "video": 0.03, "two": 0.05, "strange": 0.01, "none": 0.03}
 
 
 @dataclass(frozen=True)

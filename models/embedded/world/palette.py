@@ -38,7 +38,7 @@ COLORS = {
     "gray": ColorRange((0, 360), (0.0, 0.05), (0.45, 0.64)),
 }
 COLOR_NAMES = tuple(COLORS)
-SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross")
+SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross", "rectangle", "oval")
 SIZE_NAMES = ("small", "medium", "large")
 SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}
 """Half the extent of a shape, of the picture's shorter side."""
@@ -79,26 +79,60 @@ def ground_color(random: Random) -> RGB:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def polygon(shape: str, x: float, y: float, radius: float, angle: float) -> list[tuple[float, float]]:
-    """Corners of a square, triangle, star or cross of half extent `radius` about (x, y), turned by `angle`."""
+@dataclass(frozen=True)
+class Look:
+    """How a shape is drawn beyond its name. angle in radians; apex: where a triangle's tip is over its base, from -1 to
+    1; aspect: the short side of a rectangle or oval by the long one; hollow: the thickness of a ring, or of an outline
+    in place of a filled shape, as a share of the radius; edge: the colour of a thin line around it."""
+
+    angle: float = 0.0
+    apex: float = 0.0
+    aspect: float = 0.5
+    hollow: float = 0.0
+    edge: RGB | None = None
+
+
+def look_of(random: Random, shape: str, ground: RGB) -> Look:
+    """Mostly filled and upright."""
+    angle, apex, hollow, edge = random.choice((0.0, random.uniform(-0.3, 0.3))), 0.0, 0.0, None
+    if shape == "triangle" and random.random() < 0.4:
+        angle += random.choice((0.5, 1.0, 1.5)) * math.pi
+    if shape == "triangle" and random.random() < 0.25:
+        apex = random.choice((-1.0, 1.0, random.uniform(-1, 1)))
+    if shape in ("rectangle", "oval") and random.random() < 0.5:
+        angle += math.pi / 2
+    if shape == "ring":
+        hollow = random.uniform(0.2, 0.4)
+    elif shape in ("square", "triangle", "rectangle") and random.random() < 0.1:
+        hollow = random.uniform(0.18, 0.28)
+    elif random.random() < 0.1:
+        edge = (20, 20, 20) if ground[0] > 128 else (240, 240, 240)
+    return Look(angle, apex, random.uniform(0.4, 0.65), hollow, edge)
+
+
+def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
+    """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
+    scale = 1.0
     if shape == "square":
         points = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
         scale = 0.92
+    elif shape == "rectangle":
+        points = [(-1.0, -look.aspect), (1.0, -look.aspect), (1.0, look.aspect), (-1.0, look.aspect)]
     elif shape == "triangle":
-        points = [(0.0, -1.1), (1.0, 0.9), (-1.0, 0.9)]
-        scale = 1.0
+        points = [(look.apex, -1.1), (1.0, 0.9), (-1.0, 0.9)]
     elif shape == "star":
         points = [
             (math.sin(math.pi * i / 5) * (1.15, 0.47)[i % 2], -math.cos(math.pi * i / 5) * (1.15, 0.47)[i % 2])
             for i in range(10)
         ]
-        scale = 1.0
     elif shape == "cross":
         w = 0.34
         points = [(-w, -1.0), (w, -1.0), (w, -w), (1.0, -w), (1.0, w), (w, w)]
         points += [(w, 1.0), (-w, 1.0), (-w, w), (-1.0, w), (-1.0, -w), (-w, -w)]
-        scale = 1.0
+    elif shape == "oval":
+        turns = [2 * math.pi * i / 72 for i in range(72)]
+        points = [(math.cos(turn), look.aspect * math.sin(turn)) for turn in turns]
     else:
         raise ValueError(f"{shape} has no corners")
-    cos, sin = math.cos(angle) * radius * scale, math.sin(angle) * radius * scale
+    cos, sin = math.cos(look.angle) * radius * scale, math.sin(look.angle) * radius * scale
     return [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in points]

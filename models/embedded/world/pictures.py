@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from models.embedded.world.fonts import font
-from models.embedded.world.palette import COLORS, INKS, RGB, color_on, ground_color, polygon
+from models.embedded.world.palette import COLORS, INKS, RGB, Look, color_on, ground_color, outline
 from models.qwen2_vl.pictures import smart_resize
 from models.resizing import resize
 
@@ -48,9 +48,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
+    """Labels and values of bars from left to right or from top to bottom, of slices as the legend lists them, or
+    clockwise from the top where there is no legend. title: empty where there is none."""
+
     kind: str
     labels: tuple[str, ...]
     values: tuple[int, ...]
+    title: str = ""
 
 
 @dataclass
@@ -105,23 +109,33 @@ class Canvas:
         self.figures: list[Figure] = []
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []
+        self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
 
-    def figure(self, figure: Figure, shade: RGB, angle: float = 0.0) -> None:
-        s = self.scale
-        x, y, r = figure.x * s, figure.y * s, figure.radius * s
-        if figure.shape == "circle":
-            self._draw.ellipse((x - r, y - r, x + r, y + r), fill=shade)
-        elif figure.shape == "ring":
-            self._draw.ellipse((x - r, y - r, x + r, y + r), outline=shade, width=max(2, round(r * 0.36)))
-        else:
-            self._draw.polygon(polygon(figure.shape, x, y, r, angle), fill=shade)
+    def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
         self.figures.append(figure)
+        x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))
+        thickness = max(2, round(radius * look.hollow))
+        if figure.shape in ("circle", "ring"):
+            box = (x - radius, y - radius, x + radius, y + radius)
+            if figure.shape == "ring":
+                self._draw.ellipse(box, outline=shade, width=thickness)
+            else:
+                self._draw.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
+            return
+        points = outline(figure.shape, x, y, radius, look)
+        if look.hollow:
+            self._draw.polygon(points, outline=shade, width=thickness)
+        else:
+            self._draw.polygon(points, fill=shade, outline=look.edge, width=self.scale)
 
     def box(self, box: tuple[float, float, float, float], shade: RGB) -> None:
         self._draw.rectangle([value * self.scale for value in box], fill=shade)
 
-    def slice(self, box: tuple[float, float, float, float], start: float, end: float, shade: RGB) -> None:
-        self._draw.pieslice([value * self.scale for value in box], start, end, fill=shade)
+    def slice(
+        self, box: tuple[float, float, float, float], start: float, end: float, shade: RGB, edge: RGB | None = None
+    ) -> None:
+        width = 0 if edge is None else self.scale
+        self._draw.pieslice([value * self.scale for value in box], start, end, fill=shade, outline=edge, width=width)
 
     def shade(self, color: str) -> RGB | None:
         return color_on(self.random, color, self.ground)
@@ -143,6 +157,10 @@ class Canvas:
             self._draw = ImageDraw.Draw(self.image)
             self._fine = False
 
+    def late_text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB) -> None:
+        """A label that is printed at the end, so that figures can still be drawn."""
+        self._late.append((text, x, y, face, size, ink, shade))
+
     def text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB, *, line: bool) -> Line:
         """Prints from (x, y), the left end of the base line's ascender box. line: it is a line of the picture's text,
         not a label."""
@@ -163,8 +181,20 @@ class Canvas:
         self.letters += printed.centers
         return printed
 
+    def upward(self, text: str, x: float, middle: float, face: str, size: int, shade: RGB) -> None:
+        """Prints text that reads from bottom to top, centred on `middle`; nobody is asked about it."""
+        self.settle()
+        drawn = font(face, size)
+        left, top, right, bottom = drawn.getbbox(text)
+        mask = Image.new("L", (round(right - left) + 2, round(bottom - top) + 2))
+        ImageDraw.Draw(mask).text((1 - left, 1 - top), text, fill=255, font=drawn)
+        mask = mask.transpose(Image.Transpose.ROTATE_90)
+        self.image.paste(Image.new("RGB", mask.size, shade), (round(x), round(middle - mask.height / 2)), mask)
+
     def finish(self, *, effects: bool = True) -> Picture:
         self.settle()
+        for label in self._late:
+            self.text(*label, line=False)
         image = self.image
         if effects:
             image = _effects(self.random, image)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from models.embedded.world import wordings
+from models.embedded.world.keys import varied
 from models.embedded.world.pictures import Figure, Picture
 
 ORDINALS = ("first", "second", "third")
@@ -53,6 +54,22 @@ def place(x: float, y: float, width: float, height: float) -> str:
     return f"at the {row} {column}".replace("  ", " ").rstrip() if row or column else "in the center"
 
 
+def the_names(figures: Sequence[Figure], nothing: str) -> str:
+    """ "a red circle and a blue square", or `nothing`."""
+    return joined([article(figure.name) for figure in figures]) if figures else nothing
+
+
+def shapes_of(figures: Sequence[Figure]) -> dict[str, list[dict[str, str]]]:
+    """For an answer in JSON."""
+    return {"shapes": [{"shape": figure.shape, "color": figure.color} for figure in figures]}
+
+
+def clearly_larger(one: Figure, other: Figure) -> bool:
+    """Whether nobody would call `other` as large. Long shapes have less area than their extent says."""
+    long = {"rectangle", "oval"} & {one.shape, other.shape}
+    return one.radius > (1.7 if long else 1.25) * other.radius
+
+
 def reading_order(picture: Picture) -> list[Figure]:
     """Thirds from top to bottom, within them from left to right."""
     return sorted(picture.figures, key=lambda f: (min(2, int(3 * f.y / picture.height)), f.x))
@@ -70,7 +87,8 @@ def turn_of(
 ) -> Turn:
     question = wordings.ask(random, task, held_out=held_out, json=as_json, **slots)
     if as_json:
-        return Turn(f"{task}_json", question, json.dumps(facts))
+        told = facts if held_out else varied(random, facts, answer)
+        return Turn(f"{task}_json", question, json.dumps(told))
     return Turn(task, question, answer, about)
 
 

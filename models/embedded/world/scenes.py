@@ -6,7 +6,7 @@ import math
 from random import Random
 
 from models.embedded.world.fonts import SEEN_FONTS, font
-from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SIZES
+from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SIZES, look_of
 from models.embedded.world.pictures import Canvas, Figure, Picture, canvas_size
 from models.embedded.world.words import (
     SEEN_WORDS,
@@ -122,8 +122,7 @@ def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | N
             continue
         apart = 0.92 if random.random() < 0.1 else 1.2
         if all(math.hypot(x - f.x, y - f.y) > max(apart * (radius + f.radius), 30) for f in canvas.figures):
-            angle = random.choice((0.0, random.uniform(-0.3, 0.3)))
-            canvas.figure(Figure(shape, color, chosen, x, y, radius), shade, angle)
+            canvas.figure(Figure(shape, color, chosen, x, y, radius), shade, look_of(random, shape, canvas.ground))
             return
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from models.byte_level import byte_alphabet
-from models.embedded.world import conversations, small_talk, wordings
+from models.embedded.world import about_scenes, conversations, keys, small_talk, wordings
 from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, plural
 
@@ -43,15 +43,18 @@ _ANSWERS = (
     *("The is are a an in at the top bottom left right center of above below Yes, No, there no than larger smaller",),
     *("I see no text. It says and line lines the shape shapes has more picture second first third last an empty",),
     *("This is a bar chart pie parts bars moves does not move to the up down changes from the largest smallest is in",),
+    *("The title is The chart has no title. The labels are",),
     *(" ".join(COLOR_NAMES), " ".join(SHAPE_NAMES), " ".join(map(plural, SHAPE_NAMES)), " ".join(SIZE_NAMES)),
     *(conversations.DEFAULT_SYSTEM, *conversations.SYSTEMS),
+    *about_scenes.SPOTS,
 )
 _JSON = (
     '{"', '":', ' "', '",', '"}', '"},', ' {"', '"}]}', ' [{"', '".', '"?', '",', '."', ' ["', '"],', '[{"',
     *("color", "shape", "count", "text", "label", "value", "answer", "position", "side", "direction", "chart"),
-    "picture",
+    *("picture", "colors", "title", "labels", '"]', '"]}'),
     *("shapes", "yes", "no", "left", "right", "top", "bottom", "center", "above", "below", "up", "down", "none"),
     *("bar", "pie", "first", "second", "system", "user", "assistant", *COLOR_NAMES, *SHAPE_NAMES),
+    *("true", "false", " true", " false", *keys.NAMES),
 )  # fmt: skip
 
 

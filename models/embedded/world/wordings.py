@@ -10,6 +10,7 @@ from zlib import crc32
 from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS, JSON_WISHES
 
 _HELD_OUT = 7
+_CONTRACTED = re.compile(r"\b(what|where|who|how) is\b")
 
 
 @cache
@@ -36,6 +37,8 @@ def ask(random: Random, task: str, *, held_out: bool, json: bool = False, **slot
         text = random.choice(BEFORE) + text
     elif not held_out and random.random() < 0.08:
         text += random.choice(AFTER)
+    if random.random() < 0.15:
+        text = _CONTRACTED.sub(r"\1's", text)
     if random.random() < 0.75:
         text = text[0].upper() + text[1:]
     asks = task not in ("hello", "thanks")
@@ -45,6 +48,8 @@ def ask(random: Random, task: str, *, held_out: bool, json: bool = False, **slot
         wish = random.choice(json_wordings()[held_out])
         if random.random() < 0.7:
             wish = wish[0].upper() + wish[1:]
+        if random.random() < 0.25:
+            return f"{wish}: {text}"
         text += ("" if text[-1] in "?.!" else ".") + " " + wish + random.choice((".", ".", ""))
     return text
 

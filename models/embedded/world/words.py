@@ -81,6 +81,11 @@ CHART_LABELS = (
     ("Bus", "Car", "Train", "Bike", "Walk", "Ship"),
     ("Oslo", "Rome", "Paris", "Bonn", "Lima", "Kyiv"),
 )
+CHART_TITLES = (
+    *("Sales", "Monthly sales", "Sales by region", "Results", "Survey results", "Growth", "Votes", "Visitors"),
+    *("Visitors per day", "Rainfall", "Daily steps", "Spending", "Monthly costs", "Market share", "Favorite fruit"),
+    *("Test scores", "Books read", "Hours of sleep", "Revenue", "Traffic", "Energy use", "Population", "Orders"),
+)
 
 _THINGS = """
 dog cat horse cow bird fish car truck bus bicycle train plane boat ship house tree flower mountain river lake person

@@ -23,6 +23,8 @@ from tests.support.prompts import prompt_of
 WORLD = Path(__file__).parents[2] / "golden/world"
 ENTRIES: list[dict[str, Any]] = json.loads((WORLD / "questions.json").read_text(encoding="utf-8"))
 MOST_WRONG = 0.05
+CHARTS = WORLD.parent / "charts"
+DRAWN: dict[str, dict[str, Any]] = json.loads((CHARTS / "charts.json").read_text(encoding="utf-8"))
 
 
 @cache
@@ -69,3 +71,25 @@ def test_answers_are_right() -> None:
 
 def test_the_sample_has_every_promised_gate() -> None:
     assert {entry["gate"] for entry in ENTRIES} == set(NAMES) - NOT_PROMISED
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_bar_charts_of_another_library_are_read(name: str) -> None:
+    """With axes, frames, grid lines, titles and numbers along the axis, by Matplotlib, which training never saw."""
+    labels, values, title = (DRAWN[name][part] for part in ("labels", "values", "title"))
+    parts = [f'"{label}" {value}' for label, value in zip(labels, values, strict=True)]
+    largest = labels[values.index(max(values))]
+    expected = {
+        "Describe this chart.": f"I see a bar chart: {', '.join(parts[:-1])} and {parts[-1]}.",
+        "How many bars are there?": f"I see {len(labels)} bars.",
+        f"What is the value of {labels[1]}?": f'"{labels[1]}" is {values[1]}.',
+        "Which bar is the largest?": f'The largest is "{largest}".',
+        "What is the title?": f'The title is "{title}".' if title else "The chart has no title.",
+    }
+    processor, model = loaded()
+    picture = processor.image(Image.open(CHARTS / f"{name}.png").convert("RGB"))
+    for question, wanted in expected.items():
+        message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question)))
+        _, _, ids = generate(model, prompt_of(processor, [message], [picture]), len(processor.tokenize(wanted)) + 1)
+        assert processor.detokenize(ids[:-1]).decode() == wanted, question
+        assert ids[-1] in processor.stop_token_ids, question

@@ -22,7 +22,7 @@ from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 
-SHAPE = Shape(vocab_size=1024, layers=2, vision_depth=2)
+SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
 
 
 def picture(seed: int, height: int, width: int, *, frames: int = 1) -> Picture:

@@ -1,0 +1,157 @@
+"""The drawn world says the truth about its pictures, and training begins with the weights of another vocabulary."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models.embedded.train_qwen2_vl import Trainer, vocabulary_of
+from models.embedded.vision_training.network import Network, Shape
+from models.embedded.world import about_scenes, vocabulary
+from models.embedded.world.keys import NAMES, varied
+from models.embedded.world.pictures import Figure, Picture
+from models.embedded.world.questions import Maker, Turn, clearly_larger
+
+SIDE = 300
+
+
+def figure(name: str, x: float, y: float, radius: float = 20) -> Figure:
+    color, shape = name.split()
+    return Figure(shape, color, "small", x, y, radius)
+
+
+def picture(*figures: Figure) -> Picture:
+    return Picture([np.zeros((SIDE, SIDE, 3), np.uint8)], SIDE, SIDE, list(figures))
+
+
+CORNERS = picture(
+    figure("red circle", 40, 40),
+    figure("blue square", 260, 50),
+    figure("green star", 50, 250),
+    figure("black ring", 240, 260),
+)
+
+
+def turns(maker: Maker, shown: Picture, *, held_out: bool = False, as_json: bool = False) -> Sequence[Turn]:
+    made = [maker(Random(seed), [shown], held_out, as_json) for seed in range(200)]
+    return [turn for turn in made if turn is not None]
+
+
+def test_what_is_in_a_part_of_a_picture() -> None:
+    """In reading order, and of a half all that is in it."""
+    answers = {turn.answer for turn in turns(about_scenes.at_place, CORNERS)}
+    assert answers == {
+        "I see a red circle and a green star at the left.",
+        "I see a blue square and a black ring at the right.",
+        "I see a red circle and a blue square at the top.",
+        "I see a green star and a black ring at the bottom.",
+        "I see a red circle at the top left.",
+        "I see a blue square at the top right.",
+        "I see a green star at the bottom left.",
+        "I see a black ring at the bottom right.",
+        "I see no shapes in the center.",
+    }
+
+
+def test_the_question_names_the_part_that_the_answer_is_about() -> None:
+    names = {"top": {"top", "upper"}, "bottom": {"bottom", "lower"}, "left": {"left"}, "right": {"right"}}
+    names["center"] = {"center", "middle"}
+    for turn in turns(about_scenes.at_place, CORNERS):
+        asked = set(re.findall("[a-z]+", turn.question.lower()))
+        said = set(re.findall("[a-z]+", turn.answer))
+        for place, words in names.items():
+            assert bool(asked & words) == (place in said), turn
+
+
+def test_a_shape_between_two_halves_is_in_neither() -> None:
+    """Nobody should be asked what is on the left where one shape is in the middle."""
+    shown = picture(figure("red circle", 148, 40), figure("blue square", 40, 160))
+    answers = " ".join(turn.answer for turn in turns(about_scenes.at_place, shown))
+    assert "at the left." not in answers and "at the right." not in answers
+
+
+@pytest.mark.parametrize(
+    ("slanted", "expected"),
+    [
+        (False, {"I see a red circle above the blue square.", "I see no shapes below the blue square."}),
+        (True, {"I see a blue square below the red circle.", "I see a green star right of the red circle."}),
+    ],
+)
+def test_what_is_beside_a_shape(slanted: bool, expected: set[str]) -> None:
+    """Only where every other shape lies clearly on one side of it."""
+    shown = picture(
+        figure("red circle", 150, 40),
+        figure("blue square", 150, 160),
+        *([figure("green star", 270, 60)] if slanted else []),
+    )
+    answers = {turn.answer for turn in turns(about_scenes.beside, shown)}
+    assert expected <= answers
+    if slanted:
+        assert not any("the blue square" in answer or "the star" in answer for answer in answers), answers
+
+
+def test_colors_are_said_once_and_larger_shapes_by_a_clear_margin() -> None:
+    shown = picture(figure("red circle", 60, 40, 40), figure("red star", 250, 45), figure("blue ring", 60, 250))
+    assert {turn.answer for turn in turns(about_scenes.colors, shown)} == {"I see red and blue."}
+    assert {turn.answer for turn in turns(about_scenes.shapes, shown)} == {
+        "I see a red circle, a red star and a blue ring."
+    }
+    for turn in turns(about_scenes.larger_of, shown):
+        assert ("circle" in turn.answer) == ("larger" in turn.answer), turn
+    square, oval = figure("red square", 0, 0, 20), figure("red oval", 0, 0, 30)
+    assert clearly_larger(figure("red circle", 0, 0, 30), square)
+    assert not clearly_larger(oval, square)
+
+
+def test_answers_in_json_keep_their_values_under_other_keys() -> None:
+    facts = {"shapes": [{"shape": "ring", "color": "red"}, {"shape": "star", "color": "blue"}]}
+    found = {json.dumps(varied(Random(seed), facts, "A sentence.")) for seed in range(2000)}
+    assert json.dumps(facts) in found and len(found) > 20
+    for text in found:
+        told = json.loads(text)
+        assert set(told) <= set(NAMES)
+        for value in told.values():
+            assert value in (2, "A sentence.") or [sorted(item.values()) for item in value] == [
+                ["red", "ring"],
+                ["blue", "star"],
+            ]
+    answers = {json.dumps(varied(Random(seed), {"answer": "no"}, "No.")) for seed in range(500)}
+    assert '{"exists": false}' in answers and not any(": true" in text for text in answers)
+
+
+def test_training_goes_on_with_the_words_of_another_vocabulary(tmp_path: Path) -> None:
+    """Each token keeps its embedding, wherever it is now; new ones begin anew, and all other weights are taken."""
+    now = vocabulary.tokenizer()
+    tokens = now["model"]["vocab"]
+    shifted = {token: index for index, token in enumerate(token for token in reversed(tokens) if token != "Ġtitle")}
+    before = json.loads(json.dumps(now))
+    before["model"]["vocab"] = shifted
+    for index, token in enumerate(before["added_tokens"]):
+        token["id"] = len(shifted) + index
+    for folder, made in (("old", before), ("new", now)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.json").write_text(json.dumps(made), "utf-8")
+    shape = Shape(vocab_size=-(-len(vocabulary_of(tmp_path / "new")) // 64) * 64, layers=1, vision_depth=1)
+    torch.manual_seed(5)
+    old = {n: p.detach().clone() for n, p in Network(shape).named_parameters() if not n.startswith("auxiliary")}
+    save_file(old, tmp_path / "old" / "model.safetensors")
+
+    trainer = Trainer(shape, torch.device("cpu"))
+    trainer.take_published(tmp_path / "old" / "model.safetensors", tmp_path / "new")
+    words = "model.embed_tokens.weight"
+    own = dict(trainer.network.named_parameters())
+    ids = vocabulary_of(tmp_path / "new")
+    for token, index in vocabulary_of(tmp_path / "old").items():
+        assert torch.equal(own[words][ids[token]], old[words][index]), token
+    for name, weight in old.items():
+        if name != words:
+            assert torch.equal(own[name], weight), name
+        assert torch.equal(trainer.average[name], own[name])
