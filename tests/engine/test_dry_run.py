@@ -128,7 +128,7 @@ def linear_bytes(width: int, inner: int, qkv: int, layers: int, vocabulary: int)
 def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
     copies = 28 * 2 * 8960 * 1536  # of `down` in 16 bits
     for directory, saved in (
-        (DIRECTORIES[0], linear_bytes(192, 512, 320, 6, 1024)),
+        (DIRECTORIES[0], linear_bytes(192, 512, 320, 6, 1152)),
         (make("qwen2_vl_2b", tmp_path), linear_bytes(1536, 8960, 2048, 28, 151_936) - copies),
     ):
         plain, quantised = (weights_of(directory, quantization) for quantization in ("none", "fp8"))

@@ -23,7 +23,7 @@ from tests.support.prompts import prompt_of
 WORLD = Path(__file__).parents[2] / "golden/world"
 ENTRIES: list[dict[str, Any]] = json.loads((WORLD / "questions.json").read_text(encoding="utf-8"))
 MOST_WRONG = 0.05
-CHARTS = WORLD.parent / "charts"
+CHARTS = Path(__file__).parent / "charts"
 DRAWN: dict[str, dict[str, Any]] = json.loads((CHARTS / "charts.json").read_text(encoding="utf-8"))
 
 
