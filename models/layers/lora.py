@@ -74,13 +74,10 @@ class LoraRows:
         units = self.slots.shape[0]
         behind = self.tiles.clone()
         behind[:, 0] += units
-        return LoraRows(
-            self.slots.repeat(2),
-            torch.cat((self.order, self.order + units)),
-            torch.cat((self.tiles, behind)),
-            self.in_order,
-            self.counters,
-        )
+        order, tiles = torch.cat((self.order, self.order + units)), torch.cat((self.tiles, behind))
+        # Last: kernels read order and tiles before what stands ahead of them has ended, but not before this has begun.
+        slots = self.slots.repeat(2)
+        return LoraRows(slots, order, tiles, self.in_order, self.counters)
 
 
 @dataclass(frozen=True, eq=False)
