@@ -45,13 +45,27 @@ class Style:
         )
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What one chart is drawn from: `most` bars at the most, with the first labels and shades."""
+
+    frame: Frame
+    face: str
+    size: int
+    ink: Ink
+    labels: list[str]
+    shades: list[RGB]
+    most: int
+    style: Style
+
+
 def draw(random: Random, canvas: Canvas, frame: Frame, face: str, labels: list[str], ink: Ink) -> Chart:
     lying = random.random() < _LYING
     size = random.randint(_LEAST_SIZE, 20)
     shades = colors(random, canvas, 6, alike=random.random() < 0.45)
-    number = min(random.randint(2, 6), len(labels), len(shades))
-    style = Style.of(random)
-    return (_lying if lying else _upright)(random, canvas, frame, face, size, labels, shades, number, ink, style)
+    most = min(random.randint(2, 6), len(labels), len(shades))
+    parts = Parts(frame, face, size, ink, labels, shades, most, Style.of(random))
+    return _lying(random, canvas, parts) if lying else _upright(random, canvas, parts)
 
 
 def _values(random: Random, number: int) -> list[int]:
@@ -79,18 +93,10 @@ def _between(ink: RGB, ground: RGB, part: float) -> RGB:
     return red, green, blue
 
 
-def _upright(
-    random: Random,
-    canvas: Canvas,
-    frame: Frame,
-    face: str,
-    size: int,
-    labels: list[str],
-    shades: list[RGB],
-    number: int,
-    ink: Ink,
-    style: Style,
-) -> Chart:
+def _upright(random: Random, canvas: Canvas, parts: Parts) -> Chart:
+    """Bars from left to right, with names below and values above."""
+    frame, face, size, ink, style = parts.frame, parts.face, parts.size, parts.ink, parts.style
+    number, shades = parts.most, parts.shades
     small = random.randint(10, size)
     left = frame.left + (4 if not style.axis else random.randint(6, 14))
     if style.named_axis:
@@ -99,9 +105,12 @@ def _upright(
     if style.ticks:
         left += width_of(face, small, "100") + 8
     right = frame.right - (4 if not style.box else random.randint(4, 12))
-    while number > 2 and max(width_of(face, size, label) for label in labels[:number]) > 0.9 * (right - left) / number:
+    while (
+        number > 2
+        and max(width_of(face, size, label) for label in parts.labels[:number]) > 0.9 * (right - left) / number
+    ):
         number -= 1
-    labels = labels[:number]
+    labels = parts.labels[:number]
     values = _values(random, number)
     under = random.choice((0, 2, 4)) if style.marks else 0
     bottom = frame.bottom - size - 12 - under
@@ -149,25 +158,16 @@ def _upright(
     return Chart("bar", tuple(labels), tuple(values))
 
 
-def _lying(
-    random: Random,
-    canvas: Canvas,
-    frame: Frame,
-    face: str,
-    size: int,
-    labels: list[str],
-    shades: list[RGB],
-    number: int,
-    ink: Ink,
-    style: Style,
-) -> Chart:
+def _lying(random: Random, canvas: Canvas, parts: Parts) -> Chart:
     """Bars from left to right, the first one at the top."""
+    frame, face, size, ink, style = parts.frame, parts.face, parts.size, parts.ink, parts.style
+    number, shades = parts.most, parts.shades
     small = random.randint(10, size)
     bottom = frame.bottom - 6 - (small + 8 if style.ticks else 0)
     top = frame.top + 6
     while number > 2 and (bottom - top) / number < 1.3 * size:
         number -= 1
-    labels = labels[:number]
+    labels = parts.labels[:number]
     values = _values(random, number)
     left = frame.left + max(width_of(face, size, label) for label in labels) + 12
     right = frame.right - width_of(face, size, "100") - 12
