@@ -7,13 +7,15 @@ from random import Random
 
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import (
+    SIDES,
     Turn,
-    clearly_larger,
     joined,
     named,
+    of_different_size,
     place,
     reading_order,
     shapes_of,
+    side_of,
     the_names,
     turn_of,
     unique,
@@ -58,7 +60,6 @@ SPOTS = (
     *_CENTER,
 )
 """All names of parts in questions."""
-_BESIDE = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 
 
 def shapes(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
@@ -132,15 +133,10 @@ def _in_part(random: Random, picture: Picture) -> tuple[str, str, list[Figure]] 
 
 
 def larger_of(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
-    figures = unique(pictures[0], lambda figure: figure.name)
-    for _ in range(6):
-        if len(figures) < 2:
-            return None
-        one, other = random.sample(figures, 2)
-        if clearly_larger(one, other) or clearly_larger(other, one):
-            break
-    else:
+    pair = of_different_size(random, pictures[0])
+    if pair is None:
         return None
+    one, other = pair
     larger = random.random() < 0.6
     more = random.choice(("larger", "bigger")) if larger else "smaller"
     names = [named(random, pictures[0], figure) for figure in (one, other)]
@@ -157,25 +153,15 @@ def beside(random: Random, pictures: Sequence[Picture], held_out: bool, as_json:
         return None
     for _ in range(6):
         middle = random.choice(figures)
-        side = random.choice(tuple(_BESIDE))
-        sides = [_side(figure, middle) for figure in picture.figures if figure is not middle]
+        side = random.choice(tuple(SIDES))
+        sides = [side_of(figure, middle) for figure in picture.figures if figure is not middle]
         if None not in sides and (side in sides or random.random() < 0.15):
             break
     else:
         return None
-    there = [figure for figure in reading_order(picture) if figure is not middle and _side(figure, middle) == side]
-    name, word = named(random, picture, middle), _BESIDE[side]
+    there = [figure for figure in reading_order(picture) if figure is not middle and side_of(figure, middle) == side]
+    name, word = named(random, picture, middle), SIDES[side]
     answer = f"I see {the_names(there, _NOTHING)} {word} the {name}."
     asked = random.choice((word, f"to the {word}")) if side in ("left", "right") else word
     facts = shapes_of(there)
     return turn_of(random, "beside", answer, facts, held_out, as_json and bool(there), thing=name, side=asked)
-
-
-def _side(figure: Figure, middle: Figure) -> str | None:
-    across, down = figure.x - middle.x, figure.y - middle.y
-    wide, narrow = max(abs(across), abs(down)), min(abs(across), abs(down))
-    if wide < 1.4 * narrow:
-        return None
-    if abs(across) > abs(down):
-        return "left" if across < 0 else "right"
-    return "above" if down < 0 else "below"

@@ -9,22 +9,24 @@ from random import Random
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, plural
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import (
+    SIDES,
     Turn,
     article,
     clearly_larger,
     counted,
     joined,
     named,
+    of_different_size,
     place,
     quoted,
     reading_order,
     shapes_of,
+    side_of,
     turn_of,
     unique,
 )
 from models.embedded.world.small_talk import ONLY
 
-_SIDES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 _OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 
 
@@ -98,12 +100,10 @@ def _pair(random: Random, picture: Picture) -> tuple[Figure, Figure, str] | None
         if len(figures) < 2:
             return None
         one, other = random.sample(figures, 2)
-        across, down = one.x - other.x, one.y - other.y
-        wide, narrow = max(abs(across), abs(down)), min(abs(across), abs(down))
-        if wide > 1.4 * narrow and wide > 0.12 * min(picture.width, picture.height):
-            if abs(across) > abs(down):
-                return one, other, "left" if across < 0 else "right"
-            return one, other, "above" if down < 0 else "below"
+        apart = max(abs(one.x - other.x), abs(one.y - other.y))
+        side = side_of(one, other)
+        if side is not None and apart > 0.12 * min(picture.width, picture.height):
+            return one, other, side
     return None
 
 
@@ -112,7 +112,7 @@ def relation(random: Random, pictures: Sequence[Picture], held_out: bool, as_jso
     if pair is None:
         return None
     one, other = (named(random, pictures[0], figure) for figure in pair[:2])
-    answer = f"The {one} is {_SIDES[pair[2]]} the {other}."
+    answer = f"The {one} is {SIDES[pair[2]]} the {other}."
     return turn_of(random, "relation", answer, {"side": pair[2]}, held_out, as_json, thing=one, other=other)
 
 
@@ -123,8 +123,8 @@ def relation_yn(random: Random, pictures: Sequence[Picture], held_out: bool, as_
     one, other = (named(random, pictures[0], figure) for figure in pair[:2])
     right = random.random() < 0.5
     asked = pair[2] if right else _OPPOSITE[pair[2]]
-    answer = f"{'Yes' if right else 'No'}, the {one} is {_SIDES[pair[2]]} the {other}."
-    side = random.choice((_SIDES[asked], f"to the {asked} of")) if asked in ("left", "right") else _SIDES[asked]
+    answer = f"{'Yes' if right else 'No'}, the {one} is {SIDES[pair[2]]} the {other}."
+    side = random.choice((SIDES[asked], f"to the {asked} of")) if asked in ("left", "right") else SIDES[asked]
     facts = {"answer": "yes" if right else "no"}
     return turn_of(random, "relation_yn", answer, facts, held_out, as_json, thing=one, other=other, side=side)
 
@@ -166,15 +166,10 @@ def largest(random: Random, pictures: Sequence[Picture], held_out: bool, as_json
 
 
 def compare_yn(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
-    figures = unique(pictures[0], lambda figure: figure.name)
-    for _ in range(6):
-        if len(figures) < 2:
-            return None
-        one, other = random.sample(figures, 2)
-        if clearly_larger(one, other) or clearly_larger(other, one):
-            break
-    else:
+    pair = of_different_size(random, pictures[0])
+    if pair is None:
         return None
+    one, other = pair
     bigger = one.radius > other.radius
     asked = random.random() < 0.5
     more = random.choice(("larger", "bigger")) if asked else "smaller"

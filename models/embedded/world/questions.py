@@ -17,6 +17,8 @@ from models.embedded.world.keys import varied
 from models.embedded.world.pictures import Figure, Picture
 
 ORDINALS = ("first", "second", "third")
+SIDES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
+"""What is said of a shape on each side of another."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,29 @@ def clearly_larger(one: Figure, other: Figure) -> bool:
     """Whether nobody would call `other` as large. Long shapes have less area than their extent says."""
     long = {"rectangle", "oval"} & {one.shape, other.shape}
     return one.radius > (1.7 if long else 1.25) * other.radius
+
+
+def of_different_size(random: Random, picture: Picture) -> tuple[Figure, Figure] | None:
+    """Two shapes with names of their own, of which nobody would call one as large as the other."""
+    figures = unique(picture, lambda figure: figure.name)
+    for _ in range(6):
+        if len(figures) < 2:
+            return None
+        one, other = random.sample(figures, 2)
+        if clearly_larger(one, other) or clearly_larger(other, one):
+            return one, other
+    return None
+
+
+def side_of(figure: Figure, other: Figure) -> str | None:
+    """The key of SIDES on which `figure` is of `other`; None where it lies at a slant to it."""
+    across, down = figure.x - other.x, figure.y - other.y
+    wide, narrow = max(abs(across), abs(down)), min(abs(across), abs(down))
+    if wide <= 1.4 * narrow:
+        return None
+    if abs(across) > abs(down):
+        return "left" if across < 0 else "right"
+    return "above" if down < 0 else "below"
 
 
 def reading_order(picture: Picture) -> list[Figure]:
