@@ -193,8 +193,13 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.guided_path",
         on_cpu=True,
     ),
-    Command(
-        "servers on GPUs of 8, 12 and 16 GiB, which an H100 is made into", "small_gpu", "python -m benchmarks.small_gpu"
+    *(
+        Command(
+            f"a server of {model} on a small GPU, which an H100 is made into",
+            f"small_gpu_{model}",
+            f"python -m benchmarks.small_gpu {model}",
+        )
+        for model in ("qwen2_vl_2b", "qwen3_vl_2b", "voxcpm2", "qwen2_5_vl_3b", "qwen3_vl_4b", "qwen2_vl_7b")
     ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

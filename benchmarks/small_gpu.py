@@ -1,6 +1,6 @@
 """Servers on a GPU of 8, 12 and 16 GiB, which a larger one is made into.
 
-    python -m benchmarks.small_gpu [MODEL ...]
+    python -m benchmarks.small_gpu MODEL
 
 This process takes the rest of the GPU's memory, so that a server that wants more than the small one has runs out of it,
 as it would there; the engine is told the small GPU's size. Full size in the published layout, random weights read from
@@ -161,25 +161,22 @@ def measure(case: Case, folder: Path) -> Row:
         return row | {"free_bytes_least": free(), "out_of_memory": server.log.read_text().count("out of memory")}
 
 
-def measure_each(cases: Sequence[Case], folder: Path) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """A row for each; a server that did not start has its log's end in its row."""
-    for case in cases:
-        try:
-            yield measure(case, folder), {}
-        except RuntimeError as error:
-            yield (
-                {"gib": case.gib, "model": case.model, "quantization": case.quantization, "error": str(error)[-2000:]},
-                {},
-            )
+def row_of(case: Case, folder: Path) -> Row:
+    """What was measured; of a server that did not start its log's end."""
+    try:
+        return measure(case, folder)
+    except RuntimeError as error:
+        found = {"gib": case.gib, "model": case.model, "quantization": case.quantization}
+        return {**found, "error": str(error)[-2000:]}
 
 
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_gpu", description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="those of CASES (default: all)")
-    chosen = parser.parse_args(words).models
+    parser.add_argument("model", choices=[case.model for case in CASES])
+    chosen = parser.parse_args(words).model
     with tempfile.TemporaryDirectory() as folder:
-        cases = [case for case in CASES if not chosen or case.model in chosen]
-        return record("small_gpu", measure_each(cases, Path(folder)))
+        (case,) = (case for case in CASES if case.model == chosen)
+        return record(f"small_gpu_{chosen}", [(row_of(case, Path(folder)), {})])
 
 
 if __name__ == "__main__":
