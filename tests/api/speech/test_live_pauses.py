@@ -21,7 +21,7 @@ from service.api.speech.normalising.text import TextNormaliser
 from service.link.engine_link import InlineLink
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, wait
 
 TEXT = "[pause:250ms]In 1999. [pause:1.5s](It) cost **$5**.\n\nSee nginx!  [pause:0.1s]"
 WRITTEN = ["In 1999.", "(It) cost $5.", "See nginx!"]
@@ -165,7 +165,7 @@ async def test_numbers_cannot_make_a_text_endlessly_long(server: RunningServer, 
     assert error["param"] == "text" and "more than 800 characters" in error["message"]
     spoken = sum(len(start["sentence_text"]) for start in of_type(received, "audio.start"))
     assert 0 < spoken <= 800 and received[-1]["type"] == "session.done"
-    assert talker.idle
+    wait(lambda: talker.idle, what="the engine has nothing to do")
 
 
 def test_numbers_cannot_make_a_whole_text_endlessly_long(server: RunningServer, talker: FakeTalker) -> None:
