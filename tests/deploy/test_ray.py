@@ -22,6 +22,7 @@ from benchmarks.footprint import children
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
 from tests.support.processes import ROOT
+from tests.support.sse import sse_events
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
 from tests.support.waiting import GENEROUS, wait
 
@@ -145,9 +146,9 @@ def test_a_picture_goes_where_it_was_seen(cluster: Cluster) -> None:
 
 def said(stream: bytes) -> str:
     """The text of a streamed answer, which ends as it should."""
-    *events, end = [line.removeprefix("data: ") for line in stream.decode().split("\n\n") if line]
-    assert end == "[DONE]" and len(events) > 1
-    return "".join(choice["delta"].get("content") or "" for event in events for choice in json.loads(event)["choices"])
+    *chunks, end = [event.removeprefix("data: ") for event in sse_events(stream.decode())]
+    assert end == "[DONE]" and len(chunks) > 1
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in json.loads(chunk)["choices"])
 
 
 def test_streams_and_errors_pass_as_they_are(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.servers import RunningServer, running_server
+from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, until, wait
 
 
@@ -80,12 +81,11 @@ def test_the_raw_stream_ends_with_done(server: RunningServer) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "stream": True}
     with_usage = {**body, "stream_options": {"include_usage": True}}
     text = httpx.post(f"{server.url}/v1/chat/completions", json=with_usage).text
-    assert '"usage":null' in text.split("\n\n")[0]
+    assert '"usage":null' in sse_events(text)[0]
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = response.text.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert "usage" not in json.loads(events[0].removeprefix("data: "))
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    assert "usage" not in json.loads(sse_events(response.text)[0].removeprefix("data: "))
 
 
 def test_several_answers(client: OpenAI) -> None:

@@ -21,6 +21,7 @@ from service.server import create_server
 from service.settings import SettingsError, load_settings
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
+from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS
 
 TEXT = "[pause:250ms]In 1999. [pause:1.5s] It cost **$5**.\n\nSee nginx!  [pause:0.1s]"
@@ -89,7 +90,7 @@ def test_segments_are_told_to_the_sample(server: RunningServer, talker: FakeTalk
 def test_events_of_captions_follow_the_audio_that_they_are_about(server: RunningServer) -> None:
     answer = speak(server, stream_format="sse", timestamp_granularities=["segment"])
     heard = 0
-    for block in filter(None, answer.text.split("\n\n")):
+    for block in sse_events(answer.text):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"

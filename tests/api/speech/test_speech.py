@@ -26,6 +26,7 @@ from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
 from service.settings import load_settings
 from tests.support.servers import RunningServer, running_server
+from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
 
 PATCH = 7680
@@ -154,9 +155,9 @@ def test_audio_comes_while_it_is_made(http: httpx.Client) -> None:
 def test_events_carry_the_same_bytes_and_usage(http: httpx.Client) -> None:
     answer = speak(http, response_format="flac", stream_format="sse")
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events = [block.split("\n") for block in answer.text.split("\n\n") if block and not block.startswith(":")]
-    payloads = [json.loads(lines[1].removeprefix("data: ")) for lines in events]
-    assert [lines[0].removeprefix("event: ") for lines in events] == [payload["type"] for payload in payloads]
+    blocks = [block.split("\n") for block in sse_events(answer.text)]
+    payloads = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
+    assert [lines[0].removeprefix("event: ") for lines in blocks] == [payload["type"] for payload in payloads]
     data = b"".join(base64.b64decode(p["audio"]) for p in payloads if p["type"] == "speech.audio.delta")
     assert data == speak(http, response_format="flac").content
     usage = payloads[-1]["usage"]
