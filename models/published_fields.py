@@ -100,7 +100,8 @@ _CONFIG = {
     **_fields(_POSITIVE, "mlp_ratio"),
     **_fields(_INDICES, "mrope_section deepstack_visual_indexes"),
     **_fields(_or_null(_SWITCH), "mrope_interleaved"),
-    **_fields(_INDEX, "image_token_id video_token_id vision_start_token_id vision_end_token_id"),
+    # transformers 4.52 to 4.57 writes null for some of these into text_config, where nobody reads them.
+    **_fields(_or_null(_INDEX), "image_token_id video_token_id vision_start_token_id vision_end_token_id"),
     # Experts.
     **_fields(_or_null(_COUNT), "num_experts num_local_experts"),
     **_fields(_COUNT, "num_experts_per_tok moe_intermediate_size n_routed_experts n_shared_experts"),

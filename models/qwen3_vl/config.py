@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import preprocessor_fields, read_config, require_text_fields, section_of
+from models.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
@@ -89,10 +89,10 @@ def load_config(directory: Path) -> Qwen3VLConfig:
             images=images,
             videos=_video_settings(directory, tower.vision, images),
             frames=_frame_rule(directory),
-            image_token_id=int(config["image_token_id"]),
-            video_token_id=int(config["video_token_id"]),
-            vision_start_token_id=int(config["vision_start_token_id"]),
-            vision_end_token_id=int(config["vision_end_token_id"]),
+            image_token_id=token_id(config, "image_token_id"),
+            video_token_id=token_id(config, "video_token_id"),
+            vision_start_token_id=token_id(config, "vision_start_token_id"),
+            vision_end_token_id=token_id(config, "vision_end_token_id"),
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
