@@ -21,6 +21,7 @@ from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json, read_optional_json
 from models.recent_texts import RecentTexts
+from models.vocabulary_files import tokenizer_of_vocabulary
 
 # The library hands the texts of a batch to threads of its own, even a single one: to wake a thread and to wait for it
 # takes as long as to tokenize a sentence.
@@ -145,9 +146,10 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
-    """Reads tokenizer.json, and added tokens of tokenizer_config.json. spoken: as Tokenizer takes it. Raises
-    CheckpointError if one of them cannot be read."""
-    published = read_json(directory, "tokenizer.json")
+    """Reads tokenizer.json, or the files that may take its place, and added tokens of tokenizer_config.json. spoken: as
+    Tokenizer takes it. Raises CheckpointError if one of them cannot be read."""
+    whole = (directory / "tokenizer.json").exists()
+    published = read_json(directory, "tokenizer.json") if whole else tokenizer_of_vocabulary(directory)
     listed = read_optional_json(directory, "tokenizer_config.json").get("added_tokens_decoder") or {}
     return Tokenizer({**published, "added_tokens": _added_tokens(published, listed)}, spoken=spoken)
 
