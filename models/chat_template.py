@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage
-from models.published import read_json, read_optional_json
+from models.published import read_optional_json
 from models.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
 _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
@@ -118,19 +118,35 @@ class ChatTemplate:
 
 def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
     """The first of chat_template.jinja, chat_template.json and tokenizer_config.json, the order in which transformers
-    reads them for processors: the last one may hold the language model's own, without pictures.
+    reads them for processors: the last one may hold the language model's own, without pictures. Of several templates
+    the one named "default" is used, as there.
 
     default: the template of a checkpoint that has none.
     """
-    config = read_json(directory, "tokenizer_config.json")
+    config = read_optional_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
     name, source = _template_source(directory, config)
-    source = default if source is None else source
+    source = default if source is None else _default_of(source)
+    if source is None:
+        raise CheckpointError(
+            f"{directory}: no chat template: chat_template.jinja, chat_template.json or tokenizer_config.json must "
+            "hold one; the checkpoint that this one was made from has it"
+        )
     if not isinstance(source, str):
-        raise CheckpointError(f"{directory}: {name}: chat_template must be a string")
+        raise CheckpointError(
+            f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
+        )
     return ChatTemplate(source, tokens)
+
+
+def _default_of(source: Any) -> Any:
+    """The template "default" of several: an object, or a list of objects with `name` and `template`."""
+    if isinstance(source, list):
+        named = [entry for entry in source if isinstance(entry, dict)]
+        source = {entry.get("name"): entry.get("template") for entry in named}
+    return source.get("default", source) if isinstance(source, dict) else source
 
 
 def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:

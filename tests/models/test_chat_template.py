@@ -59,11 +59,29 @@ def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
     assert load_chat_template(tmp_path, "default").render(TURN) == "default"
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be a string"):
+    with pytest.raises(CheckpointError, match=r"no chat template: chat_template\.jinja, .* must hold one"):
         load_chat_template(tmp_path)
     (tmp_path / "chat_template.json").write_text('{"chat_template": ["a"]}')
     with pytest.raises(CheckpointError, match=r"/chat_template\.json|: chat_template\.json: chat_template must be"):
         load_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("named", [dict, list])
+def test_of_several_templates_the_default_is_used(tmp_path: Path, named: type) -> None:
+    templates = {"tool_use": "with tools", "default": "usual"}
+    entries = [{"name": name, "template": template} for name, template in templates.items()]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": templates if named is dict else entries})
+    )
+    assert load_chat_template(tmp_path).render(TURN) == "usual"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries[:1]}))
+    with pytest.raises(CheckpointError, match=r'tokenizer_config\.json: chat_template must be .* "default"'):
+        load_chat_template(tmp_path)
+
+
+def test_a_template_needs_no_configuration_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("jinja{{ bos_token }}")
+    assert load_chat_template(tmp_path).render(TURN) == "jinja"
 
 
 def layout(tmp_path: Path, *, multimodal: bool) -> Path:
