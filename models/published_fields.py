@@ -90,9 +90,9 @@ _CONFIG = {
     **_fields(_COUNT, "max_position_embeddings original_max_position_embeddings patch_size"),
     **_fields(_or_null(_COUNT), "num_key_value_heads head_dim"),
     **_fields(_POSITIVE, "rms_norm_eps layer_norm_eps"),
-    **_fields(_or_null(_POSITIVE), "rope_theta factor"),
+    **_fields(_or_null(_POSITIVE), "rope_theta factor beta_fast beta_slow attention_factor"),
     **_fields(_POSITIVES, "short_factor long_factor"),
-    **_fields(_or_null(_SWITCH), "tie_word_embeddings attention_bias use_sliding_window norm_topk_prob"),
+    **_fields(_or_null(_SWITCH), "tie_word_embeddings attention_bias use_sliding_window norm_topk_prob truncate"),
     **_fields(_IDS, "eos_token_id"),
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     **_fields(_COUNT, "depth embed_dim num_heads out_hidden_size in_channels in_chans"),
