@@ -23,6 +23,8 @@ from models.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 """Code points that Unicode reserves for a program's own use (noncharacters)."""
 
+_PROBE = "a text to look for"
+
 _OTHER_CALLS = re.compile(r"<function=|<arg_key>")
 """Ways to write a call inside the same tags that are not a JSON object."""
 
@@ -78,6 +80,8 @@ class ChatTemplate:
     """A Jinja template in a sandbox.
 
     knows_tools: it renders tools, calls and results itself, with calls as models/tools.py describes them.
+    parts_only: the roles whose texts it shows only if they come as a list of parts. A string, which is a list of
+        characters to it, it would leave out without an error.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -94,6 +98,10 @@ class ChatTemplate:
             raise CheckpointError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
+        self.parts_only: frozenset[str] = frozenset()
+        for role in ("user", "system", "assistant"):
+            if not self._shows(role, _PROBE) and self._shows(role, _as_part(_PROBE)):
+                self.parts_only |= {role}
 
     def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
         """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
@@ -104,6 +112,7 @@ class ChatTemplate:
             messages = hermes_turns(messages, tools)
         elif tools:
             given["tools"] = tools
+        messages = [self._turn(message) for message in messages]
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
         except TemplateError as error:
@@ -114,6 +123,28 @@ class ChatTemplate:
                 raise
             text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
             raise InputError("messages", text) from error
+
+    def _turn(self, message: Turn) -> Turn:
+        text = message["content"]
+        if message["role"] not in self.parts_only or not isinstance(text, str):
+            return message
+        return {**message, "content": _as_part(text)}
+
+    def _shows(self, role: str, content: str | list[dict[str, str]]) -> bool:
+        """Whether a message of this role with _PROBE as its content is in the prompt. False if the template refuses
+        it."""
+        turn: Turn = {"role": role, "content": content}
+        question = self._turn({"role": "user", "content": "?"})
+        turns = {"user": [turn], "system": [turn, question], "assistant": [question, turn, question]}[role]
+        given = {"tools": None, "documents": None, **self._special_tokens}
+        try:
+            return _PROBE in self._template.render(messages=turns, add_generation_prompt=True, **given)
+        except (TemplateError, TypeError):
+            return False
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:

@@ -140,3 +140,38 @@ def test_marks_for_training_are_rendered_as_transformers_does(source: str) -> No
     said = [*TURN, {"role": "assistant", "content": " hello\n"}, *TURN]
     (rendered,), _ = render_jinja_template(conversations=[said], chat_template=source, add_generation_prompt=True)
     assert ChatTemplate(source, {}).render(said) == rendered
+
+
+PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}"
+    "{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+"""Such as templates of other vision models: to them a string is a list of characters, none of which is a text."""
+
+
+def test_texts_come_as_parts_where_a_template_shows_no_strings(tmp_path: Path) -> None:
+    usual = load_processor(GOLDEN / "qwen2_vl")
+    path = layout(tmp_path, multimodal=True)
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    parts = load_processor(path)
+    said = [ChatMessage(role, (ContentPart(text=role),)) for role in ("system", "user", "assistant")]
+    messages, item = [*said, SAID], usual.image(Image.new("RGB", (56, 56)))
+    ids, expected = (prompt_of(processor, messages, [item]).token_ids.tolist() for processor in (parts, usual))
+    assert ids == expected
+
+
+@pytest.mark.parametrize(
+    ("shown", "roles"),
+    [
+        ("{{ m.content if m.role == 'system' else m.content[0]['text'].strip() }}", {"user", "assistant"}),
+        ("{{ m.content }}", set()),
+        ("{{ m.content if m.content is string else m.content[0].text }}", set()),
+        (
+            "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
+            {"user", "assistant"},
+        ),
+    ],
+)
+def test_which_roles_need_parts(shown: str, roles: set[str]) -> None:
+    assert ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}", {}).parts_only == roles
