@@ -148,9 +148,9 @@ def _as_part(text: str) -> list[dict[str, str]]:
 
 
 def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
-    """The first of chat_template.jinja, chat_template.json and tokenizer_config.json, the order in which transformers
-    reads them for processors: the last one may hold the language model's own, without pictures. Of several templates
-    the one named "default" is used, as there.
+    """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
+    reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
+    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there.
 
     default: the template of a checkpoint that has none.
     """
@@ -162,7 +162,7 @@ def load_chat_template(directory: Path, default: str | None = None) -> ChatTempl
     source = default if source is None else _default_of(source)
     if source is None:
         raise CheckpointError(
-            f"{directory}: no chat template: chat_template.jinja, chat_template.json or tokenizer_config.json must "
+            f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
             "hold one; the checkpoint that this one was made from has it"
         )
     if not isinstance(source, str):
@@ -182,15 +182,15 @@ def _default_of(source: Any) -> Any:
 
 def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
     """The file that holds the template, and the template's text."""
+    published = read_optional_json(directory, "chat_template.json").get("chat_template")
+    if published is not None:
+        return "chat_template.json", published
     jinja = directory / "chat_template.jinja"
     if jinja.exists():
         try:
             return jinja.name, jinja.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{directory}: {jinja.name} cannot be read: {error}") from error
-    published = read_optional_json(directory, "chat_template.json").get("chat_template")
-    if published is not None:
-        return "chat_template.json", published
     return "tokenizer_config.json", tokenizer_config.get("chat_template")
 
 

@@ -35,8 +35,9 @@ def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
-        ({"jinja": True, "processors": True, "tokenizers": True}, "jinja"),
+        ({"jinja": True, "processors": True, "tokenizers": True}, "processor"),
         ({"jinja": False, "processors": True, "tokenizers": True}, "processor"),
+        ({"jinja": True, "processors": False, "tokenizers": True}, "jinja"),
         ({"jinja": False, "processors": False, "tokenizers": True}, "tokenizer"),
         ({"jinja": True, "processors": False, "tokenizers": False}, "jinja"),
     ],
@@ -44,7 +45,11 @@ def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -
 def test_templates_are_looked_for_as_transformers_does_for_processors(
     tmp_path: Path, files: dict[str, bool], chosen: str
 ) -> None:
+    from transformers import ProcessorMixin
+
     write(tmp_path, **files)
+    published, _ = ProcessorMixin.get_processor_dict(tmp_path)
+    assert published.get("chat_template", "tokenizer") == chosen
     assert load_chat_template(tmp_path).render(TURN) == chosen
     assert load_chat_template(tmp_path, "default").render(TURN) == chosen
 
@@ -59,7 +64,7 @@ def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
     assert load_chat_template(tmp_path, "default").render(TURN) == "default"
-    with pytest.raises(CheckpointError, match=r"no chat template: chat_template\.jinja, .* must hold one"):
+    with pytest.raises(CheckpointError, match=r"no chat template: chat_template\.json, .* must hold one"):
         load_chat_template(tmp_path)
     (tmp_path / "chat_template.json").write_text('{"chat_template": ["a"]}')
     with pytest.raises(CheckpointError, match=r"/chat_template\.json|: chat_template\.json: chat_template must be"):
@@ -102,6 +107,15 @@ def test_a_picture_beside_a_text_only_template_in_the_tokenizers_file(tmp_path: 
     given, usual = load_processor(layout(tmp_path, multimodal=True)), load_processor(GOLDEN / "qwen2_vl")
     item = usual.image(Image.new("RGB", (56, 56)))
     assert prompt_of(given, [SAID], [item]).token_ids.tolist() == prompt_of(usual, [SAID], [item]).token_ids.tolist()
+
+
+def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
+    """As fine-tuned checkpoints have it whose tokenizer was saved and whose other files were copied."""
+    usual, path = load_processor(GOLDEN / "qwen2_vl"), layout(tmp_path, multimodal=True)
+    (path / "chat_template.jinja").write_text(TEXT_ONLY)
+    item = usual.image(Image.new("RGB", (56, 56)))
+    taken = prompt_of(load_processor(path), [SAID], [item]).token_ids.tolist()
+    assert taken == prompt_of(usual, [SAID], [item]).token_ids.tolist()
 
 
 def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -> None:
