@@ -183,12 +183,16 @@ def _check_supported(published: dict[str, Any]) -> None:
 
 
 def _opening_ids(published: dict[str, Any]) -> list[int]:
-    """What the post-processor puts before every text. Without one that could, a second reading of a large file is
-    spared."""
+    """What the post-processor puts before every text. What it puts behind a text, an end, is for training: an answer
+    begins there. Without a post-processor that could, a second reading of a large file is spared."""
     processor = published.get("post_processor")
     if processor is None or processor.get("type") == "ByteLevel":
         return []
-    return list(fast_tokenizer(published).encode("").ids)
+    tokenizer = fast_tokenizer(published)
+    text = list(tokenizer.encode("a", add_special_tokens=False).ids)
+    ids = list(tokenizer.encode("a").ids)
+    start = next(start for start in range(len(ids)) if ids[start : start + len(text)] == text)
+    return ids[:start]
 
 
 def _is_byte_level(decoder: dict[str, Any]) -> bool:

@@ -70,6 +70,19 @@ def test_what_depends_on_the_text_around_is_refused() -> None:
         Tokenizer(published)
 
 
+@pytest.mark.parametrize("family", ["minicpmv_2_5", "minicpmv_4_0"])
+def test_an_end_that_training_puts_behind_texts_is_not_in_prompts(family: str) -> None:
+    published = read_json(GOLDEN / family, "tokenizer.json")
+    usual, name = Tokenizer(published), published["added_tokens"][-1]["content"]
+    end = {"id": name, "ids": [published["added_tokens"][-1]["id"]], "tokens": [name]}
+    steps = published["post_processor"].get("processors", [published["post_processor"]])
+    template = next(step for step in steps if step["type"] == "TemplateProcessing")
+    template["single"].append({"SpecialToken": {"id": name, "type_id": 0}})
+    template["special_tokens"][name] = end
+    assert Library.from_str(json.dumps(published)).encode(TEXT).ids[-1] == end["ids"][0]
+    assert Tokenizer(published).encode(TEXT, ESCAPE) == usual.encode(TEXT, ESCAPE)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_added_tokens_of_the_tokenizers_configuration(family: str, tmp_path: Path) -> None:
     """transformers adds those that tokenizer.json lacks, and takes the flags of the others from there."""
