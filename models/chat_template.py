@@ -17,11 +17,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage
-from models.published import read_json, read_optional_json
+from models.published import read_optional_json
 from models.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
 _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 """Code points that Unicode reserves for a program's own use (noncharacters)."""
+
+_PROBE = "a text to look for"
 
 _OTHER_CALLS = re.compile(r"<function=|<arg_key>")
 """Ways to write a call inside the same tags that are not a JSON object."""
@@ -78,6 +80,8 @@ class ChatTemplate:
     """A Jinja template in a sandbox.
 
     knows_tools: it renders tools, calls and results itself, with calls as models/tools.py describes them.
+    parts_only: the roles whose texts it shows only if they come as a list of parts. A string, which is a list of
+        characters to it, it would leave out without an error.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -94,6 +98,10 @@ class ChatTemplate:
             raise CheckpointError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
+        self.parts_only: frozenset[str] = frozenset()
+        for role in ("user", "system", "assistant"):
+            if not self._shows(role, _PROBE) and self._shows(role, _as_part(_PROBE)):
+                self.parts_only |= {role}
 
     def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
         """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
@@ -104,6 +112,7 @@ class ChatTemplate:
             messages = hermes_turns(messages, tools)
         elif tools:
             given["tools"] = tools
+        messages = [self._turn(message) for message in messages]
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
         except TemplateError as error:
@@ -115,35 +124,73 @@ class ChatTemplate:
             text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
             raise InputError("messages", text) from error
 
+    def _turn(self, message: Turn) -> Turn:
+        text = message["content"]
+        if message["role"] not in self.parts_only or not isinstance(text, str):
+            return message
+        return {**message, "content": _as_part(text)}
+
+    def _shows(self, role: str, content: str | list[dict[str, str]]) -> bool:
+        """Whether a message of this role with _PROBE as its content is in the prompt. False if the template refuses
+        it."""
+        turn: Turn = {"role": role, "content": content}
+        question = self._turn({"role": "user", "content": "?"})
+        turns = {"user": [turn], "system": [turn, question], "assistant": [question, turn, question]}[role]
+        given = {"tools": None, "documents": None, **self._special_tokens}
+        try:
+            return _PROBE in self._template.render(messages=turns, add_generation_prompt=True, **given)
+        except (TemplateError, TypeError):
+            return False
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
 
 def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
-    """The first of chat_template.jinja, chat_template.json and tokenizer_config.json, the order in which transformers
-    reads them for processors: the last one may hold the language model's own, without pictures.
+    """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
+    reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
+    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there.
 
     default: the template of a checkpoint that has none.
     """
-    config = read_json(directory, "tokenizer_config.json")
+    config = read_optional_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
     name, source = _template_source(directory, config)
-    source = default if source is None else source
+    source = default if source is None else _default_of(source)
+    if source is None:
+        raise CheckpointError(
+            f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
+            "hold one; the checkpoint that this one was made from has it"
+        )
     if not isinstance(source, str):
-        raise CheckpointError(f"{directory}: {name}: chat_template must be a string")
+        raise CheckpointError(
+            f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
+        )
     return ChatTemplate(source, tokens)
+
+
+def _default_of(source: Any) -> Any:
+    """The template "default" of several: an object, or a list of objects with `name` and `template`."""
+    if isinstance(source, list):
+        named = [entry for entry in source if isinstance(entry, dict)]
+        source = {entry.get("name"): entry.get("template") for entry in named}
+    return source.get("default", source) if isinstance(source, dict) else source
 
 
 def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
     """The file that holds the template, and the template's text."""
+    published = read_optional_json(directory, "chat_template.json").get("chat_template")
+    if published is not None:
+        return "chat_template.json", published
     jinja = directory / "chat_template.jinja"
     if jinja.exists():
         try:
             return jinja.name, jinja.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{directory}: {jinja.name} cannot be read: {error}") from error
-    published = read_optional_json(directory, "chat_template.json").get("chat_template")
-    if published is not None:
-        return "chat_template.json", published
     return "tokenizer_config.json", tokenizer_config.get("chat_template")
 
 

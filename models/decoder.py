@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,13 @@ from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
-from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
+from models.layers.rotary import (
+    inverse_frequencies,
+    longrope_inverse_frequencies,
+    rotary_cos_sin,
+    section_axes,
+    yarn_inverse_frequencies,
+)
 from models.published import rope_field
 
 _QWEN3_HEAD_DIM = 128
@@ -31,6 +38,18 @@ class LongRope:
     long_factor: tuple[float, ...]
     original_max_positions: int
     factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN (models.layers.rotary.yarn_inverse_frequencies). scale: factor of cosines and sines."""
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +67,7 @@ class DecoderConfig:
     """Number of frequencies of each position axis (time, height, width); empty for one-dimensional positions."""
     mrope_interleaved: bool = False
     """Whether the axes take turns along the frequencies, instead of having one range each."""
-    longrope: LongRope | None = None
+    scaling: LongRope | Yarn | None = None
     feature_levels: int = 0
     """models.protocol.Decoder.feature_levels."""
     dense_layers: frozenset[int] = frozenset()
@@ -79,7 +98,7 @@ class DecoderConfig:
             _, rope = rope_field(config)
             theta = rope.get("rope_theta") or config["rope_theta"]
             max_positions = int(config["max_position_embeddings"])
-            mrope_section, longrope = _rope_scaling(rope, block.head_dim, max_positions)
+            mrope_section, scaling = _rope_scaling(rope, block.head_dim, max_positions)
             return cls(
                 vocab_size=int(config["vocab_size"]),
                 num_layers=int(config["num_hidden_layers"]),
@@ -89,7 +108,7 @@ class DecoderConfig:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 mrope_section=mrope_section,
                 mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
-                longrope=longrope,
+                scaling=scaling,
                 feature_levels=feature_levels,
                 dense_layers=dense_layers,
             )
@@ -125,20 +144,52 @@ def _block_config(
 
 def _rope_scaling(
     rope: Mapping[str, Any], head_dim: int, max_positions: int
-) -> tuple[tuple[int, ...], LongRope | None]:
-    # transformers 4.45 and later write rope_type "default" instead of "mrope"; mrope_section stays.
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+) -> tuple[tuple[int, ...], LongRope | Yarn | None]:
+    kind = _rope_type(rope)
     sections = tuple(int(size) for size in rope.get("mrope_section", ()))
-    if sections and kind in ("mrope", "default"):
-        # Interleaved sections need not add up: as in the reference, turns beyond head_dim / 2 are dropped.
-        if sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
-            raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
+    # Interleaved sections need not add up: as in the reference, turns beyond head_dim / 2 are dropped.
+    if sections and sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
+        raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
+    if kind == "default":
         return sections, None
+    if kind == "yarn":
+        return sections, _yarn(rope, max_positions)
     if kind == "longrope" and not sections:
         return (), _longrope(rope, head_dim, max_positions)
-    if kind != "default":
-        raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
-    return (), None
+    raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    """transformers 4.45 and later write rope_type "default" instead of "mrope"; mrope_section stays."""
+    kinds = [rope[name] for name in ("rope_type", "type") if rope.get(name)]
+    named = {"default" if kind == "mrope" else str(kind) for kind in kinds}
+    if len(named) > 1:
+        # Of these two, releases of transformers prefer different ones.
+        raise CheckpointError(
+            f"config.json: rope_scaling.rope_type is {rope['rope_type']!r}, but type, its older name, is "
+            f"{rope['type']!r}"
+        )
+    return named.pop() if named else "default"
+
+
+def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn:
+    """Fields that are absent or null have the values of transformers."""
+    for name in ("mscale", "mscale_all_dim"):
+        if rope.get(name) is not None:
+            raise CheckpointError(f"config.json: {name} of a rope_scaling of type 'yarn' is not supported")
+    original = int(rope.get("original_max_position_embeddings") or max_positions)
+    factor = float(rope["factor"] or max_positions / original)
+    default_scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    scale = rope.get("attention_factor")
+    return Yarn(
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=bool(rope.get("truncate", True)),
+        scale=default_scale if scale is None else float(scale),
+    )
 
 
 def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> LongRope:
@@ -233,17 +284,28 @@ class CausalDecoder(nn.Module):
 
 
 def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    head_dim, theta = config.block.head_dim, config.rope_theta
-    if config.longrope is None:
+    head_dim, theta, scaling = config.block.head_dim, config.rope_theta, config.scaling
+    if scaling is None:
         return inverse_frequencies(head_dim, theta), 1.0
+    if isinstance(scaling, Yarn):
+        frequencies = yarn_inverse_frequencies(
+            head_dim,
+            theta,
+            factor=scaling.factor,
+            original_max_positions=scaling.original_max_positions,
+            beta_fast=scaling.beta_fast,
+            beta_slow=scaling.beta_slow,
+            truncate=scaling.truncate,
+        )
+        return frequencies, scaling.scale
     return longrope_inverse_frequencies(
         head_dim,
         theta,
-        short_factor=config.longrope.short_factor,
-        long_factor=config.longrope.long_factor,
+        short_factor=scaling.short_factor,
+        long_factor=scaling.long_factor,
         max_positions=config.max_positions,
-        original_max_positions=config.longrope.original_max_positions,
-        factor=config.longrope.factor,
+        original_max_positions=scaling.original_max_positions,
+        factor=scaling.factor,
     )
 
 

@@ -58,6 +58,14 @@ def section_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(section)
 
 
+def token_id(config: Mapping[str, Any], name: str) -> int:
+    """A field of a config.json that holds the id of a token; KeyError if it is missing or null."""
+    value = config.get(name)
+    if value is None:
+        raise KeyError(name)
+    return int(value)
+
+
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and content of the field of a language model's configuration that describes rotary positions: rope_scaling,
     or rope_parameters as transformers 5 writes it. If there are both, rope_scaling counts, as in transformers 5. Its

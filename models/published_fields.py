@@ -90,9 +90,9 @@ _CONFIG = {
     **_fields(_COUNT, "max_position_embeddings original_max_position_embeddings patch_size"),
     **_fields(_or_null(_COUNT), "num_key_value_heads head_dim"),
     **_fields(_POSITIVE, "rms_norm_eps layer_norm_eps"),
-    **_fields(_or_null(_POSITIVE), "rope_theta factor"),
+    **_fields(_or_null(_POSITIVE), "rope_theta factor beta_fast beta_slow attention_factor"),
     **_fields(_POSITIVES, "short_factor long_factor"),
-    **_fields(_or_null(_SWITCH), "tie_word_embeddings attention_bias use_sliding_window norm_topk_prob"),
+    **_fields(_or_null(_SWITCH), "tie_word_embeddings attention_bias use_sliding_window norm_topk_prob truncate"),
     **_fields(_IDS, "eos_token_id"),
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     **_fields(_COUNT, "depth embed_dim num_heads out_hidden_size in_channels in_chans"),
@@ -100,7 +100,8 @@ _CONFIG = {
     **_fields(_POSITIVE, "mlp_ratio"),
     **_fields(_INDICES, "mrope_section deepstack_visual_indexes"),
     **_fields(_or_null(_SWITCH), "mrope_interleaved"),
-    **_fields(_INDEX, "image_token_id video_token_id vision_start_token_id vision_end_token_id"),
+    # transformers 4.52 to 4.57 writes null for some of these into text_config, where nobody reads them.
+    **_fields(_or_null(_INDEX), "image_token_id video_token_id vision_start_token_id vision_end_token_id"),
     # Experts.
     **_fields(_or_null(_COUNT), "num_experts num_local_experts"),
     **_fields(_COUNT, "num_experts_per_tok moe_intermediate_size n_routed_experts n_shared_experts"),

@@ -21,6 +21,7 @@ from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json, read_optional_json
 from models.recent_texts import RecentTexts
+from models.vocabulary_files import tokenizer_of_vocabulary
 
 # The library hands the texts of a batch to threads of its own, even a single one: to wake a thread and to wait for it
 # takes as long as to tokenize a sentence.
@@ -145,9 +146,10 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
-    """Reads tokenizer.json, and added tokens of tokenizer_config.json. spoken: as Tokenizer takes it. Raises
-    CheckpointError if one of them cannot be read."""
-    published = read_json(directory, "tokenizer.json")
+    """Reads tokenizer.json, or the files that may take its place, and added tokens of tokenizer_config.json. spoken: as
+    Tokenizer takes it. Raises CheckpointError if one of them cannot be read."""
+    whole = (directory / "tokenizer.json").exists()
+    published = read_json(directory, "tokenizer.json") if whole else tokenizer_of_vocabulary(directory)
     listed = read_optional_json(directory, "tokenizer_config.json").get("added_tokens_decoder") or {}
     return Tokenizer({**published, "added_tokens": _added_tokens(published, listed)}, spoken=spoken)
 
@@ -181,12 +183,16 @@ def _check_supported(published: dict[str, Any]) -> None:
 
 
 def _opening_ids(published: dict[str, Any]) -> list[int]:
-    """What the post-processor puts before every text. Without one that could, a second reading of a large file is
-    spared."""
+    """What the post-processor puts before every text. What it puts behind a text, an end, is for training: an answer
+    begins there. Without a post-processor that could, a second reading of a large file is spared."""
     processor = published.get("post_processor")
     if processor is None or processor.get("type") == "ByteLevel":
         return []
-    return list(fast_tokenizer(published).encode("").ids)
+    tokenizer = fast_tokenizer(published)
+    text = list(tokenizer.encode("a", add_special_tokens=False).ids)
+    ids = list(tokenizer.encode("a").ids)
+    start = next(start for start in range(len(ids)) if ids[start : start + len(text)] == text)
+    return ids[:start]
 
 
 def _is_byte_level(decoder: dict[str, Any]) -> bool:

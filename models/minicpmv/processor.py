@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from models.chat_template import ChatTemplate, load_chat_template, unused_character
-from models.errors import InputError
+from models.errors import CheckpointError, InputError
 from models.media import (
     ChatMessage,
     MediaItem,
@@ -81,7 +81,9 @@ class MiniCPMVProcessor:
         self.tokenizer = tokenizer
         self.template = template
         # Rows that only pad the output layer are never generated.
-        self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
+        self.vocab_size, rows = tokenizer.vocab_size, int(config.text["vocab_size"])
+        if tokenizer.vocab_size > rows:
+            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         self.context_length = int(config.text["max_position_embeddings"])
         special, eos = tokenizer.special_ids, config.text.get("eos_token_id")
         self.stop_token_ids = stop_token_ids(generation, special, _STOP_TOKENS[config.version], eos)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import check_heads, preprocessor_fields, read_config, require_text_fields, rope_field, section_of
+from models.published import (
+    check_heads,
+    preprocessor_fields,
+    read_config,
+    require_text_fields,
+    rope_field,
+    section_of,
+    token_id,
+)
 
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
@@ -113,8 +121,8 @@ def config_of(
             text=text,
             vision=vision,
             images=image_settings(directory, "preprocessor_config.json", "image_processor", vision),
-            image_token_id=int(config["image_token_id"]),
-            video_token_id=int(config["video_token_id"]),
+            image_token_id=token_id(config, "image_token_id"),
+            video_token_id=token_id(config, "video_token_id"),
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error

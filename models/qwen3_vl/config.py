@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import preprocessor_fields, read_config, require_text_fields, section_of
+from models.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
@@ -19,7 +19,8 @@ from models.qwen2_vl.config import (
 )
 from models.qwen3_vl.videos import FrameRule
 
-_VIDEO_FILE, _VIDEO_SECTION = "video_preprocessor_config.json", "video_processor"
+_PICTURE_FILE, _VIDEO_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
+_VIDEO_SECTION = "video_processor"
 _FRAME_TOKENS = 768
 """max_video_tokens of the published class."""
 
@@ -81,7 +82,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
                 f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
                 f"model's {text['hidden_size']}"
             )
-        images = image_settings(directory, "preprocessor_config.json", "image_processor", tower.vision)
+        images = image_settings(directory, _PICTURE_FILE, "image_processor", tower.vision)
         return Qwen3VLConfig(
             text=text,
             experts=_experts(text),
@@ -89,10 +90,10 @@ def load_config(directory: Path) -> Qwen3VLConfig:
             images=images,
             videos=_video_settings(directory, tower.vision, images),
             frames=_frame_rule(directory),
-            image_token_id=int(config["image_token_id"]),
-            video_token_id=int(config["video_token_id"]),
-            vision_start_token_id=int(config["vision_start_token_id"]),
-            vision_end_token_id=int(config["vision_end_token_id"]),
+            image_token_id=token_id(config, "image_token_id"),
+            video_token_id=token_id(config, "video_token_id"),
+            vision_start_token_id=token_id(config, "vision_start_token_id"),
+            vision_end_token_id=token_id(config, "vision_end_token_id"),
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
@@ -168,19 +169,25 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
 
 def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings) -> ImageSettings:
     """The tower normalises frames like pictures."""
-    videos = image_settings(directory, _VIDEO_FILE, _VIDEO_SECTION, vision)
+    file = _video_file(directory)
+    videos = image_settings(directory, file, _VIDEO_SECTION, vision)
     if (videos.mean, videos.std) != (images.mean, images.std):
         raise CheckpointError(
-            f"{_VIDEO_FILE}: image_mean {videos.mean} and image_std {videos.std} are not those of "
+            f"{file}: image_mean {videos.mean} and image_std {videos.std} are not those of "
             f"pictures, {images.mean} and {images.std}"
         )
     return videos
 
 
+def _video_file(directory: Path) -> str:
+    """Without a file of their own videos are read by that of pictures, as in transformers."""
+    return _VIDEO_FILE if (directory / _VIDEO_FILE).exists() else _PICTURE_FILE
+
+
 def _frame_rule(directory: Path) -> FrameRule:
     """Absent fields, as in all published files, have the defaults of the published class. A rate of null reads every
     frame, as in transformers."""
-    where, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
+    where, fields = preprocessor_fields(directory, _VIDEO_SECTION, _video_file(directory))
     published, num_frames = FrameRule(), fields.get("num_frames")
     if num_frames is not None and fields.get("fps") is not None:
         raise CheckpointError(f"{where}: num_frames {num_frames} and fps {fields['fps']} exclude each other")

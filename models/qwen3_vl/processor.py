@@ -53,9 +53,7 @@ class Qwen3VLProcessor:
         eos = config.text.get("eos_token_id")
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, _STOP_TOKENS, eos)
         self.generation_defaults = sampling_defaults(generation)
-        # The template of a Thinking checkpoint opens the reasoning itself.
-        opening = template.render([{"role": "user", "content": ""}])
-        self.reasoning_markers = _REASONING if opening.rstrip().endswith(_REASONING[0]) else None
+        self.reasoning_markers = _REASONING if _opens_reasoning(template) else None
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         rows = int(config.text["vocab_size"])
@@ -183,6 +181,18 @@ def load_processor(directory: Path) -> Qwen3VLProcessor:
         load_chat_template(directory),
         read_optional_json(directory, "generation_config.json"),
     )
+
+
+def _opens_reasoning(template: ChatTemplate) -> bool:
+    """Whether the template opens the reasoning itself, as that of a Thinking checkpoint does. Templates of fine-tuned
+    ones may refuse a question without a system message, or the other way round."""
+    question: Turn = {"role": "user", "content": "?"}
+    for turns in ([question], [{"role": "system", "content": "?"}, question]):
+        try:
+            return template.render(turns).rstrip().endswith(_REASONING[0])
+        except InputError:
+            continue
+    return False
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:

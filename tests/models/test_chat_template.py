@@ -35,8 +35,9 @@ def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
-        ({"jinja": True, "processors": True, "tokenizers": True}, "jinja"),
+        ({"jinja": True, "processors": True, "tokenizers": True}, "processor"),
         ({"jinja": False, "processors": True, "tokenizers": True}, "processor"),
+        ({"jinja": True, "processors": False, "tokenizers": True}, "jinja"),
         ({"jinja": False, "processors": False, "tokenizers": True}, "tokenizer"),
         ({"jinja": True, "processors": False, "tokenizers": False}, "jinja"),
     ],
@@ -44,7 +45,11 @@ def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -
 def test_templates_are_looked_for_as_transformers_does_for_processors(
     tmp_path: Path, files: dict[str, bool], chosen: str
 ) -> None:
+    from transformers import ProcessorMixin
+
     write(tmp_path, **files)
+    published, _ = ProcessorMixin.get_processor_dict(tmp_path)
+    assert published.get("chat_template", "tokenizer") == chosen
     assert load_chat_template(tmp_path).render(TURN) == chosen
     assert load_chat_template(tmp_path, "default").render(TURN) == chosen
 
@@ -59,11 +64,29 @@ def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
     assert load_chat_template(tmp_path, "default").render(TURN) == "default"
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be a string"):
+    with pytest.raises(CheckpointError, match=r"no chat template: chat_template\.json, .* must hold one"):
         load_chat_template(tmp_path)
     (tmp_path / "chat_template.json").write_text('{"chat_template": ["a"]}')
     with pytest.raises(CheckpointError, match=r"/chat_template\.json|: chat_template\.json: chat_template must be"):
         load_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("named", [dict, list])
+def test_of_several_templates_the_default_is_used(tmp_path: Path, named: type) -> None:
+    templates = {"tool_use": "with tools", "default": "usual"}
+    entries = [{"name": name, "template": template} for name, template in templates.items()]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": templates if named is dict else entries})
+    )
+    assert load_chat_template(tmp_path).render(TURN) == "usual"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries[:1]}))
+    with pytest.raises(CheckpointError, match=r'tokenizer_config\.json: chat_template must be .* "default"'):
+        load_chat_template(tmp_path)
+
+
+def test_a_template_needs_no_configuration_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("jinja{{ bos_token }}")
+    assert load_chat_template(tmp_path).render(TURN) == "jinja"
 
 
 def layout(tmp_path: Path, *, multimodal: bool) -> Path:
@@ -84,6 +107,15 @@ def test_a_picture_beside_a_text_only_template_in_the_tokenizers_file(tmp_path: 
     given, usual = load_processor(layout(tmp_path, multimodal=True)), load_processor(GOLDEN / "qwen2_vl")
     item = usual.image(Image.new("RGB", (56, 56)))
     assert prompt_of(given, [SAID], [item]).token_ids.tolist() == prompt_of(usual, [SAID], [item]).token_ids.tolist()
+
+
+def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
+    """As fine-tuned checkpoints have it whose tokenizer was saved and whose other files were copied."""
+    usual, path = load_processor(GOLDEN / "qwen2_vl"), layout(tmp_path, multimodal=True)
+    (path / "chat_template.jinja").write_text(TEXT_ONLY)
+    item = usual.image(Image.new("RGB", (56, 56)))
+    taken = prompt_of(load_processor(path), [SAID], [item]).token_ids.tolist()
+    assert taken == prompt_of(usual, [SAID], [item]).token_ids.tolist()
 
 
 def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -> None:
@@ -122,3 +154,38 @@ def test_marks_for_training_are_rendered_as_transformers_does(source: str) -> No
     said = [*TURN, {"role": "assistant", "content": " hello\n"}, *TURN]
     (rendered,), _ = render_jinja_template(conversations=[said], chat_template=source, add_generation_prompt=True)
     assert ChatTemplate(source, {}).render(said) == rendered
+
+
+PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}"
+    "{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+"""Such as templates of other vision models: to them a string is a list of characters, none of which is a text."""
+
+
+def test_texts_come_as_parts_where_a_template_shows_no_strings(tmp_path: Path) -> None:
+    usual = load_processor(GOLDEN / "qwen2_vl")
+    path = layout(tmp_path, multimodal=True)
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    parts = load_processor(path)
+    said = [ChatMessage(role, (ContentPart(text=role),)) for role in ("system", "user", "assistant")]
+    messages, item = [*said, SAID], usual.image(Image.new("RGB", (56, 56)))
+    ids, expected = (prompt_of(processor, messages, [item]).token_ids.tolist() for processor in (parts, usual))
+    assert ids == expected
+
+
+@pytest.mark.parametrize(
+    ("shown", "roles"),
+    [
+        ("{{ m.content if m.role == 'system' else m.content[0]['text'].strip() }}", {"user", "assistant"}),
+        ("{{ m.content }}", set()),
+        ("{{ m.content if m.content is string else m.content[0].text }}", set()),
+        (
+            "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
+            {"user", "assistant"},
+        ),
+    ],
+)
+def test_which_roles_need_parts(shown: str, roles: set[str]) -> None:
+    assert ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}", {}).parts_only == roles

@@ -33,11 +33,19 @@ LONGROPE = {
     "short_factor": [1.0 + 0.2 * j for j in range(8)],
     "original_max_position_embeddings": 66,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 FORMS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}, {}),
     "llama_tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"tie_word_embeddings": True}, {}),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}, {"qkv_bias": True}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16}, {"qk_norm": True}),
+    "yarn": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"rope_scaling": YARN}, {"qk_norm": True}),
+    "yarn_of_all_fields": (
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        {"rope_scaling": {**YARN, "beta_fast": 3.0, "beta_slow": 0.5, "attention_factor": 1.3, "truncate": False}},
+        {"qkv_bias": True},
+    ),
     "minicpm4": (
         transformers.LlamaConfig,
         transformers.LlamaForCausalLM,
@@ -115,7 +123,10 @@ def test_heads_without_a_size_in_the_file_have_that_of_the_published_class() -> 
     [
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type 'dynamic'"),
+        ({"rope_scaling": {**YARN, "mscale": 1.0}}, "mscale of a rope_scaling of type 'yarn'"),
+        ({"rope_scaling": {**YARN, "type": "default"}}, "rope_type is 'yarn', but type, its older name, is 'default'"),
+        ({"rope_scaling": {"type": "yarn"}}, "field 'factor' is missing"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 4]}}, "must sum to 6"),
         ({"hidden_size": None}, "hidden_size"),
         ({"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 63}}, "factors that change with the length"),

@@ -111,3 +111,18 @@ def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], nam
                 unclear.append(f"{what}: {error!r}")
         path.write_text(content)
     assert not unclear, "\n".join(unclear)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_null_ids_that_transformers_4_wrote_beside_the_text_fields(
+    checkpoint: Callable[[str], Path], name: str
+) -> None:
+    """Releases 4.52 to 4.57 wrote them into text_config, where nobody reads them; outside they are missing."""
+    path = checkpoint(name) / "config.json"
+    published = json.loads(path.read_text())
+    ids = {"image_token_id": None, "video_token_id": None}
+    path.write_text(json.dumps({**published, "text_config": {**published, **ids}}))
+    load(path.parent)
+    path.write_text(json.dumps({**published, "image_token_id": None}))
+    with pytest.raises(CheckpointError, match=r"config\.json: field 'image_token_id' is missing"):
+        load(path.parent)

@@ -70,6 +70,19 @@ def test_what_depends_on_the_text_around_is_refused() -> None:
         Tokenizer(published)
 
 
+@pytest.mark.parametrize("family", ["minicpmv_2_5", "minicpmv_4_0"])
+def test_an_end_that_training_puts_behind_texts_is_not_in_prompts(family: str) -> None:
+    published = read_json(GOLDEN / family, "tokenizer.json")
+    usual, name = Tokenizer(published), published["added_tokens"][-1]["content"]
+    end = {"id": name, "ids": [published["added_tokens"][-1]["id"]], "tokens": [name]}
+    steps = published["post_processor"].get("processors", [published["post_processor"]])
+    template = next(step for step in steps if step["type"] == "TemplateProcessing")
+    template["single"].append({"SpecialToken": {"id": name, "type_id": 0}})
+    template["special_tokens"][name] = end
+    assert Library.from_str(json.dumps(published)).encode(TEXT).ids[-1] == end["ids"][0]
+    assert Tokenizer(published).encode(TEXT, ESCAPE) == usual.encode(TEXT, ESCAPE)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_added_tokens_of_the_tokenizers_configuration(family: str, tmp_path: Path) -> None:
     """transformers adds those that tokenizer.json lacks, and takes the flags of the others from there."""
@@ -95,3 +108,32 @@ def test_a_model_that_the_library_does_not_know_is_refused(tmp_path: Path, famil
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": {"type": "Unheard of"}}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         resolve(family_of(directory).processor)(directory)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "minicpmv_2_6", "minicpmv_4_5"])
+def test_vocabulary_and_merges_take_the_place_of_a_missing_file(family: str, tmp_path: Path) -> None:
+    """As tokenizers of transformers without the library saved them, with their added tokens in the configuration."""
+    directory = copy_checkpoint(GOLDEN / family, tmp_path / "slow")
+    usual = load_tokenizer(directory)
+    (directory / "tokenizer.json").unlink()
+    slow = load_tokenizer(directory)
+    assert slow.special_ids == usual.special_ids and slow.vocab_size == usual.vocab_size
+    for text in (TEXT, "I'LL say 1234 e\u0301\n\n  \t日本語 🎉 \r\n x", "The theatre there, then.  "):
+        assert slow.encode(text, ESCAPE) == usual.encode(text, ESCAPE)
+        assert slow.decode(slow.encode_plain(text)) == usual.decode(usual.encode_plain(text))
+
+
+def test_vocabularies_without_their_class_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(GOLDEN / "qwen2_vl", tmp_path / "slow")
+    (directory / "tokenizer.json").unlink()
+    merges = (directory / "merges.txt").read_text()
+    (directory / "merges.txt").write_text(merges + "nowhere found\n")
+    with pytest.raises(CheckpointError, match=rf"merges\.txt: line {merges.count(chr(10)) + 1} is no pair of tokens"):
+        load_tokenizer(directory)
+    (directory / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing\. vocab\.json and merges\.txt can"):
+        load_tokenizer(directory)
+    (directory / "merges.txt").write_text(merges)
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(CheckpointError, match=r"tokenizer_class is 'LlamaTokenizer'.*save_pretrained"):
+        load_tokenizer(directory)

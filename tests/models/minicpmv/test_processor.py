@@ -314,3 +314,14 @@ def test_old_revisions_of_2_5_name_no_version(tmp_path: Path) -> None:
     del config["version"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_config(tmp_path).version == "2.5"
+
+
+def test_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    """One that was added to the tokenizer alone would be looked up behind the end of the embedding table."""
+    path = tmp_path / "added"
+    shutil.copytree(directory("2.6"), path, ignore=shutil.ignore_patterns("images", "*.safetensors"))
+    config, rows = read_json(path, "tokenizer_config.json"), read_json(path, "config.json")["vocab_size"]
+    config["added_tokens_decoder"][str(rows)] = {"content": "<|added|>", "special": True}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"tokenizer.json has {rows + 1} ids, config.json says vocab_size {rows}"):
+        load_processor(path)

@@ -78,7 +78,7 @@ def say(text: str) -> list[ChatMessage]:
 
 
 def test_the_template_for_pictures_is_not_the_tokenizers(tmp_path: Path) -> None:
-    """chat_template.json before tokenizer_config.json, whose template is for text alone; .jinja before both."""
+    """chat_template.json or .jinja before tokenizer_config.json, whose template is for text alone."""
     picture = ChatMessage("user", (ContentPart(item=0), ContentPart(text="why ?")))
     items = [video(4, 8, 2.0)]
     taken = prompt_of(processor(), [picture], items).token_ids.tolist()

@@ -45,3 +45,17 @@ def test_embedding_rows_of_any_number_of_bytes(
     prompt = prompt_of(processor, [ChatMessage("user", parts)], items)
     model = load_model(directory, CPU, torch.float32)
     check_pictures(reference, model, prompt, processor.config.image_token_id)
+
+
+def test_yarn_beside_three_axes(tmp_path: Path) -> None:
+    """As the publisher recommends it for prompts beyond the trained length, with the older name of the type."""
+    directory = without_weights(DIRECTORY, tmp_path / "variant")
+    sections = json.loads((directory / "config.json").read_text())["rope_scaling"]["mrope_section"]
+    yarn = {"type": "yarn", "mrope_section": sections, "factor": 4, "original_max_position_embeddings": 64}
+    change_json(directory / "config.json", {"rope_scaling": yarn})
+    reference, processor = save_random(directory), load_processor(directory)
+    picture = torch.randint(256, (150, 90, 3), dtype=torch.uint8).numpy()
+    items = [processor.image(Image.fromarray(picture))]
+    prompt = prompt_of(processor, [ChatMessage("user", (ContentPart(item=0), ContentPart(text="what?")))], items)
+    model = load_model(directory, CPU, torch.float32)
+    check_pictures(reference, model, prompt, processor.config.image_token_id)

@@ -249,6 +249,16 @@ def test_frames_that_are_normalised_in_another_way_than_pictures_are_refused(tmp
     assert load_processor(directory).video
 
 
+def test_without_a_file_for_videos_that_of_pictures_holds_for_them(tmp_path: Path) -> None:
+    """As in transformers: some fine-tuned checkpoints have only that one."""
+    directory = copy_of(DENSE, tmp_path / "pictures")
+    (directory / "video_preprocessor_config.json").unlink()
+    loaded = load_config(directory)
+    assert loaded.videos == loaded.images == DENSE.processor.config.images
+    assert loaded.frames == DENSE.processor.config.frames
+    assert load_processor(directory).video
+
+
 def test_limits_called_what_they_are_hold_for_pictures_alone(tmp_path: Path) -> None:
     directory = copy_of(DENSE, tmp_path / "limits")
     published = load_config(directory)

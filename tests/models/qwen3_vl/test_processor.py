@@ -317,6 +317,19 @@ def test_reasoning_of_earlier_answers_is_dropped_by_thinking_checkpoints() -> No
     assert DENSE.processor.reasoning_markers is None
 
 
+@pytest.mark.parametrize("golden", [DENSE, MIXTURE], ids=["instruct", "thinking"])
+def test_a_template_that_refuses_a_bare_question(golden: Golden, tmp_path: Path) -> None:
+    """Fine-tuned checkpoints have such templates; requests without a system message are refused, the start is not."""
+    directory = copy_checkpoint(golden.directory, tmp_path / "strict")
+    template = json.loads((directory / "chat_template.json").read_text())["chat_template"]
+    strict = "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}" + template
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": strict}))
+    processor = load_processor(directory)
+    assert processor.reasoning_markers == golden.processor.reasoning_markers
+    with pytest.raises(InputError, match="no system message"):
+        prompt_of(processor, [ChatMessage("user", (ContentPart(text="x"),))])
+
+
 def test_reasoning_apart_from_the_answer_stays_until_the_next_question() -> None:
     """In a loop of tools a Thinking checkpoint sees its own. The Instruct template has no place for it."""
     call = ToolCall("look", {"at": "it"})

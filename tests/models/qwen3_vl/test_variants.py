@@ -54,6 +54,12 @@ def test_rope_theta_inside_the_field_of_rotary_positions_counts(tmp_path: Path) 
     check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {"rope_theta": 1e4}, {"rope_theta": 3e5}))
 
 
+def test_yarn_beside_three_axes(tmp_path: Path) -> None:
+    """As the publisher recommends it for prompts beyond the trained length."""
+    yarn = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64}
+    check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {}, yarn))
+
+
 def test_features_of_more_levels_than_layers_have_no_use(tmp_path: Path) -> None:
     assert DENSE.model.decoder.feature_levels > 2
     check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {"num_hidden_layers": 2}))
