@@ -162,7 +162,7 @@ def test_so_does_one_that_waits_for_a_voice_to_be_made(
     monkeypatch: pytest.MonkeyPatch, talker: Catalog, log: pytest.LogCaptureFixture
 ) -> None:
     making = Endless()
-    monkeypatch.setattr("service.api.speech.request.named_reference", making)
+    monkeypatch.setattr("service.api.speech.speaker.named_reference", making)
     body = b'{"input": "Hello.", "response_format": "pcm"}'
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     with running_server(talker, voices_at_start="none") as server:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, encoder_of
+from service.api.speech.references import encoder_of
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.catalog import EMBEDDED, Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
