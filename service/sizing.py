@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from models import cpus
-from models.checkpoint import shard_paths
 from models.errors import CheckpointError
+from models.weight_files import shard_paths
 from service.api_processes import count_for
 from service.byte_sizes import GIB, parse_bytes
 from service.catalog import load_catalog
