@@ -16,7 +16,7 @@ from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.masks import MaskJob, Unread
 from service.engine.chat.pacing import ChunkWork
-from service.engine.chat.scheduler import Chunk, SamplerNeeds
+from service.engine.chat.scheduler_output import Chunk, SamplerNeeds
 from service.engine.chat.sequence import ChatSequence
 from service.engine.readback import Readback
 from service.graphs.observations import Route

@@ -20,7 +20,7 @@ from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
+from service.engine.chat.scheduler_output import BlockAllocation, Chunk, Step
 from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState

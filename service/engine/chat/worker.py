@@ -25,7 +25,8 @@ from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, Pacing
 from service.engine.chat.runner import ChatRunner
-from service.engine.chat.scheduler import Chunk, Scheduler, Step
+from service.engine.chat.scheduler import Scheduler
+from service.engine.chat.scheduler_output import Chunk, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
