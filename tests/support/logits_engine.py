@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import ChatModel
-from service.engine.chat.in_flight import StepOutput
+from service.engine.chat.runner import StepOutput
 from service.engine.chat.scheduler_output import Step
 from tests.support.inline_engine import InlineEngine
 

@@ -18,13 +18,14 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.in_flight import InFlight, Launch, StepOutput, phase_times, token_infos, with_times
+from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.runner import ChatRunner
+from service.engine.chat.results import phase_times, token_infos, with_times
+from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Chunk, Step
 from service.engine.chat.sequence import ChatSequence
