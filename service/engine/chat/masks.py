@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from service.engine.chat.guide import Guide
 from service.engine.chat.mask_server import Computed
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
@@ -96,19 +97,7 @@ class MaskTable:
             self._copies.read.record()
 
 
-class RowGuide(Protocol):
-    """The grammar of a row. number: its id at its server. server: index of the server that has its matcher. problem:
-    why it has no masks; empty if it has. ended: its answer needs no more. num_consumed: tokens of the answer that
-    were sent to its matcher."""
-
-    number: int
-    server: int
-    problem: str
-    ended: bool
-    num_consumed: int
-
-
-class Masks(Protocol):
+class MaskServers(Protocol):
     """The mask servers, as a MaskJob sees them."""
 
     def compute(self, job: MaskJob, server: int, first: int, rows: list[tuple[int, list[int]]]) -> None:
@@ -130,7 +119,7 @@ class GuidedRow:
     """A guided row of a step. tokens: those of its answer that its matcher has not seen; unread ones are appended.
     stopped: one of them is a stop token."""
 
-    guide: RowGuide
+    guide: Guide
     tokens: list[int]
     unread: Unread
     stopped: bool = False
@@ -141,9 +130,9 @@ class MaskJob:
     masks. verdicts: by row, of those that do not go on (service.engine.chat.mask_server). All of them once it is done.
     awaited: the results that it reads first."""
 
-    def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, masks: Masks) -> None:
+    def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, servers: MaskServers) -> None:
         self._wanted = wanted
-        self._masks = masks
+        self._servers = servers
         self._asked: list[int] = []
         """Rows whose masks were asked for, in the order of these."""
         self._requested = False
@@ -176,7 +165,7 @@ class MaskJob:
             return
         until = time.monotonic() + _TURN
         while self._missing and (left := until - time.monotonic()) > 0:
-            self._masks.receive(left)
+            self._servers.receive(left)
 
     def finish(self, first: int, count: int, computed: Computed) -> None:
         """Takes in `count` of the masks that were asked for, from `first` on."""
@@ -211,6 +200,6 @@ class MaskJob:
         first = 0
         for server, rows in by_server.items():
             asked = [(self._wanted[row].guide.number, self._wanted[row].tokens) for row in rows]
-            self._masks.compute(self, server, first, asked)
+            self._servers.compute(self, server, first, asked)
             first += len(rows)
         self.rows[self._asked] = range(1, 1 + self.count)

@@ -114,7 +114,7 @@ class ChatWorker:
         cap, page_size = self._limits.length_cap(request), self._context.config.page_size
         sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
         if request.grammar:
-            self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
+            sequence.guide = self._guidance.begin(request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         self._vision.request_all(self._scheduler.waiting)
