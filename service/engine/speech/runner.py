@@ -25,6 +25,7 @@ from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock
 from service.engine.speech.codec_stream import CodecStream
+from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
     PromptArrays,
@@ -42,7 +43,6 @@ from service.engine.speech.inputs import (
 from service.engine.speech.page_copies import make_copies
 from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.speech.steps import Steps, make_runner
 from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import EagerReason, Route
@@ -99,7 +99,7 @@ class SpeechRunner:
         self.adapters = (
             AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
         )
-        make = partial(Steps, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
+        make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
         self.decode, self.tail, self.prefill = self._plain.decode, self._plain.tail, self._plain.prefill
@@ -114,14 +114,14 @@ class SpeechRunner:
         return runners if adapted is None else [*runners, *adapted.decode.values(), *adapted.others]
 
     @property
-    def variants(self) -> list[Steps]:
-        """The steps without adapters, and those with adapters if there are any."""
+    def variants(self) -> list[SpeechGraphs]:
+        """The graphs for rows without adapters, and those for rows with adapters if there are any."""
         return [self._plain] if self._adapted is None else [self._plain, self._adapted]
 
     def _count_load(self) -> None:
         self._context.observations.count("lora_loads_total", model=self._name)
 
-    def _steps_of(self, slots: np.ndarray) -> Steps:
+    def _graphs_of(self, slots: np.ndarray) -> SpeechGraphs:
         """slots: those of the adapters, -1 for none. Rows without an adapter run with the others if any row has one."""
         return self._plain if self._adapted is None or (slots < 0).all() else self._adapted
 
@@ -140,8 +140,8 @@ class SpeechRunner:
         slots = slots_of(sequences)
         start = self.clock.mark()
         adapters = adapter_slots_of(sequences)
-        steps = self._steps_of(adapters)
-        run = steps.decode[solver_steps].run(steps.plan(slots, adapters))
+        graphs = self._graphs_of(adapters)
+        run = graphs.decode[solver_steps].run(graphs.plan(slots, adapters))
         timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
         rows = list(range(len(sequences)))
         return self._deliver(sequences, slots, [(run, rows)], timings, predicted, now, "decode", run.route)
@@ -162,13 +162,13 @@ class SpeechRunner:
         """
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
-        steps = self._steps_of(adapters)
-        graph = None if decodes else steps.prefill.graph_for(required)
+        graphs = self._graphs_of(adapters)
+        graph = None if decodes else graphs.prefill.graph_for(required)
         start = self.clock.mark()
         with prefill_errors():
             self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
             make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            conditioning = self._run_prompts(chunks, decodes, steps, adapters, None if graph is None else required)
+            conditioning = self._run_prompts(chunks, decodes, graphs, adapters, None if graph is None else required)
             # Beside the pass: a first sound does not wait for the codec to be prepared.
             self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
@@ -196,8 +196,8 @@ class SpeechRunner:
             rows = [i for i, sequence in enumerate(sequences) if sequence.request.solver_steps == solver_steps]
             group = [sequences[i] for i in rows]
             adapters = adapter_slots_of(group)
-            steps = self._steps_of(adapters)
-            runs.append((steps.tail[solver_steps].run(steps.plan(slots_of(group), adapters)), rows))
+            graphs = self._graphs_of(adapters)
+            runs.append((graphs.tail[solver_steps].run(graphs.plan(slots_of(group), adapters)), rows))
             size = self._bucket(len(rows))
             timings.append(Timing("tail", solver_steps, size, timings[-1].end, self.clock.mark()))
         return runs
@@ -288,17 +288,17 @@ class SpeechRunner:
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
         decodes: Sequence[SpeechSequence],
-        steps: Steps,
+        graphs: SpeechGraphs,
         adapters: np.ndarray,
         required: Bucket | None,
     ) -> Tensor:
         """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
         replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(steps.lora_arrays(adapters))
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(graphs.lora_arrays(adapters))
         if required is None:
             return self.eager_pass(arrays, slots_of(decodes))
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
-        return steps.prefill.run(plan).outputs["conditioning"]
+        return graphs.prefill.run(plan).outputs["conditioning"]
 
     def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
         """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
