@@ -132,9 +132,7 @@ class SpeechRunner:
 
     # Steps
 
-    def launch_decode(
-        self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
-    ) -> Launch:
+    def launch_decode(self, sequences: Sequence[SpeechSequence], solver_steps: int) -> Launch:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
@@ -144,7 +142,7 @@ class SpeechRunner:
         run = graphs.decode[solver_steps].run(graphs.plan(slots, adapters))
         timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
         rows = list(range(len(sequences)))
-        return self._deliver(sequences, slots, [(run, rows)], timings, predicted, now, "decode", run.route)
+        return self._deliver(sequences, slots, [(run, rows)], timings, "decode", run.route)
 
     def launch_prefill(
         self,
@@ -152,8 +150,6 @@ class SpeechRunner:
         decodes: Sequence[SpeechSequence],
         *,
         tail: bool,
-        predicted: float,
-        now: float,
     ) -> Launch:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
@@ -184,7 +180,7 @@ class SpeechRunner:
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
-        launch = self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+        launch = self._deliver(emitting, slots_of(emitting), runs, timings, kind, route)
         launch.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
         return launch
 
@@ -208,14 +204,12 @@ class SpeechRunner:
         slots: np.ndarray,
         runs: Sequence[tuple[Run, list[int]]],
         timings: list[Timing],
-        predicted: float,
-        now: float,
         kind: str,
         route: Route,
     ) -> Launch:
         """Codec step of the rows, then one readback: patch, stopped, finished, audio per row."""
         if not sequences:
-            return Launch([], Readback({}, self.device), predicted, now, kind, route, timings)
+            return Launch([], Readback({}, self.device), kind, route, timings)
         # Copies, since the next step overwrites the outputs while the codec still reads them.
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
@@ -231,7 +225,7 @@ class SpeechRunner:
         self.codec.keep(results)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return Launch(rows, readback, predicted, now, kind, route, timings)
+        return Launch(rows, readback, kind, route, timings)
 
     def outcomes(self, launch: Launch) -> list[Outcome]:
         """Results of a launch that have arrived, as copies."""
