@@ -96,7 +96,7 @@ def test_a_client_that_leaves_while_it_sends(
 
 def breaks_off(config: EngineConfig, channel: Channel) -> None:
     """An engine that gives a little audio, then fails the request."""
-    channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
     while True:
         for command in channel.receive(0.05):
             if isinstance(command, SpeechRequest):
