@@ -14,7 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.catalog import EMBEDDED, Catalog, load_catalog
+from service.catalog import Catalog, load_catalog
+from service.hub import EMBEDDED
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop

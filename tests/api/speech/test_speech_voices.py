@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import voice_store as voices
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
+from service.hub import EMBEDDED
 from service.link.config import EngineConfig
 from service.link.engine_link import InlineLink
 from service.settings import load_settings
