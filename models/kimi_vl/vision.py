@@ -26,7 +26,7 @@ from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup, layer_norm, widen_inputs
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from models.layers.upload import upload
+from models.layers.upload import upload_frames
 from models.media import MediaItem, media_digest
 from models.protocol import Bucket, BufferSpec, Plan
 
@@ -184,7 +184,7 @@ class KimiVisionEncoder(nn.Module):
     def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
         """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
         (rows, columns), size = grid, self.config.patch_size
-        picture = upload((frame,), self.norm_table.device)
+        picture = upload_frames((frame,), self.norm_table.device)
         return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:

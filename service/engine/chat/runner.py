@@ -27,7 +27,7 @@ from service.engine.chat.steps import decode_rows, with_features
 from service.engine.faults import PrefillError, prefill_errors
 from service.engine.pages import pages_for
 from service.engine.worker import MemoryRequirements, WorkerContext
-from service.graphs.buffers import upload
+from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
 from service.graphs.runner import GraphRunner
 
@@ -235,7 +235,7 @@ class ChatRunner:
 
     def _write_block_tables(self, allocations: tuple[BlockAllocation, ...]) -> None:
         entries = np.array([(entry.slot, entry.index, entry.page) for entry in allocations], dtype=np.int64).T
-        slots, indices, pages = upload({"entries": entries}, self._context.device)["entries"]
+        slots, indices, pages = upload_arrays({"entries": entries}, self._context.device)["entries"]
         self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
     def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
@@ -246,7 +246,7 @@ class ChatRunner:
         arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
-        sent = upload(arrays, self._context.device)
+        sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
         tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
         hidden = self._decoder.embed(tokens)

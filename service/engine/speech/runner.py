@@ -44,7 +44,7 @@ from service.engine.speech.page_copies import make_copies
 from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.worker import WorkerContext
-from service.graphs.buffers import upload
+from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
 
@@ -162,7 +162,9 @@ class SpeechRunner:
         graph = None if decodes else graphs.prefill.graph_for(required)
         start = self.clock.mark()
         with prefill_errors():
-            self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
+            self._write_rows(
+                upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
+            )
             make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
             conditioning = self._run_prompts(chunks, decodes, graphs, adapters, None if graph is None else required)
             # Beside the pass: a first sound does not wait for the codec to be prepared.
@@ -270,7 +272,7 @@ class SpeechRunner:
         if not sequences:
             return
         with self.codec.turn():
-            slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
+            slots = upload_arrays({"slots": slots_of(sequences)}, self.device)["slots"]
             self.state["vae"].index_fill_(0, slots, 0.0)
             for turn in range(max(len(sequence.prompt.priming) for sequence in sequences)):
                 group = [sequence for sequence in sequences if turn < len(sequence.prompt.priming)]
@@ -297,7 +299,7 @@ class SpeechRunner:
     def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
         """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
         [rows + prompts that end, width]."""
-        device = upload(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
+        device = upload_arrays(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
         batch = PagedBatch(
             caches=self.caches,
             page_size=self.page_size,
@@ -322,7 +324,7 @@ class SpeechRunner:
         if not emitting:
             return
         arrays = slot_state_arrays(ready, self.model.patch_shape)
-        device = upload(arrays | {"emitting": slots_of(emitting)}, self.device)
+        device = upload_arrays(arrays | {"emitting": slots_of(emitting)}, self.device)
         self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
         self._write_rows(device)
 
