@@ -1,6 +1,6 @@
 """The worker of a speech model: requests in, scheduled steps on the GPU, audio out.
 
-It implements service.engine.worker.ModelWorker. Every step is launched before the results of the one before it have
+Every step is launched before the results of the one before it have
 been read. A stream whose stop was not known yet takes part once more; that overrun row changes nothing
 (models.protocol.SpeechModel).
 """
@@ -49,14 +49,19 @@ from service.link.messages import (
 log = logging.getLogger(__name__)
 
 FIRST_AUDIO_TARGET = 2.0
+"""Seconds."""
 MAX_LOAD = 0.8
-"""Defaults on a GPU. A CPU is for trying things out, so by default it refuses nothing for being slow."""
+"""Share of real time. Both are defaults on a GPU. A CPU is for trying things out, so by default it refuses nothing for
+being slow."""
 POLL = 0.0003
+"""Seconds between two looks whether results have arrived or the next step must be chosen."""
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
 
 
 class SpeechWorker:
+    """Implements service.engine.worker.ModelWorker."""
+
     def __init__(self, name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> None:
         config = context.config
         self.name = name
