@@ -16,7 +16,8 @@ from service.api.speech.text_cleaning import clean_text
 from service.api.tracing import phase
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import LONGEST_NAME, Voice, VoiceStoreError, name_key
+from service.voice_names import LONGEST_NAME, name_key
+from service.voice_store import Voice, VoiceStoreError
 
 DEFAULT_VOICE = "default"
 OPENAI_VOICES = {

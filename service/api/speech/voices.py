@@ -27,7 +27,8 @@ from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, Voic
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import ID, Voice, VoiceStoreError, is_name, name_key
+from service.voice_names import is_name, name_key
+from service.voice_store import ID, Voice, VoiceStoreError
 
 router = APIRouter()
 

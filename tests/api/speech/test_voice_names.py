@@ -23,7 +23,8 @@ from service.link.messages import EngineState, Outputs, SpeechDelta, SpeechReque
 from service.server import create_server
 from service.settings import load_settings
 from service.settings_reading import SettingsError
-from service.voice_store import VoiceStore, VoiceStoreError, is_name, name_key
+from service.voice_names import is_name, name_key
+from service.voice_store import VoiceStore, VoiceStoreError
 from tests.support.servers import RunningServer, running_server
 
 DISGUISES = {
