@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
-from models.kimi_vl.processor import ImageSettings
+from models.kimi_vl.pictures import ImageSettings
 from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
