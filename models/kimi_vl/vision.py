@@ -96,8 +96,7 @@ class KimiVisionEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        sizes = [{"patches": n * patches, "sequences": n, "max_seqlen": patches} for n, patches in _EXACT_SIZES]
-        exact = exact_buckets(bucket_list, sizes, head_dim, weight)
+        exact = exact_buckets(bucket_list, _EXACT_SIZES, head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

@@ -59,13 +59,6 @@ def patch_buckets(
     ]
 
 
-def equal_sequences(sizes: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
-    """Buckets of calls with equal sequences. sizes: number of sequences, and patches of each."""
-    return [
-        {"patches": sequences * patches, "sequences": sequences, "max_seqlen": patches} for sequences, patches in sizes
-    ]
-
-
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
     """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 
