@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.burst import VOCABULARY, directory_of
 from benchmarks.guided import invoice
 from benchmarks.paced_masks import MASKS, PacedMasks
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import VOCABULARY, miniature_directory
 from benchmarks.stages import Stages
 from models.media import Prompt
 from models.protocol import Bucket, Capturable
@@ -205,7 +205,7 @@ class Simulation:
         self.masks = PacedMasks()
         table = np.full((64, -(-VOCABULARY // 32)), -1, np.int32)
         worker.hosts_of = lambda *_: (table, self.masks.hosts)  # type: ignore[assignment]
-        directory = directory_of(folder)
+        directory = miniature_directory(folder)
         model = ModelConfig("model", str(directory), load_format="random")
         self.config = EngineConfig(
             (model,), device="cpu", max_running=64, kv_cache_tokens=1 << 17, guided_graphs_first=True, max_waiting=512

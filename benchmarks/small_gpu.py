@@ -26,8 +26,8 @@ import torch
 from benchmarks.checkpoints import make
 from benchmarks.own_engine import serve_with
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of
 from benchmarks.weights import can_write, write_weights
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
@@ -130,7 +130,7 @@ def loads(server: Server, model: str) -> Iterator[tuple[str, AnyLoad]]:
 
 
 def measure(case: Case, folder: Path) -> Row:
-    directory = make(case.model, folder) if case.model == SPEECH else directory_of(case.model, folder)
+    directory = make(case.model, folder) if case.model == SPEECH else served_directory(case.model, folder)
     written = can_write(directory)
     if written:
         write_weights(directory)
