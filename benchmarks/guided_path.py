@@ -39,7 +39,7 @@ from models.protocol import Bucket, Capturable
 from service.api.chat.grammar import json_schema_grammar
 from service.engine import engine as loop
 from service.engine import start
-from service.engine.chat import guidance, masks, outbox, worker
+from service.engine.chat import guidance, mask_table, masks, outbox, worker
 from service.engine.chat import runner as runners
 from service.engine.memory import plan_pages
 from service.graphs.observations import Observations
@@ -127,7 +127,7 @@ class Readback:
         return {name: tensor.numpy() for name, tensor in self._host.items()}
 
 
-class Table(masks.MaskTable):
+class Table(mask_table.MaskTable):
     """Its copies cost nothing."""
 
     @contextmanager

@@ -15,7 +15,8 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
-from service.engine.chat.masks import MaskJob, MaskTable
+from service.engine.chat.mask_table import MaskTable
+from service.engine.chat.masks import MaskJob
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities

@@ -21,7 +21,8 @@ from service.engine.chat.guidance import Guidance
 from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskThread
 from service.engine.chat.mask_server import BROKEN, COMPLETE, Build, Forget, MaskRequest, MaskServer, Ready
-from service.engine.chat.masks import MaskTable, Unread
+from service.engine.chat.mask_table import MaskTable
+from service.engine.chat.masks import Unread
 from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
