@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.checkpoints import SIZES, make
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of
 from benchmarks.speech_http import VOICES
 from service.cli.bench.run import Clients, run_together, summary
 from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
@@ -132,7 +132,7 @@ def rate_within(records: Sequence[Record], field: str, begin: float, end: float)
 def _served(scale: Scale, tiny: bool, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         parent = Path(folder)
-        made = [] if tiny else [directory_of(scale.chat_model, parent), make(scale.speech_model, parent)]
+        made = [] if tiny else [served_directory(scale.chat_model, parent), make(scale.speech_model, parent)]
         with serve(*(random_weights(made) if made else []), *flags) as server:
             server.wait_until_idle()
             yield from measured(server, scale)

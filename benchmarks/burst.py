@@ -10,8 +10,6 @@ divided by the dilation, processor seconds are not. New chats follow those that 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,44 +19,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import GOLDEN
 from benchmarks.footprint import processor_seconds
 from benchmarks.raw_client import answers
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import TINY_MODEL, miniature_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.tokenizers import PUBLISHED, grow_file
 from service.cli.bench.spec import ChatLoad
 from service.cli.bench.traffic import payload
-from service.cli.bench.words import WORDS
 
-MODEL = "qwen2_vl"
 STREAMS = 128
 SIDE, TEXT_WORDS, SYSTEM_TOKENS, TOKENS = 448, 128, 500, 128
 FOLLOWING = 2
 """Number of chats for each stream."""
-VOCABULARY = 151_936
-PIXELS = {"min_pixels": 3136, "max_pixels": 12_845_056}
 SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", str(STREAMS), "--media-threads", "8")
 POSITIONS = "262144"
 PASSES = ("encoder", "mixed", "decode")
 
 
-def directory_of(parent: Path) -> Path:
-    """The miniature Qwen2-VL with a tokenizer and limits of published size."""
-    directory = parent / MODEL
-    left_out = shutil.ignore_patterns("*.safetensors", "vocab.json", "merges.txt")
-    shutil.copytree(GOLDEN / MODEL, directory, ignore=left_out)
-    grow_file(directory / "tokenizer.json", PUBLISHED, WORDS)
-    for name, values in (("config.json", {"vocab_size": VOCABULARY}), ("preprocessor_config.json", PIXELS)):
-        path = directory / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return directory
-
-
 def bodies(count: int, seed: int, *, tokens: int = TOKENS) -> list[bytes]:
     load = ChatLoad(
         url="",
-        model=MODEL,
+        model=TINY_MODEL,
         requests=count,
         seed=seed,
         width=SIDE,
@@ -99,7 +80,7 @@ def _launches(server: Server) -> dict[str, float]:
 
 def measured(dilation: float, processes: int, rounds: int, streams: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*random_weights([directory_of(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
+        flags = [*random_weights([miniature_directory(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
         flags += ["--api-processes", str(processes), "--log-level", "warning"]
         program = ["benchmarks.simulated_gpu"]
         with serve(*flags, environment={"REPRISE_DILATION": str(dilation)}, program=program) as server:

@@ -31,7 +31,7 @@ from models.protocol import ChatModel
 from models.registry import family_of
 from service.catalog import embedded_models
 from service.engine.chat.runner import ChatRunner
-from service.engine.chat.scheduler import Chunk, SamplerNeeds, Step
+from service.engine.chat.scheduler_output import Chunk, SamplerNeeds, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.start import engine_stream
 from service.engine.worker import WorkerContext

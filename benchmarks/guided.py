@@ -27,8 +27,8 @@ import httpx
 
 from benchmarks.checkpoints import SIZES
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of
 from service.cli.bench.run import run_beside, run_load
 from service.cli.bench.spec import ChatLoad, Record
 
@@ -212,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     arguments = parser.parse_args(words)
     scale, model = (TINY, TINY_MODEL) if arguments.tiny else (FULL, arguments.model)
     with tempfile.TemporaryDirectory() as folder:
-        hosted = [] if arguments.tiny else random_weights([directory_of(model, Path(folder))])
+        hosted = [] if arguments.tiny else random_weights([served_directory(model, Path(folder))])
         settings = [
             "--api-processes",
             "1" if arguments.tiny else "4",

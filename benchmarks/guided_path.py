@@ -13,40 +13,34 @@ the GPU's. Lower quartiles of parts of 30 steps, since other work on the machine
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
-import select
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.burst import VOCABULARY, directory_of
 from benchmarks.guided import invoice
+from benchmarks.paced_masks import MASKS, PacedMasks
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import VOCABULARY, miniature_directory
+from benchmarks.stages import Stages
 from models.media import Prompt
 from models.protocol import Bucket, Capturable
 from service.api.chat.grammar import json_schema_grammar
 from service.engine import engine as loop
 from service.engine import start
-from service.engine.chat import guidance, masks, outbox, worker
+from service.engine.chat import guidance, mask_table, masks, outbox, worker
 from service.engine.chat import runner as runners
-from service.engine.chat.mask_server import Build, Built, Compute, Computed, MaskRequest, Ready
 from service.engine.memory import plan_pages
 from service.graphs.observations import Observations
 from service.graphs.pool import Capture, GraphPool, RouteSeconds
@@ -57,13 +51,9 @@ from service.link.shared import SUPERVISOR, SharedChannel
 
 LAYERS, SAMPLE = 1.8e-3, 1.5e-4
 """Seconds of an H100 with Qwen2-VL-2B."""
-MASKS = 3.8e-4
-"""Seconds of the masks of a server."""
 SCALES = (1.0, 0.5)
 """Of these times."""
 PEERS = 4
-SERVERS = 4
-"""Mask servers, as beside one GPU with 16 processors."""
 WARM_UP, PARTS, STEPS = 60, 12, 30
 """Steps before a measurement, parts of it, and steps of each."""
 LOADS = {
@@ -89,111 +79,6 @@ while True:
     for socket, _ in poller.poll():
         socket.recv_multipart()
 """
-
-
-class PacedMasks:
-    """A mask server's end of `hosts`, in one process for all of them, so that they need one processor: grammars are
-    built at once, masks take a fixed time and are those that are there."""
-
-    def __init__(self) -> None:
-        self._ends = [Pipe() for _ in range(SERVERS)]
-        theirs = [end.fileno() for _, end in self._ends]
-        words = ("-m", "benchmarks.guided_path", "--masks", *map(str, theirs))
-        self.process = subprocess.Popen([sys.executable, *words], pass_fds=theirs, stdin=subprocess.PIPE)
-        self.hosts = [_PacedHost(ours) for ours, _ in self._ends]
-
-    def take(self, seconds: float) -> None:
-        """From now on masks take this long."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(struct.pack("<d", seconds))
-        self.process.stdin.flush()
-
-
-@dataclass(frozen=True)
-class _PacedHost:
-    """service.engine.chat.mask_hosts.MaskHost."""
-
-    link: Connection
-    apart: bool = True
-
-    def start(self) -> Connection:
-        return self.link
-
-    def kill(self) -> bool:
-        return False
-
-
-def serve_masks(descriptors: Sequence[int]) -> None:
-    ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: sleeps end when they should.
-    requests = msgspec.msgpack.Decoder(MaskRequest)
-    links, poll = {number: Connection(number) for number in descriptors}, select.poll()
-    for number in (0, *links):
-        poll.register(number, select.POLLIN)
-    computed = msgspec.msgpack.encode(Computed({}, 0.0))
-    due: deque[tuple[float, Connection]] = deque()
-    seconds = MASKS
-    for link in links.values():
-        link.send_bytes(msgspec.msgpack.encode(Ready()))
-    while True:
-        for number, _ in poll.poll(None if not due else 0):
-            if not number:
-                if not (sent := os.read(0, 8)):
-                    return
-                (seconds,) = struct.unpack("<d", sent)
-                continue
-            match requests.decode(links[number].recv_bytes()):
-                case Build(guide):
-                    links[number].send_bytes(msgspec.msgpack.encode(Built(guide, "")))
-                case Compute():
-                    due.append((time.perf_counter() + seconds, links[number]))
-        while due and due[0][0] <= time.perf_counter():
-            due.popleft()[1].send_bytes(computed)
-
-
-class Stages:
-    """Seconds of the engine's thread by stage: of each function, without those that it calls."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open = ["other"]
-        self._since = time.perf_counter()
-
-    def _pass(self) -> None:
-        now = time.perf_counter()
-        self.seconds[self._open[-1]] += now - self._since
-        self._since = now
-
-    @contextmanager
-    def within(self, stage: str) -> Iterator[None]:
-        self._pass()
-        self._open.append(stage)
-        try:
-            yield
-        finally:
-            self._pass()
-            self._open.pop()
-
-    def watch(self, owner: Any, name: str, stage: str) -> None:
-        function = getattr(owner, name)
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            self._pass()
-            self._open.append(stage)
-            try:
-                return function(*arguments, **options)
-            finally:
-                self._pass()
-                self._open.pop()
-
-        setattr(owner, name, timed)
-
-    def reset(self) -> None:
-        self._pass()
-        self.seconds.clear()
-
-    def close(self) -> None:
-        """Counts what has passed by now."""
-        self._pass()
 
 
 STAGES = Stages()
@@ -242,7 +127,7 @@ class Readback:
         return {name: tensor.numpy() for name, tensor in self._host.items()}
 
 
-class Table(masks.MaskTable):
+class Table(mask_table.MaskTable):
     """Its copies cost nothing."""
 
     @contextmanager
@@ -320,7 +205,7 @@ class Simulation:
         self.masks = PacedMasks()
         table = np.full((64, -(-VOCABULARY // 32)), -1, np.int32)
         worker.hosts_of = lambda *_: (table, self.masks.hosts)  # type: ignore[assignment]
-        directory = directory_of(folder)
+        directory = miniature_directory(folder)
         model = ModelConfig("model", str(directory), load_format="random")
         self.config = EngineConfig(
             (model,), device="cpu", max_running=64, kv_cache_tokens=1 << 17, guided_graphs_first=True, max_waiting=512
@@ -469,7 +354,4 @@ def main(words: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--masks"]:
-        serve_masks([int(word) for word in sys.argv[2:]])
-    else:
-        main()
+    main()

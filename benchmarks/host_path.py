@@ -28,14 +28,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.burst import POSITIONS, directory_of
+from benchmarks.burst import POSITIONS
 from benchmarks.checkpoints import make
 from benchmarks.footprint import processor_seconds
 from benchmarks.marked_server import MARKED_GPU, MARKS, POINTS, read_marks
 from benchmarks.raw_client import Answer, answers
 from benchmarks.record import Row, commit, record
+from benchmarks.served_checkpoints import miniature_directory, served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of as full_size_directory
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 from service.cli.bench.traffic import payload
 
@@ -179,8 +179,8 @@ def _low(values: Sequence[float]) -> float:
 def _directory(model: str | None, parent: Path) -> Path:
     """Of a model of full size for the machine's own GPU, or of the miniature for a simulated one."""
     if model is None:
-        return directory_of(parent)
-    return make(model, parent) if model == SPEECH else full_size_directory(model, parent)
+        return miniature_directory(parent)
+    return make(model, parent) if model == SPEECH else served_directory(model, parent)
 
 
 def main(words: Sequence[str] | None = None) -> Path:

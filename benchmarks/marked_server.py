@@ -17,13 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import simulated_gpu
-from service import server
+from benchmarks.own_engine import serve_with
 from service.api.chat import route
 from service.api.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
 from service.api.http.streaming import LiveResponse
 from service.api.speech import route as speech_route
-from service.cli import main as cli
 from service.engine import start
 from service.engine.chat import worker
 from service.engine.chat.encoder import VisionStage
@@ -35,7 +34,6 @@ from service.engine.speech import worker as speech_worker
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.worker import SpeechWorker
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import ProcessLink
 from service.link.engine_socket import EngineSocket
 from service.link.messages import ChatRequest, Command, Outputs, SpeechRequest
 
@@ -233,7 +231,4 @@ def mark_tokens(sink: int) -> None:
 
 if __name__ == "__main__":
     mark_api_process()
-    os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
-    server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
-    sys.argv[1:1] = ["serve"]
-    cli.main()
+    serve_with(ENTRY, sys.argv[1:])

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import Row, write
+from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad, Record
 
@@ -140,7 +140,7 @@ def measure(server: Server, shape: dict[str, Any], arguments: argparse.Namespace
 def started(model: str, limit: float, flags: Sequence[str]) -> Iterator[Server]:
     settings = ("--queue-timeout", str(QUEUE_SHARE * limit), "--log-format", "json", *flags)
     with tempfile.TemporaryDirectory() as folder:
-        weights = () if model == EMBEDDED else random_weights([directory_of(model, Path(folder))])
+        weights = () if model == EMBEDDED else random_weights([served_directory(model, Path(folder))])
         with serve(*weights, *settings) as server:
             server.wait_until_idle()
             yield server

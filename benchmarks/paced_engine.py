@@ -16,11 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service import server
-from service.cli import main as cli
+from benchmarks.own_engine import serve_with
 from service.graphs.observations import Observation
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import ProcessLink
 from service.link.messages import (
     Abort,
     ChatDelta,
@@ -34,7 +32,6 @@ from service.link.messages import (
     SpeechRequest,
     Stop,
 )
-from service.processes import engines
 
 PACE = float(os.environ.get("REPRISE_PACE", "0.003"))
 ENTRY = "benchmarks.paced_engine:engine"
@@ -121,8 +118,4 @@ def _state(config: EngineConfig) -> EngineState:
 
 
 if __name__ == "__main__":
-    os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
-    server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
-    engines.shared_link = lambda config, standby: ProcessLink(config, ENTRY, shared=True)
-    sys.argv[1:1] = ["serve"]
-    cli.main()
+    serve_with(ENTRY, sys.argv[1:])

@@ -18,7 +18,7 @@ from benchmarks.record import Row, table, write
 from benchmarks.tokenizers import grow_file
 from models.registry import family_of, resolve
 from service.api.chat.grammar import regex_grammar
-from service.engine.chat.guidance import Guidance, Guide
+from service.engine.chat.guidance import Guidance
 from service.engine.chat.mask_hosts import MaskProcess, SharedMasks
 from service.link.config import EngineConfig, ModelConfig
 from service.link.standby import ENTRY, STANDBY, start_engine_process
@@ -26,14 +26,6 @@ from service.link.standby import ENTRY, STANDBY, start_engine_process
 MODEL = "qwen2_vl_2b"
 ROWS = 64
 LOOK_SECONDS, STEADY_LOOKS = 0.5, 6
-
-
-class Guided:
-    """service.engine.chat.guidance.Guided."""
-
-    def __init__(self) -> None:
-        self.guide: Guide | None = None
-        self.generated: list[int] = []
 
 
 def memory_of(pid: int) -> dict[str, int]:
@@ -67,7 +59,7 @@ async def standby(config: EngineConfig) -> dict[str, int]:
 def mask_server(directory: Path, vocabulary: int) -> dict[str, int]:
     host = MaskProcess(str(directory), vocabulary, SharedMasks(ROWS, -(-vocabulary // 32)), EngineConfig(models=()))
     guidance = Guidance([host])
-    guidance.begin(Guided(), regex_grammar("[a-z]+"))
+    guidance.begin(regex_grammar("[a-z]+"))
     while not guidance.take_built():
         guidance.receive(1.0)
     assert host.pid is not None

@@ -15,8 +15,6 @@ the same directory and, seed by seed, the same requests.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,18 +27,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import GOLDEN, SIZES, make
+from benchmarks.checkpoints import SIZES
 from benchmarks.footprint import children, processor_seconds
 from benchmarks.record import Row, record, version_of
+from benchmarks.served_checkpoints import TINY_MODEL, served_directory
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.server_steps import busy_shares, longest, prefill_routes, reached, read
-from benchmarks.tokenizers import PUBLISHED, grow_file
 from service.cli.bench.run import run_beside, run_load, summary, warm_up
 from service.cli.bench.spec import ChatLoad, Record
-from service.cli.bench.words import WORDS
 
-TINY_MODEL = "qwen2_vl"
-TINY_ENTRIES = 4_096
 QUANTILES = ("p50", "p95", "p99")
 
 
@@ -98,22 +93,6 @@ TINY = Scale(
     turns=4,
     processes=2,
 )
-
-
-def directory_of(model: str, parent: Path) -> Path:
-    """Configuration and tokenizer of a published size, without weights; of a miniature for TINY_MODEL."""
-    if model != TINY_MODEL:
-        directory = make(model, parent)
-        grow_file(directory / "tokenizer.json", PUBLISHED, WORDS)
-        for other in ("vocab.json", "merges.txt"):  # the miniature's, which some readers would take first
-            (directory / other).unlink(missing_ok=True)
-        return directory
-    directory = parent / model
-    shutil.copytree(GOLDEN / model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
-    grow_file(directory / "tokenizer.json", TINY_ENTRIES, WORDS)
-    config = directory / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": TINY_ENTRIES}, indent=2))
-    return directory
 
 
 def closed(server: Server, model: str, scale: Scale) -> Iterator[Row]:
@@ -406,7 +385,7 @@ def run(options: Options) -> Path:
         "flags": list(options.flags) if ours_started else [],
     }
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) if options.url else directory_of(options.model, Path(folder))
+        directory = Path(folder) if options.url else served_directory(options.model, Path(folder))
         with started(options.engine, options.url, directory, options.flags) as server:
             facts["api_processes"] = api_processes(server.pid) if ours_started else None
             for kind in options.kinds:
@@ -421,7 +400,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     if options.directory is None:
         return run(options)
     options.directory.mkdir(parents=True, exist_ok=True)
-    print(directory_of(options.model, options.directory))
+    print(served_directory(options.model, options.directory))
     return options.directory
 
 

@@ -25,11 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.own_engine import serve_with
 from benchmarks.record import RESULTS
 from models.media import MediaItem
 from models.protocol import Bucket, BufferSpec, Capturable
-from service import server
-from service.cli import main as cli
 from service.engine import start
 from service.engine.chat import encoder as vision
 from service.engine.chat import graphs, routes, worker
@@ -39,8 +38,6 @@ from service.engine.memory import plan_pages
 from service.graphs.observations import Observations
 from service.graphs.pool import Capture, GraphPool, RouteSeconds
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import ProcessLink
-from service.processes import engines
 
 DILATION = float(os.environ.get("REPRISE_DILATION", "1"))
 ENTRY = "benchmarks.simulated_gpu:engine"
@@ -223,8 +220,4 @@ def engine(config: EngineConfig, channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
-    server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
-    engines.shared_link = lambda config, standby: ProcessLink(config, ENTRY, shared=True)
-    sys.argv[1:1] = ["serve"]
-    cli.main()
+    serve_with(ENTRY, sys.argv[1:])

@@ -24,17 +24,15 @@ from typing import Any
 import torch
 
 from benchmarks.checkpoints import make
+from benchmarks.own_engine import serve_with
 from benchmarks.record import Row, record
+from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
-from benchmarks.serving import directory_of
 from benchmarks.weights import can_write, write_weights
-from service import server as api_server
-from service.cli import main as cli
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 from service.engine import start
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import ProcessLink
 
 ENTRY = "benchmarks.small_gpu:engine"
 GPU_BYTES = "SMALL_GPU_BYTES"
@@ -132,7 +130,7 @@ def loads(server: Server, model: str) -> Iterator[tuple[str, AnyLoad]]:
 
 
 def measure(case: Case, folder: Path) -> Row:
-    directory = make(case.model, folder) if case.model == SPEECH else directory_of(case.model, folder)
+    directory = make(case.model, folder) if case.model == SPEECH else served_directory(case.model, folder)
     written = can_write(directory)
     if written:
         write_weights(directory)
@@ -181,8 +179,6 @@ def main(words: Sequence[str] | None = None) -> Path:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
-        api_server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
-        cli.main()
+        serve_with(ENTRY, sys.argv[2:])
     else:
         main()

@@ -23,7 +23,7 @@ from benchmarks.checkpoints import make
 from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
-from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import Record, SpeechLoad
 

@@ -22,7 +22,7 @@ from models.lora import LoraBank
 from models.protocol import Plan, SpeechModel
 from service.engine.pages import pages_for
 from service.engine.speech.codec_stream import CodecStream
-from service.engine.speech.runner import emitted, slot_state
+from service.engine.speech.inputs import emitted, slot_state
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

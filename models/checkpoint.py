@@ -7,24 +7,22 @@ dtype. So host memory never holds more than one tensor.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models import block_scaled
+from models import block_scaled, weight_files
 from models.errors import CheckpointError
 from models.layers.e4m3 import E4M3, E4M3Weight, fill_rows, keep_copies
+from models.weight_files import PublishedTensor, listed, shard_paths
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +30,7 @@ LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
 """fp8: linear layers of the language model in e4m3, with a scale for each output feature (models.layers.e4m3)."""
 
-_INDEX = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_CODEC = "audiovae.safetensors"  # read by models.voxcpm2
 
 
 @dataclass(frozen=True)
@@ -67,20 +63,6 @@ class _Place:
     transposed: bool = False
     scale: Tensor | None = None
     """For a view in e4m3, the scales of its rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Published:
-    """The header of a tensor in an open file, and a reader of its values."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    file: str
-    read: Callable[[], Tensor]
-
-    def without_values(self) -> Tensor:
-        return torch.empty(self.shape, device="meta")
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -130,7 +112,7 @@ def load_parameters(
         scales = _scales(directory, aliases, device)
         seen = _fill_from_shards(directory, places, scales, aliases, ignore)
         if missing := [name for name in places if name not in seen]:
-            raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
+            raise CheckpointError(f"{directory}: missing tensors: {listed(missing)}")
         scales.report(directory, dtype)
     keep_copies(module, device, dtype)
 
@@ -148,7 +130,7 @@ def _fill_from_shards(
     seen: dict[str, str] = {}
     unexpected = []
     for path in shard_paths(directory):
-        for tensor in _tensors(path):
+        for tensor in weight_files.tensors(path):
             name = _canonical(tensor.name, aliases)
             if name in seen:
                 raise CheckpointError(f"{path}: tensor {tensor.name} repeats {seen[name]}")
@@ -161,7 +143,7 @@ def _fill_from_shards(
             elif not any(pattern.fullmatch(name) for pattern in ignored):
                 unexpected.append(tensor.name)
     if unexpected:
-        raise CheckpointError(f"{directory}: unexpected tensors: {_listed(unexpected)}")
+        raise CheckpointError(f"{directory}: unexpected tensors: {listed(unexpected)}")
     return set(seen)
 
 
@@ -208,49 +190,7 @@ def _stack(part: Tensor, dim: int) -> Tensor:
     return part if part.dim() > dim else part[None]
 
 
-def shard_paths(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files: the single one, those that the index names, or all in the directory."""
-    single, index = directory / "model.safetensors", directory / _INDEX
-    if single.exists():
-        return [single]
-    if index.exists():
-        weight_map = _read_index(index)
-        paths = [directory / name for name in sorted(set(weight_map.values()))]
-        for path in paths:
-            if path.parent != directory or not path.is_file():
-                raise CheckpointError(f"{index} names {path.name}, which is not a file of the checkpoint")
-        _check_index(index, weight_map, paths)
-        return paths
-    paths = sorted(path for path in directory.glob("*.safetensors") if path.name != _CODEC)
-    if not paths:
-        raise CheckpointError(f"{directory}: no safetensors file ({single.name}); other weight formats are not read")
-    return paths
-
-
-def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:
-    """Shape of the tensor `name` in the checkpoint's files; None if there is no such tensor."""
-    tensors = (tensor for path in shard_paths(directory) for tensor in _tensors(path))
-    return next((tensor.shape for tensor in tensors if tensor.name == name), None)
-
-
-def _read_index(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index}: weight_map must give a file name for every tensor")
-    return weight_map
-
-
-def _check_index(index: Path, weight_map: dict[str, str], paths: Iterable[Path]) -> None:
-    names = {path.name: {tensor.name for tensor in _tensors(path)} for path in paths}
-    absent = [name for name, file in weight_map.items() if name not in names[file]]
-    if absent:
-        raise CheckpointError(f"{index} lists tensors that its files lack: {_listed(absent)}")
-
-
-def _fill(place: _Place, tensor: _Published) -> None:
+def _fill(place: _Place, tensor: PublishedTensor) -> None:
     if tensor.dtype not in _FLOATING:
         raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}, expected {_FLOATING}")
     shape = _published_shape(place)
@@ -281,7 +221,7 @@ class _Scales:
         self._block = block
         self._unused = set(by_name)
 
-    def applied(self, name: str, tensor: _Published) -> _Published:
+    def applied(self, name: str, tensor: PublishedTensor) -> PublishedTensor:
         """`tensor` itself; if it is block-scaled FP8, one whose values are dequantised when they are read."""
         if tensor.dtype != block_scaled.DTYPE or self._block is None:
             return tensor
@@ -295,7 +235,7 @@ class _Scales:
     def report(self, directory: Path, dtype: torch.dtype) -> None:
         """Logs what was dequantised; CheckpointError for scales without a weight."""
         if self._unused:
-            raise CheckpointError(f"{directory}: unexpected tensors: {_listed(sorted(self._unused))}")
+            raise CheckpointError(f"{directory}: unexpected tensors: {listed(sorted(self._unused))}")
         if self.by_name:
             message = "%s: %d weights in FP8 with a scale for each block of %s were dequantised to %s"
             log.info(message, directory, len(self.by_name), self._block, dtype)
@@ -308,22 +248,10 @@ def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.d
     by_name = {
         _canonical(tensor.name, aliases): tensor.read() if device.type != "meta" else tensor.without_values()
         for path in shard_paths(directory)
-        for tensor in _tensors(path)
+        for tensor in weight_files.tensors(path)
         if tensor.name.endswith(block_scaled.SUFFIX)
     }
     return _Scales(block, by_name)
-
-
-def _tensors(path: Path) -> Iterator[_Published]:
-    """The tensors of a file. Their values can be read until the iteration ends."""
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in list(file.keys()):
-                header = file.get_slice(name)
-                shape, dtype = tuple(header.get_shape()), header.get_dtype()
-                yield _Published(name, shape, dtype, str(path), partial(file.get_tensor, name))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:
@@ -393,8 +321,3 @@ def _canonical(name: str, aliases: Sequence[tuple[str, str]]) -> str:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
-
-
-def _listed(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(sorted(names)[:limit]) + more

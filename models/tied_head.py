@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from models.checkpoint import LoadFormat, shard_paths
+from models.checkpoint import LoadFormat
 from models.decoder import DecoderConfig
-from models.errors import CheckpointError
+from models.weight_files import opened, shard_paths
 
 _ROWS = 4096
 """Rows of the two tensors that are compared at a time."""
@@ -39,25 +37,16 @@ def with_the_files_head(
     return replace(decoder, tied=False)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
 def _files_of(directory: Path, names: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in shard_paths(directory):
-        with _opened(path) as file:
+        with opened(path) as file:
             found |= dict.fromkeys(set(names) & set(file.keys()), path)
     return found
 
 
 def _equal(first_path: Path, first_name: str, second_path: Path, second_name: str) -> bool:
-    with _opened(first_path) as first_file, _opened(second_path) as second_file:
+    with opened(first_path) as first_file, opened(second_path) as second_file:
         first, second = first_file.get_slice(first_name), second_file.get_slice(second_name)
         if first.get_shape() != second.get_shape():
             return False

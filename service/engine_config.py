@@ -12,7 +12,8 @@ from service.catalog import Catalog
 from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
 from service.logs import chosen_format
-from service.settings import Settings, SettingsError
+from service.settings import Settings
+from service.settings_reading import SettingsError
 
 COMPUTED = frozenset(
     {"models", "log_format", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"}

@@ -8,7 +8,8 @@ import os
 import socket
 from errno import EADDRINUSE
 
-from service.settings import Settings, SettingsError
+from service.settings import Settings
+from service.settings_reading import SettingsError
 
 OPTIONS = {
     "TCP_NODELAY": 1,

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from models import cpus
-from models.checkpoint import shard_paths
 from models.errors import CheckpointError
+from models.weight_files import shard_paths
 from service.api_processes import count_for
 from service.byte_sizes import GIB, parse_bytes
 from service.catalog import load_catalog
@@ -17,7 +17,8 @@ from service.engine.dry_run import DryRun, dry_run, without_files
 from service.engine_config import engine_config
 from service.gpus import visible_gpus
 from service.link.config import EngineConfig
-from service.settings import Settings, SettingsError
+from service.settings import Settings
+from service.settings_reading import SettingsError
 
 
 def size(settings: Settings, gpu_memory: str | None) -> DryRun:

@@ -1,9 +1,9 @@
-"""Encoded voices: uploaded ones on disk, reference audio of recent requests in memory.
+"""Uploaded voices, encoded, on disk.
 
-An uploaded voice is a directory with its encoded latents and a JSON file of metadata. One rename puts it in place, so
-it is there completely or not at all, and a restart does not encode it again. Several servers may share the directory:
-each sees what the others add and delete. File and directory names are generated here; no client input becomes part of
-a path.
+A voice is a directory with its encoded latents and a JSON file of metadata. One rename puts it in place, so it is
+there completely or not at all, and a restart does not encode it again. Several servers may share the directory: each
+sees what the others add and delete. File and directory names are generated here; no client input becomes part of a
+path.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import secrets
 import shutil
 import threading
 import time
-import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -29,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from service.disk import no_space
+from service.voice_names import LONGEST_NAME, name_key
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +39,8 @@ ABANDONED_SECONDS = 3600.0
 CLOCK_TICK = 2_000_000_000
 """Nanoseconds. Two changes of a directory within this time may have the same modification time."""
 CACHED_LATENTS = 32
-CACHED_REFERENCES = 64
-"""Encoded reference audio of up to a minute: a third of a megabyte each."""
 TENSORS = frozenset({"reference", "prompt"})
-LONGEST_NAME = 64
-"""Characters of a voice's name, before it is normalised; ids are shorter."""
 ID = re.compile(r"voice_[0-9a-f]{24}")
-NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
-
-
-INVISIBLE = re.compile("[\u034f\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-"""Marks that nobody sees: with them, two names would look the same."""
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -66,22 +56,6 @@ class Voice(msgspec.Struct, frozen=True):
     seconds: float
     ref_text: str | None = None
     description: str | None = None
-
-
-def is_name(name: str) -> bool:
-    """Whether a voice may have this name, which is in the composed form (NFC). The vowel signs and tones of letters
-    outside ASCII, as Hindi and Thai have them, belong to their letters."""
-    letters = "".join("x" if _is_sign(mark) and not before.isascii() else mark for before, mark in pairwise(f" {name}"))
-    return NAME.fullmatch(letters) is not None
-
-
-def _is_sign(character: str) -> bool:
-    return unicodedata.category(character) in ("Mn", "Mc") and not INVISIBLE.match(character)
-
-
-def name_key(name: str) -> str:
-    """Equal for names that differ only in case or in compatible characters (ligatures, full-width letters, long s)."""
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 class VoiceStoreError(Exception):
@@ -267,23 +241,6 @@ class VoiceStore:
             if len(self._cache) > CACHED_LATENTS:
                 self._cache.popitem(last=False)
         return tensors
-
-
-class ReferenceCache:
-    """Patches of the reference audio that was encoded last, by a digest of samples and model (LRU)."""
-
-    def __init__(self) -> None:
-        self._patches: OrderedDict[bytes, np.ndarray] = OrderedDict()
-
-    def get(self, key: bytes) -> np.ndarray | None:
-        if key in self._patches:
-            self._patches.move_to_end(key)
-        return self._patches.get(key)
-
-    def put(self, key: bytes, patches: np.ndarray) -> None:
-        self._patches[key] = patches
-        if len(self._patches) > CACHED_REFERENCES:
-            self._patches.popitem(last=False)
 
 
 def _write(path: Path, data: bytes) -> None:

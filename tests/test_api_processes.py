@@ -12,7 +12,8 @@ from service.api_processes import api_process_count, count_for, num_api_processe
 from service.cli import doctor
 from service.cli.main import app
 from service.engine_config import supervised
-from service.settings import SettingsError, load_settings
+from service.settings import load_settings
+from service.settings_reading import SettingsError
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:

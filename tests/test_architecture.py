@@ -103,6 +103,31 @@ def test_no_imports_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def defined(path: Path) -> set[str]:
+    """Names that the statements of a module define, its imports aside."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def test_names_are_imported_from_the_module_that_defines_them() -> None:
+    names = {module: defined(path) for module, path in MODULES.items()}
+    wrong = {
+        f"{module}: {node.module}.{alias.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES
+        for alias in node.names
+        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in MODULES
+    }
+    assert not wrong
+
+
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files()}
     assert not {name: lines for name, lines in long.items() if lines > LONGEST_FILE}

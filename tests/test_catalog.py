@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from models.errors import CheckpointError
-from service.catalog import EMBEDDED, Catalog, embedded_models, load_catalog
+from service.catalog import Catalog, embedded_models, load_catalog
 from service.engine_config import COMPUTED, engine_config
-from service.hub import embedded, locate
+from service.hub import EMBEDDED, embedded, locate
 from service.link.config import EngineConfig
 from service.settings import Settings, load_settings
 

@@ -13,7 +13,8 @@ from service.engine_config import engine_configs, engine_gpus, supervised
 from service.gpus import GpuError, chosen_gpus, count_gpus, visible_gpus
 from service.link.host_threads import num_threads, thread_variables
 from service.link.standby import engine_environment
-from service.settings import SettingsError, load_settings
+from service.settings import load_settings
+from service.settings_reading import SettingsError
 
 FOUR = ("0", "1", "2", "3")
 

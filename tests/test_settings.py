@@ -12,7 +12,8 @@ import yaml
 
 from models.cpus import default_threads
 from service.cli.setting_texts import choices, describe, panel
-from service.settings import Settings, SettingsError, load_settings, unknown_variables
+from service.settings import Settings, load_settings, unknown_variables
+from service.settings_reading import SettingsError
 
 
 @pytest.fixture(autouse=True)

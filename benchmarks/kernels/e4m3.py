@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from benchmarks import floors
 from benchmarks.kernels.gemms import Part, layer
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -23,6 +23,7 @@ from models.layers.kernels.gemm_types import Blocks, Shape, Tile, Variant
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.norms import add_rms_norm
 from service.tuning.gemms import EPS, Operands
+from service.tuning.timer import Run
 
 MODELS = {
     "qwen2b": (*layer(1536, 8960, 12, 2), Part("head", "plain", 1536, 151936)),

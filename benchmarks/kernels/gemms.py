@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.kernels.predict import cublas_us, variant_us
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_types import Kind, Shape, Variant
 from models.layers.kernels.gpu import INTERPRETER as H100
 from service.tuning.gemms import Operands
+from service.tuning.timer import Run
 
 WORTH = 1.4
 """Variants that are predicted to take more than this many times the least prediction are not measured."""

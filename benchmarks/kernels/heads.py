@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.kernels.gemm import vocabulary_tile
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gemv import vector_gemm
 from models.layers.kernels.tiled_gemm import tiled_gemm
+from service.tuning.timer import Run
 
 BANDWIDTH = 3.0e6
 """Bytes per microsecond that a copy reaches on an H100."""

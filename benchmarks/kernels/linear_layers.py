@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.fused import add_rms_norm, silu_mul
 from models.layers.kernels import tiled_gemm
 from models.layers.kernels.gemm_types import Tile
+from service.tuning.timer import Run
 
 BANDWIDTH = 3.0e6
 """Bytes per microsecond that a copy reaches on an H100."""

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.kernels.elementwise import silu_mul
 from models.layers.kernels.persistent_gemm import TILE, persistent_gemm
+from service.tuning.timer import Run
 
 LAYERS: Mapping[str, tuple[int, int, tuple[int, ...]]] = {
     "qwen2.5-vl encoder": (1280, 3456, (256, 1024, 1280, 5504, 8192)),

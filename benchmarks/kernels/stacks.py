@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
 from models.layers.fused import rms_norm, rotary_dense_attention, silu_mul
 from models.layers.kernels import elementwise, norms, rotary, tiled_gemm
 from models.layers.kernels.gemm_types import Tile
 from models.layers.rotary import rotate_half_split
+from service.tuning.timer import Run
 
 EPS = 1e-5
 Attend = Callable[[Tensor, int], Tensor]

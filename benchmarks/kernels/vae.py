@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.codec_precision import PUBLISHED
-from benchmarks.kernels.timing import Case, Run
+from benchmarks.kernels.timing import Case
 from models.layers.precision import Precision
 from models.voxcpm2 import vae_layers
 from models.voxcpm2.audio_vae import CodecDecoder
@@ -18,6 +18,7 @@ from models.voxcpm2.kernels import vae
 from models.voxcpm2.kernels.vae import UnitTile
 from models.voxcpm2.kernels.vae_gemm import GemmTile
 from models.voxcpm2.vae_layers import residual_unit, snake_upsample
+from service.tuning.timer import Run
 
 UNITS = [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)]
 UPSAMPLES = [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)]

@@ -16,7 +16,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.deployment import Application
 
 from service.engine_config import supervised
-from service.settings import SettingsError, load_settings
+from service.settings import load_settings
+from service.settings_reading import SettingsError
 
 from .front import Front
 from .replica import Replica

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing
-from models.embedded.voices.recogniser import distance, homophones, load_phones, same
+from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing, homophones
+from models.embedded.voices.recogniser import distance, load_phones, same
 from models.embedded.voices.training import Clock, say
 
 Heard = list[tuple[np.ndarray, str]]

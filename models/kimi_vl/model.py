@@ -10,7 +10,7 @@ from torch import nn
 from models.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.language import LatentDecoder, decoder_rules
-from models.kimi_vl.processor import ImageSettings, load_image_settings
+from models.kimi_vl.pictures import ImageSettings, load_image_settings
 from models.kimi_vl.vision import KimiVisionEncoder, encoder_rules
 
 

@@ -1,4 +1,4 @@
-"""Prompts and pictures of Kimi-VL: resize, padding, ids assembled by number. Torch-free.
+"""Prompts, pictures and videos of Kimi-VL: ids assembled by number. Torch-free.
 
 A video is sent as its frames, each an image block of its own, as the model card describes; nothing marks time.
 docs/models/kimi_vl.md has the rules in words.
@@ -6,9 +6,7 @@ docs/models/kimi_vl.md has the rules in words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from PIL import Image
 from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.errors import CheckpointError, InputError
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
-from models.kimi_vl.config import KimiVLConfig, VisionConfig, load_config
+from models.kimi_vl.config import KimiVLConfig, load_config
+from models.kimi_vl.pictures import ImageSettings, fit, fitted_size, load_image_settings
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.media import (
     ChatMessage,
@@ -32,38 +31,16 @@ from models.media import (
     media_digest,
 )
 from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.published import id_list, preprocessor_fields, read_optional_json, sampling_defaults, stop_token_ids
-from models.resizing import each, resize
+from models.published import id_list, read_optional_json, sampling_defaults, stop_token_ids
+from models.resizing import each
 from models.tools import escaped_tools, prompt_texts
 
 _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
-_MAX_SIDE = 512
-"""Sides of at least this many patches are outside the rotary table of the published tower."""
 _DEFAULT_VIDEO_FPS = 1.0
 _VIDEO_SHARE = 0.9
 """Share of the context for the frames of one video."""
-
-
-@dataclass(frozen=True)
-class ImageSettings:
-    """preprocessor_config.json: at most in_token_limit patches before padding to whole merge blocks."""
-
-    patch_size: int
-    in_token_limit: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    @property
-    def most_patches(self) -> int:
-        """No picture has more patches; padding can exceed in_token_limit.
-
-        x times y whole patches are at most the limit. The rest of a patch and the padding to even numbers add less than
-        three to either side, so c columns leave less than limit / (c - 3) + 3 rows.
-        """
-        sides = [(columns, self.in_token_limit / max(1, columns - 3) + 3) for columns in range(2, _MAX_SIDE, 2)]
-        return max(columns * min(_MAX_SIDE - 2, 2 * math.ceil(rows / 2) - 2) for columns, rows in sides)
 
 
 class KimiVLProcessor:
@@ -111,7 +88,7 @@ class KimiVLProcessor:
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""
         limit = self._frame_limit if detail == "low" else self.images.in_token_limit
-        frame = _fit(picture, self.images.patch_size, limit, "image_url")
+        frame = fit(picture, self.images.patch_size, limit, "image_url")
         # The limit determines how much of a frame is padding.
         return self._item("image", [frame], None if source is None else source + b"%d" % limit)
 
@@ -120,7 +97,7 @@ class KimiVLProcessor:
         and no more than leave a tenth of the context free."""
         wanted = round(metadata.duration * (fps or _DEFAULT_VIDEO_FPS))
         patch = self.images.patch_size
-        _, (height, width) = _fitted((metadata.width, metadata.height), patch, self._frame_limit)
+        _, (height, width) = fitted_size((metadata.width, metadata.height), patch, self._frame_limit)
         positions = (height // patch) * (width // patch) // self.config.vision.merged_patches + self._frame_markers
         fitting = int(_VIDEO_SHARE * self.context_length) // positions
         count = max(1, min(wanted, max_frames, fitting, metadata.num_frames))
@@ -131,7 +108,7 @@ class KimiVLProcessor:
         if not video.frames:
             raise InputError("video_url", "the video has no frames")
         limit, patch = self._frame_limit, self.images.patch_size
-        frames = each(lambda frame: _fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
+        frames = each(lambda frame: fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
         item = self._item("video", frames)
         if item.num_embeds > self.context_length:
             raise InputError(
@@ -192,55 +169,6 @@ class KimiVLProcessor:
             num_embeds=patches // self.config.vision.merged_patches,
             digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode(), source),
         )
-
-
-def _fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
-    """Shrink (never enlarge) to at most `limit` whole patches, then pad with black, right and bottom, to 2x2 blocks.
-
-    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
-    """
-    (width, height), (padded_height, padded_width) = _fitted(picture.size, patch, limit)
-    if max(padded_height, padded_width) // patch >= _MAX_SIDE:
-        most = (_MAX_SIDE - 2) * patch
-        raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
-    canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
-    canvas[:height, :width] = resize(picture, width, height)
-    return canvas
-
-
-def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Width and height of a picture that was shrunk to the limit, and height and width after padding, in pixels."""
-    width, height = size
-    patches = (width // patch) * (height // patch)
-    if patches > limit:
-        scale = math.sqrt(limit / patches)
-        width, height = max(1, int(width * scale)), max(1, int(height * scale))
-    block = 2 * patch
-    return (width, height), (block * math.ceil(height / block), block * math.ceil(width / block))
-
-
-def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
-    """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
-    files."""
-    where, values = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
-    for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
-        if name not in values:
-            raise CheckpointError(f"{directory}: {where} lacks {name}")
-    expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
-    found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
-    for name, value in expected.items():
-        if found.get(name) != value:
-            raise CheckpointError(f"{directory}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
-    mean, std = (_of_channels(values, name, f"{directory}: {where}") for name in ("image_mean", "image_std"))
-    return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
-
-
-def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[float, float, float]:
-    of_channels = values[name]
-    if of_channels is None or len(of_channels) != 3:
-        raise CheckpointError(f"{where}: {name} is {of_channels!r}, expected three numbers")
-    red, green, blue = of_channels
-    return red, green, blue
 
 
 def load_processor(directory: Path) -> KimiVLProcessor:

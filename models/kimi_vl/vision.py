@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
-from models.kimi_vl.processor import ImageSettings
+from models.kimi_vl.pictures import ImageSettings
 from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
@@ -26,7 +26,7 @@ from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup, layer_norm, widen_inputs
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from models.layers.upload import upload
+from models.layers.upload import upload_frames
 from models.media import MediaItem, media_digest
 from models.protocol import Bucket, BufferSpec, Plan
 
@@ -64,7 +64,7 @@ class KimiVisionEncoder(nn.Module):
     """
 
     name = "vision_encoder"
-    norm_table: Tensor
+    byte_values: Tensor
     frequencies: Tensor
     axes: Tensor
 
@@ -79,7 +79,7 @@ class KimiVisionEncoder(nn.Module):
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers))
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
         self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
-        self.register_buffer("norm_table", _normalisation_table(images), persistent=False)
+        self.register_buffer("byte_values", _byte_values(images), persistent=False)
         # Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i.
         frequencies = inverse_frequencies(vision.head_dim // 2, _ROPE_THETA)
         axes = torch.arange(2, device="cpu").repeat(len(frequencies))
@@ -96,8 +96,7 @@ class KimiVisionEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        sizes = [{"patches": n * patches, "sequences": n, "max_seqlen": patches} for n, patches in _EXACT_SIZES]
-        exact = exact_buckets(bucket_list, sizes, head_dim, weight)
+        exact = exact_buckets(bucket_list, _EXACT_SIZES, head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
@@ -162,7 +161,7 @@ class KimiVisionEncoder(nn.Module):
         )
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        table = self.norm_table.to(self.patch_embed.weight.dtype)
+        table = self.byte_values.to(self.patch_embed.weight.dtype)
         values = byte_lookup(buffers["pixels"], table, self.patch_embed.in_features)
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
@@ -184,7 +183,7 @@ class KimiVisionEncoder(nn.Module):
     def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
         """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
         (rows, columns), size = grid, self.config.patch_size
-        picture = upload((frame,), self.norm_table.device)
+        picture = upload_frames((frame,), self.byte_values.device)
         return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
@@ -203,7 +202,7 @@ class KimiVisionEncoder(nn.Module):
         return found
 
 
-def _normalisation_table(images: ImageSettings) -> Tensor:
+def _byte_values(images: ImageSettings) -> Tensor:
     """Normalised value of every byte, channel by channel: float32 [3, 256]."""
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)

@@ -72,21 +72,21 @@ def on_hopper(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def exact_buckets(
-    bucket_list: Sequence[Bucket], fillings: Iterable[Bucket], head_dim: int, weight: Tensor
+    bucket_list: Sequence[Bucket], sizes: Iterable[tuple[int, int]], head_dim: int, weight: Tensor
 ) -> list[Bucket]:
-    """EXACT buckets for those of `fillings` for which dense attention is faster and that the largest bucket of the list
+    """EXACT buckets for those of `sizes` for which dense attention is faster and that the largest bucket of the list
     could hold.
 
-    fillings: buckets of calls whose segments all have max_seqlen rows. weight: any weight of the tower, for its dtype
-    and device.
+    sizes: of calls with equal segments: their number, and the patches of each. weight: any weight of the tower, for
+    its dtype and device.
     """
     if not on_hopper(weight.dtype, weight.device) or head_dim not in ROWS:
         return []
     largest = max(bucket["patches"] for bucket in bucket_list)
     return [
-        dict(filling) | {EXACT: 1}
-        for filling in fillings
-        if filling["patches"] <= largest and filling["max_seqlen"] in ROWS[head_dim]
+        {"patches": segments * patches, "sequences": segments, "max_seqlen": patches, EXACT: 1}
+        for segments, patches in sizes
+        if segments * patches <= largest and patches in ROWS[head_dim]
     ]
 
 

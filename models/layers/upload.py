@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def upload(frames: Sequence[np.ndarray], device: torch.device) -> Tensor:
+def upload_frames(frames: Sequence[np.ndarray], device: torch.device) -> Tensor:
     """uint8 arrays of one shape -> [n, *shape] on `device`, with one copy on the host.
 
     That copy is in pinned memory. From pageable memory the driver would copy only once everything launched before has

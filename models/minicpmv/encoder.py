@@ -37,7 +37,7 @@ class MiniCPMVEncoder(nn.Module):
     """
 
     name = "vision_encoder"
-    pixel_table: Tensor
+    byte_values: Tensor
 
     def __init__(self, config: MiniCPMVConfig) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class MiniCPMVEncoder(nn.Module):
         self.resampler = Resampler(
             config.vision.hidden_size, config.hidden_size, config.num_queries, temporal=config.fuses_frames
         )
-        self.register_buffer("pixel_table", _pixel_table(config.pixel_mean, config.pixel_std), persistent=False)
+        self.register_buffer("byte_values", _byte_values(config.pixel_mean, config.pixel_std), persistent=False)
 
     def prepare(self) -> None:
         """Constants of the loaded weights."""
         self.tower.prepare()
         self.resampler.prepare()
-        self.pixel_table = self.pixel_table.to(self.tower.patch_embedding.weight.dtype)
+        self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
 
     def default_buckets(self) -> list[Bucket]:
         side = self.config.slicing.scale_resolution // self.config.vision.patch_size
@@ -139,7 +139,7 @@ class MiniCPMVEncoder(nn.Module):
         return [self._part(item, first, last) for first, last in pairwise(borders)]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        patches = byte_lookup(buffers["pixels"], self.pixel_table[None], self.tower.patch_embedding.in_features)
+        patches = byte_lookup(buffers["pixels"], self.byte_values[None], self.tower.patch_embedding.in_features)
         hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], bucket["max_seqlen"])
         embeds = self.resampler(
             hidden,
@@ -187,7 +187,7 @@ class MiniCPMVEncoder(nn.Module):
         )
 
 
-def _pixel_table(mean: float, std: float) -> Tensor:
+def _byte_values(mean: float, std: float) -> Tensor:
     """Normalised value of every byte, the same for all channels: float32 [256]."""
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     return torch.from_numpy((values - np.float32(mean)) / np.float32(std))

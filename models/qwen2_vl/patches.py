@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
-from models.layers.upload import upload
+from models.layers.upload import upload_frames
 from models.media import MediaItem
 from models.protocol import Bucket
 from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
@@ -59,13 +59,6 @@ def patch_buckets(
     ]
 
 
-def equal_sequences(sizes: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
-    """Buckets of calls with equal sequences. sizes: number of sequences, and patches of each."""
-    return [
-        {"patches": sequences * patches, "sequences": sequences, "max_seqlen": patches} for sequences, patches in sizes
-    ]
-
-
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
     """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 
@@ -74,7 +67,7 @@ def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> T
     """
     size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
     t, h, w = grid_of(item)
-    frames = resized(upload(item.frames, device), h * size, w * size)
+    frames = resized(upload_frames(item.frames, device), h * size, w * size)
     missing = t * pair - len(frames)
     if missing:
         frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))

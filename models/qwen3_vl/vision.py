@@ -27,7 +27,6 @@ from models.qwen2_vl.items import grid_of
 from models.qwen2_vl.patches import (
     block_coordinates,
     byte_values,
-    equal_sequences,
     grid_frequencies,
     patch_buckets,
     patch_rows,
@@ -138,7 +137,7 @@ class Qwen3VLEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        exact = exact_buckets(bucket_list, equal_sequences(_EXACT_SIZES), head_dim, weight)
+        exact = exact_buckets(bucket_list, _EXACT_SIZES, head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

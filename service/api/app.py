@@ -49,7 +49,8 @@ from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import AudioLimits, FetchLimits, ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
 from service.metrics import Metrics
-from service.settings import Settings, SettingsError
+from service.settings import Settings
+from service.settings_reading import SettingsError
 from service.versions import server_version, version_of
 from service.voice_store import VoiceStore
 

@@ -21,6 +21,7 @@ from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
 from service.api.http.turns import Turns
 from service.api.speech.lexicon import Lexicon
+from service.api.speech.reference_cache import ReferenceCache
 from service.api.tracing import Tracing
 from service.catalog import Catalog, HostedModel
 from service.confined.workers import WorkerPool
@@ -28,7 +29,7 @@ from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
 from service.metrics import Metrics
 from service.settings import Settings
-from service.voice_store import ReferenceCache, VoiceStore
+from service.voice_store import VoiceStore
 
 T = TypeVar("T")
 

@@ -9,20 +9,16 @@ from collections.abc import Awaitable, Callable
 
 from models import resizing
 from service.api.engine_sleep import EngineSleep
-from service.api.request_metrics import count_rejection, observe_tokens
+from service.api.in_flight_requests import InFlightRequests
 from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
 from service.api.tracing import engine_trace
 from service.link.engine_link import EngineExit, EngineLink
 from service.link.messages import (
     Abort,
-    ChatDelta,
     Command,
     Drain,
     EngineState,
-    Failed,
     Outputs,
-    ReferenceEncoded,
-    SpeechDelta,
     Stop,
 )
 from service.link.silence import Silence
@@ -78,10 +74,6 @@ class EngineClient:
         self._on_gpu = False
         self.on_change: Callable[[], None] = lambda: None
         """Called when `phase` or `was_ready` may have changed."""
-        self.on_load: Callable[[int], None] = lambda in_flight: None
-        """Called with the number of requests in flight when it has changed."""
-        self.on_loss: Callable[[RequestStream, EngineError], bool] = lambda stream, error: False
-        """Called for a request that fails before any of its answer has come; True: another engine has taken it over."""
         self._name = name
         self._make_link = make_link
         self._metrics = metrics
@@ -89,12 +81,12 @@ class EngineClient:
         self._start_timeout = start_timeout
         self._started_elsewhere = started_elsewhere
         self._link: EngineLink | None = None
-        self._streams: dict[str, RequestStream] = {}
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
         self.sleep = EngineSleep(sleep_after, clock, metrics if self._supervises else None)
+        self.requests = InFlightRequests(metrics, self.sleep.note_work)
         self._stopping = False
 
     # Life
@@ -144,9 +136,9 @@ class EngineClient:
     async def stop(self, grace: float = 10.0) -> None:
         """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
-        for request_id in self._streams if not self._supervises else ():
+        for request_id in self.requests if not self._supervises else ():
             self._send(Abort(request_id))
-        self._fail_all(_unavailable("The server is shutting down."))
+        self.requests.fail_all(_unavailable("The server is shutting down."))
         if self._supervises and self._link is not None:
             self._link.send(Stop())
         if self._supervisor is None:
@@ -183,7 +175,8 @@ class EngineClient:
 
     @property
     def in_flight(self) -> int:
-        return len(self._streams)
+        """Number of requests."""
+        return len(self.requests)
 
     # Sleep
 
@@ -224,15 +217,9 @@ class EngineClient:
 
     def adopt(self, stream: RequestStream) -> None:
         """Sends a request, also one that was sent to another engine and not answered."""
-        self.sleep.note_work()
         stream.abort = self._abort
-        self._streams[stream.request.request_id] = stream
-        self.on_load(len(self._streams))
+        self.requests.add(stream)
         self._send(stream.request)
-
-    def stream(self, request_id: str) -> RequestStream | None:
-        """The stream of a request that is in flight here."""
-        return self._streams.get(request_id)
 
     def send(self, command: Command) -> None:
         """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
@@ -245,14 +232,8 @@ class EngineClient:
             self._link.send(command)
 
     def _abort(self, request_id: str) -> None:
-        if self._forget(request_id) is not None:
+        if self.requests.remove(request_id) is not None:
             self._send(Abort(request_id))
-
-    def _forget(self, request_id: str) -> RequestStream | None:
-        stream = self._streams.pop(request_id, None)
-        self.sleep.note_work()
-        self.on_load(len(self._streams))
-        return stream
 
     # Supervision
 
@@ -313,7 +294,7 @@ class EngineClient:
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
             self.sleep.give_up()
-        self._fail_all(_unavailable(message, EngineLost))
+        self.requests.fail_all(_unavailable(message, EngineLost))
 
     def _wake(self) -> None:
         """Sends the held requests to the engine, which was started for them and is ready."""
@@ -331,55 +312,20 @@ class EngineClient:
                 log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
                 link.kill()
                 return
-            if self._streams or self.in_use():
+            if self.requests or self.in_use():
                 self.sleep.note_work()
             elif self.phase == "ready" and self.sleep.due:
                 self.fall_asleep()
 
-    def _fail_all(self, error: EngineError) -> None:
-        streams, self._streams = self._streams, {}
-        self.on_load(0)
-        for stream in streams.values():
-            if stream.last_delivery is not None or not self.on_loss(stream, error):
-                stream.fail(error)
-
     # Outputs
 
     def _on_outputs(self, outputs: Outputs) -> None:
-        now = time.monotonic()
         self._silence.end()
-        if outputs.chat:
-            observe_tokens(self._metrics, self._streams, outputs.chat, now)
-        for delta in outputs.chat:
-            self._deliver(delta, now, last=delta.finish_reason is not None)
-        for audio in outputs.speech:
-            self._deliver(audio, now, last=audio.finished)
-        for encoded in outputs.encoded:
-            self._deliver(encoded, now, last=True)
-        for failed in outputs.failed:
-            self._on_failed(failed)
+        self.requests.take(outputs)
         if outputs.state is not None:
             self._on_state(outputs.state)
         if outputs.observations:  # later, so that those who wait for the answers continue first
             asyncio.get_running_loop().call_soon(self._metrics.observe_events, outputs.observations)
-
-    def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
-        stream = self._streams.get(delta.request_id)
-        if stream is None:  # aborted while its last deltas were on their way
-            return
-        stream.last_delivery = now
-        stream.deliver(delta, last=last)
-        if last:
-            self._forget(delta.request_id)
-
-    def _on_failed(self, failed: Failed) -> None:
-        stream = self._forget(failed.request_id)
-        if stream is None:
-            return
-        error = EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after)
-        if stream.last_delivery is not None or not self.on_loss(stream, error):
-            count_rejection(self._metrics, stream.request, failed.code)
-            stream.fail(error)
 
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)

@@ -44,8 +44,8 @@ class Engines:
         self._stopping = False
         self._changed = asyncio.Event()
         for index, client in enumerate(self.clients):
-            client.on_load = self._load_teller(index)
-            client.on_loss = self._move
+            client.requests.on_load = self._load_teller(index)
+            client.requests.on_loss = self._move
             client.on_change = self._changed.set
 
     # Life
@@ -136,7 +136,7 @@ class Engines:
     def send(self, command: Command) -> None:
         """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
         for client in self.clients:
-            if (stream := client.stream(getattr(command, "request_id", ""))) is not None:
+            if (stream := client.requests.find(getattr(command, "request_id", ""))) is not None:
                 if isinstance(command, SpeechAppend):
                     stream.request = _with_text(stream.request, command)
                 client.send(command)

@@ -1,10 +1,12 @@
-"""Common parts of WebSocket routes: close codes, bounded reading, sending to clients that may be slow or gone."""
+"""Common parts of WebSocket routes: sessions, bounded reading, sending to clients that may be slow or gone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import msgspec
 from fastapi import WebSocket
@@ -12,7 +14,9 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from service.api.context import LARGE_BODY, ServerContext
 from service.api.http.admission import FREE_BYTES, Ticket
-from service.api.http.errors import ApiError
+from service.api.http.errors import ApiError, as_api_error
+from service.api.http.record import RequestRecord
+from service.api.request_stream import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,42 @@ class StreamClosed(Exception):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+class Session(Protocol):
+    """What a client and the server do over one connection."""
+
+    async def run(self) -> None:
+        """Returns or raises at the end: ApiError or EngineError if the connection cannot be served any further,
+        StreamClosed to close it, WebSocketDisconnect if the client has gone."""
+        ...
+
+    async def send_error(self, error: ApiError) -> None: ...
+
+    async def stop(self) -> None:
+        """Ends what still goes on for the client."""
+        ...
+
+
+async def run_session(context: ServerContext, socket: WebSocket, record: RequestRecord, session: Session) -> None:
+    """Runs a session to its end, and closes the socket with the code that says how it ended."""
+    context.open_sockets += 1
+    try:
+        await session.run()
+    except StreamClosed as closed:
+        await close(socket, closed.code, closed.reason)
+    except WebSocketDisconnect:
+        record.outcome = "aborted"
+    except (ApiError, EngineError) as error:
+        answer = as_api_error(error)
+        record.outcome = record.end_with(answer.status)
+        with suppress(WebSocketDisconnect, StreamClosed):
+            await session.send_error(answer)
+        code = TRY_LATER if answer.status == 503 else FAILED if answer.status >= 500 else POLICY
+        await close(socket, code, answer.code or "")
+    finally:
+        await session.stop()
+        context.open_sockets -= 1
 
 
 class Inbox:

@@ -26,7 +26,8 @@ from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages
 from service.descriptors import attainable_limit, connections_within
 from service.engine_config import engine_gpus
-from service.settings import Settings, SettingsError, load_settings, unknown_variables
+from service.settings import Settings, load_settings, unknown_variables
+from service.settings_reading import SettingsError
 
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""

@@ -31,7 +31,8 @@ from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
 from service.logs import chosen_format, configure_logging
-from service.settings import Settings, SettingsError, load_settings, unknown_variables
+from service.settings import Settings, load_settings, unknown_variables
+from service.settings_reading import SettingsError
 from service.tuning.command import tune
 from service.versions import server_version
 

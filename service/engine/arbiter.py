@@ -38,6 +38,8 @@ class Turn:
 
 
 class Arbiter:
+    """Knows of each worker when it last launched, and since when it has had work and waited."""
+
     def __init__(self, workers: Sequence[ModelWorker]) -> None:
         self._workers = list(workers)
         self._launched: dict[str, float] = dict.fromkeys((worker.name for worker in workers), -math.inf)

@@ -13,9 +13,13 @@ class StepTally:
     worker's clock."""
 
     steps: int = 0
+    """Steps that included it."""
     replayed: int = 0
+    """How many of them were replayed."""
     rows: int = 0
+    """Rows of all of them, those of other requests included."""
     encoded_media: int = 0
+    """Its pictures and videos that had to be encoded."""
     scheduled: float | None = None
     """Launch of its first step."""
     encoder: tuple[float, float] | None = None

@@ -177,7 +177,7 @@ def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.dev
     return Upload(layout, host, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)).fill(plan)
 
 
-def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+def upload_arrays(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """Device copies of host arrays, in one transfer."""
     starts, end = list[int](), 0
     for array in arrays.values():

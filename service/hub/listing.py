@@ -106,7 +106,7 @@ def small_files(listing: Listing) -> list[str]:
 def weight_files(names: Sequence[str], directory: Path) -> list[str]:
     """Files of weights that loading reads, of the `names` in a repository or directory. directory: has the small files.
 
-    The same choice as models.checkpoint.shard_paths, so that a second copy in another format is not fetched.
+    The same choice as models.weight_files.shard_paths, so that a second copy in another format is not fetched.
     """
     if SINGLE in names:
         shards = [SINGLE]

@@ -5,6 +5,8 @@ Arrays inside a message (prompts, pixels, audio) travel as separate raw frames; 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -110,8 +112,10 @@ class EncodeReference(Struct, frozen=True):
     request_id: str
     model: str
     wave: np.ndarray
-    pad: str
+    pad: Literal["left", "right"]
+    """Side on which the last patch is filled up with silence."""
     arrival: float
+    """time.monotonic() when the request was accepted."""
 
 
 class Abort(Struct, frozen=True):

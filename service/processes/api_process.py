@@ -52,7 +52,8 @@ from service.processes.control import (
 from service.processes.shared_listener import CONNECTIONS, SharedListener
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
-from service.settings import Settings, SettingsError
+from service.settings import Settings
+from service.settings_reading import SettingsError
 
 log = logging.getLogger("reprise")
 

@@ -158,7 +158,7 @@ async def test_many_requests_at_once(kind: str) -> None:
 async def test_tokens_are_read_before_the_metrics_of_their_step_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     client, done = EngineClient(_links("inline"), Metrics()), list[str]()
     stream: RequestStream = RequestStream(_request("r", "x"), lambda request_id: None)
-    client._streams["r"] = stream
+    client.requests.add(stream)
     monkeypatch.setattr(client._metrics, "observe_events", lambda events: done.extend(e.name for e in events))
 
     async def read() -> None:

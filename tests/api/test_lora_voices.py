@@ -15,9 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from service.api.speech.lora_voices import lora_voices
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
 from service.cli.main import app
-from service.settings import SettingsError, load_settings
+from service.hub import EMBEDDED
+from service.settings import load_settings
+from service.settings_reading import SettingsError
 from tests.support.lora import random_adapter, write_adapter
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS

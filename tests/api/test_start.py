@@ -31,7 +31,7 @@ from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import RunningServer, running_server
-from tests.support.victims import wait
+from tests.support.waiting import wait
 
 PATIENCE = 240.0
 

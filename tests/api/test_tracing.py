@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from service.api import tracing
 from service.api.tracing import Tracing, tracing_from
 from service.link.engine_link import InlineLink
-from service.settings import SettingsError
+from service.settings_reading import SettingsError
 from tests.media.samples import encoded, picture, sound, tone
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.processes import served

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import guided_path
+from benchmarks.stages import Stages
 
 
 class Work:
@@ -34,7 +35,7 @@ class Work:
 def test_a_stage_does_not_count_those_that_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     monkeypatch.setattr(guided_path.time, "perf_counter", work.clock)
-    stages = guided_path.Stages()
+    stages = Stages()
     for name in ("outer", "inner"):
         stages.watch(work, name, name)
     work.outer()

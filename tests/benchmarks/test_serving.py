@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks import serving
+from benchmarks.served_checkpoints import TINY_ENTRIES, TINY_MODEL, served_directory
 from benchmarks.server_steps import Steps, busy_shares, longest, prefill_routes, reached
-from benchmarks.serving import TINY, beside, directory_of
+from benchmarks.serving import TINY, beside
 from benchmarks.tokenizers import PUBLISHED, grow_words
 from models.registry import family_of, resolve
 from service.cli.bench.spec import Record
@@ -134,9 +135,9 @@ def test_a_word_is_a_token_of_the_grown_tokenizer_and_what_it_writes_reads_the_s
 
 
 def test_the_miniature_is_a_checkpoint_without_weights(tmp_path: Path) -> None:
-    directory = directory_of(serving.TINY_MODEL, tmp_path)
+    directory = served_directory(TINY_MODEL, tmp_path)
     processor = resolve(family_of(directory).processor)(directory)
-    assert processor.vocab_size == serving.TINY_ENTRIES and not list(directory.glob("*.safetensors"))
+    assert processor.vocab_size == TINY_ENTRIES and not list(directory.glob("*.safetensors"))
 
 
 def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:

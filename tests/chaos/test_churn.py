@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.churn import GROWTH_RATIO, churn, faults
 from benchmarks.footprint import Footprint
-from service.catalog import EMBEDDED
+from service.hub import EMBEDDED
 from tests.support import miniature
 
 REQUESTS = 3000

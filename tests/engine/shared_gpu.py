@@ -27,9 +27,8 @@ from service.engine.arbiter import Arbiter
 from service.engine.chat import pacing
 from service.engine.chat import worker as chat_worker
 from service.engine.chat.encoder import Encoded, Part
-from service.engine.chat.in_flight import StepOutput
-from service.engine.chat.runner import ChatRunner
-from service.engine.chat.scheduler import Step as ChatStep
+from service.engine.chat.runner import ChatRunner, StepOutput
+from service.engine.chat.scheduler_output import Step as ChatStep
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind
 from service.engine.speech.in_flight import IN_FLIGHT, LEAD

@@ -68,7 +68,7 @@ class _Unread:
 def test_every_family_is_told_from_its_configuration_and_headers(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.checkpoint.safe_open", _Unread)
+    monkeypatch.setattr("models.weight_files.safe_open", _Unread)
     found = dry_run(config(directory), 24 * GIB)
     monkeypatch.undo()
     family = family_of(directory)

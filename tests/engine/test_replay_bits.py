@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from models.protocol import Plan
 from models.registry import family_of, resolve
 from models.voxcpm2.model import load_model
-from service.engine.chat.routes import PrefillChoice, PrefillRoutes, required_prefill
+from service.engine.chat.inputs import required_prefill
+from service.engine.chat.routes import PrefillChoice, PrefillRoutes
 from service.engine.start import engine_stream
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

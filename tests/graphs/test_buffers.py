@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.protocol import BufferSpec, Plan
-from service.graphs.buffers import Layout, StaticBuffers, exact_buffers, upload
+from service.graphs.buffers import Layout, StaticBuffers, exact_buffers, upload_arrays
 from tests.support.devices import DEVICES
 
 SPECS = {
@@ -60,11 +60,11 @@ def test_exact_buffers_and_uploads_keep_values_shapes_and_dtypes(device: str) ->
     where = torch.device(device)
     buffers = exact_buffers(SPECS, plan(device), where)
     assert buffers["hidden"].dtype == torch.bfloat16 and buffers["ids"].tolist() == [4, 5, -1, -1, -1]
-    sent = upload({"a": np.arange(3), "b": np.zeros((0, 4), np.float32), "c": np.array([True])}, where)
+    sent = upload_arrays({"a": np.arange(3), "b": np.zeros((0, 4), np.float32), "c": np.array([True])}, where)
     assert sent["a"].tolist() == [0, 1, 2] and sent["b"].shape == (0, 4) and sent["c"].tolist() == [True]
-    turned = upload({"a": np.arange(6, dtype=np.int32).reshape(2, 3).T, "b": np.float32([0.5])}, where)
+    turned = upload_arrays({"a": np.arange(6, dtype=np.int32).reshape(2, 3).T, "b": np.float32([0.5])}, where)
     assert turned["a"].tolist() == [[0, 3], [1, 4], [2, 5]] and turned["b"].tolist() == [0.5]
-    assert turned["a"].dtype == torch.int32 and upload({}, where) == {}
+    assert turned["a"].dtype == torch.int32 and upload_arrays({}, where) == {}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import torch
 
 from service.api import engine_client as client_module
 from service.api.engine_client import EngineClient
-from service.link.engine_link import EngineExit, OnOutputs
+from service.link.engine_link import EngineExit
+from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState, Outputs
 from service.link.silence import Silence
 from service.metrics import Metrics

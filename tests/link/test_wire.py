@@ -83,7 +83,14 @@ commands = st.one_of(
         reference=clips,
         prompt=clips,
     ),
-    st.builds(EncodeReference, st.text(), st.text(), hnp.arrays(np.float32, st.integers(0, 50)), st.text(), finite),
+    st.builds(
+        EncodeReference,
+        st.text(),
+        st.text(),
+        hnp.arrays(np.float32, st.integers(0, 50)),
+        st.sampled_from(("left", "right")),
+        finite,
+    ),
     st.builds(Abort, st.text()),
 )
 outputs = st.builds(

@@ -13,7 +13,7 @@ from models.chat_template import ChatTemplate, load_chat_template
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage, ContentPart
 from models.qwen2_vl.processor import load_processor
-from tests.support.chat_golden import GOLDEN
+from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of
 
 TURN = [{"role": "user", "content": "hi"}]

@@ -54,14 +54,14 @@ class Speech:
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
-    channel.send(Outputs(state=_state(config, "loading", 0)))
+    channel.send(Outputs(state=state_of(config, "loading", 0)))
     if any(model.directory == "/broken" for model in config.models):
         raise RuntimeError("broken by request")
     if any(model.directory == "/unfit" for model in config.models):
         raise ConfigurationError("unfit by request")
     chats: dict[str, Answer] = {}
     speeches: dict[str, Speech] = {}
-    channel.send(Outputs(state=_state(config, "ready", 0)))
+    channel.send(Outputs(state=state_of(config, "ready", 0)))
     heartbeat = time.monotonic()
     while True:
         for command in channel.receive(TICK if chats or speeches else 0.05):
@@ -80,14 +80,14 @@ def serve(config: EngineConfig, channel: Channel) -> None:
                     return
         failed = tuple(
             Failed(name, 500, "fake_failure", "failed by request")
-            if _mood(answer) == "!fail"
+            if mood_of(answer) == "!fail"
             else Failed(name, 503, "overloaded", "refused by request", retry_after=1.0)
             for name, answer in chats.items()
-            if _mood(answer) in ("!fail", "!full")
+            if mood_of(answer) in ("!fail", "!full")
         )
         for failure in failed:
             del chats[failure.request_id]
-        deltas = tuple(delta for answer in list(chats.values()) if (delta := _tick(answer)) is not None)
+        deltas = tuple(delta for answer in list(chats.values()) if (delta := next_delta(answer)) is not None)
         for delta in deltas:
             if delta.finish_reason:
                 del chats[delta.request_id]
@@ -99,20 +99,20 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         state = None
         if now - heartbeat > 0.1 or deltas:
             heartbeat = now
-            state = _state(config, "ready", len(chats))
+            state = state_of(config, "ready", len(chats))
         if deltas or failed or state or audio:
             labels = {"model": config.models[0].name, "kind": "decode", "route": "replay", "reason": "captured"}
             observations = (Observation("steps_total", 1.0, labels),) if deltas else ()
             channel.send(Outputs(chat=deltas, speech=audio, failed=failed, observations=observations, state=state))
 
 
-def _mood(answer: Answer) -> str | None:
+def mood_of(answer: Answer) -> str | None:
     text = bytes(int(token) & 255 for token in answer.request.prompt.token_ids).decode(errors="replace")
     return next((mood for mood in MOODS if text.startswith(mood)), None)
 
 
-def _tick(answer: Answer) -> ChatDelta | None:
-    mood = _mood(answer)
+def next_delta(answer: Answer) -> ChatDelta | None:
+    mood = mood_of(answer)
     if mood == "!crash" and answer.produced == 2:
         os._exit(9)
     if mood == "!fault" and answer.produced == 2 and _take_fault():
@@ -165,6 +165,6 @@ def _speak(speech: Speech) -> SpeechDelta:
     return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done, steps=counts)
 
 
-def _state(config: EngineConfig, phase: str, running: int) -> EngineState:
+def state_of(config: EngineConfig, phase: str, running: int) -> EngineState:
     models = tuple(ModelState(model.name, running, 0, running, PAGES, running, 0) for model in config.models)
     return EngineState(phase, "", models, 0)

@@ -97,7 +97,7 @@ class FakeTalker:
         return not self.chats and not self.speeches
 
     def serve(self, config: EngineConfig, channel: Channel) -> None:
-        channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+        channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
         while True:
             for command in channel.receive(0.02 if self.idle else fake_engine.TICK):
                 if isinstance(command, Stop):
@@ -107,7 +107,7 @@ class FakeTalker:
             if any(outputs):
                 chat, speech, failed = outputs
                 channel.send(Outputs(chat=chat, speech=speech, failed=failed))
-            channel.send(Outputs(state=fake_engine._state(config, "ready", len(self.chats))))
+            channel.send(Outputs(state=fake_engine.state_of(config, "ready", len(self.chats))))
 
     def _obey(self, command: object, channel: Channel) -> None:
         match command:
@@ -132,9 +132,9 @@ class FakeTalker:
                 pass
 
     def _tick(self) -> tuple[tuple, tuple, tuple]:
-        mood = fake_engine._mood
+        mood = fake_engine.mood_of
         failed = [Failed(n, 500, "fake_failure", "failed") for n, a in self.chats.items() if mood(a) == "!fail"]
-        deltas = tuple(filter(None, map(fake_engine._tick, self.chats.values())))
+        deltas = tuple(filter(None, map(fake_engine.next_delta, self.chats.values())))
         for ended in [delta.request_id for delta in deltas if delta.finish_reason] + [f.request_id for f in failed]:
             del self.chats[ended]
         audio = []

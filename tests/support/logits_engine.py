@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from models.protocol import ChatModel
-from service.engine.chat.in_flight import StepOutput
-from service.engine.chat.scheduler import Step
+from service.engine.chat.runner import StepOutput
+from service.engine.chat.scheduler_output import Step
 from tests.support.inline_engine import InlineEngine
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from models.media import Prompt
@@ -20,7 +20,6 @@ from service.api.chat.detokenizer import FinishReason, TextAssembler, TextDelta,
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
 from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
 from service.api.chat.schema import (
-    UNSET,
     AnswerMessage,
     ChatCompletion,
     ChatCompletionChunk,

@@ -25,8 +25,9 @@ from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, find_voice, prepare, solver_steps
+from service.api.speech.request import SpeechJob, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
+from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.api.steps import step_report
 from service.catalog import OPENAI_PCM_RATE

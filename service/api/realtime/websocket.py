@@ -7,7 +7,6 @@ after another; a response runs beside them.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -63,17 +62,7 @@ from service.api.realtime.session_config import (
 )
 from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
 from service.api.request_stream import EngineError
-from service.api.sockets import (
-    FAILED,
-    GOING_AWAY,
-    NOT_JSON,
-    POLICY,
-    TRY_LATER,
-    Inbox,
-    StreamClosed,
-    close,
-    send,
-)
+from service.api.sockets import GOING_AWAY, NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.catalog import HostedModel
 
 router = APIRouter()
@@ -96,23 +85,7 @@ async def realtime(socket: WebSocket) -> None:
     context = context_of(socket)
     record = record_of(socket.scope)
     await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
-    context.open_sockets += 1
-    session = Session(context, socket, record)
-    try:
-        await session.run()
-    except StreamClosed as closed:
-        await close(socket, closed.code, closed.reason)
-    except WebSocketDisconnect:
-        record.outcome = "aborted"
-    except ApiError as error:
-        record.outcome = record.end_with(error.status)
-        with suppress(WebSocketDisconnect, StreamClosed):
-            await session.send_error(error, None)
-        code = TRY_LATER if error.status == 503 else FAILED if error.status >= 500 else POLICY
-        await close(socket, code, error.code or "")
-    finally:
-        await session.stop()
-        context.open_sockets -= 1
+    await run_session(context, socket, record, Session(context, socket, record))
 
 
 class Session:
@@ -129,7 +102,6 @@ class Session:
         self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
 
     async def run(self) -> None:
-        """ApiError if the connection cannot be served, StreamClosed or WebSocketDisconnect at its end."""
         self._context.require_ready()
         self._model = self._requested_model()
         await self._emit(SessionCreated(session=shown(self._config, self._id, self._model.name)))
@@ -193,7 +165,7 @@ class Session:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             deep = isinstance(error, RecursionError)
             message = "The event is nested too deeply." if deep else "An event must be a JSON object, in UTF-8."
-            await self.send_error(bad_request(message, code="invalid_json"), None)
+            await self.send_error(bad_request(message, code="invalid_json"))
             raise StreamClosed(NOT_JSON, "not a JSON object") from None
         return id[:512] if isinstance(id, str) else None
 
@@ -324,7 +296,8 @@ class Session:
         """size: bytes of what the event shows of a client's, about."""
         await send(self._context, self._socket, event, size)
 
-    async def send_error(self, error: ApiError, event_id: str | None) -> None:
+    async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
+        """event_id: of the client's event that is the cause."""
         await self._emit(error_event(error, event_id))
 
     async def stop(self) -> None:

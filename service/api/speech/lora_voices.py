@@ -8,8 +8,10 @@ from collections.abc import Collection
 from models.errors import CheckpointError
 from models.lora_folders import adapter_folders
 from service.catalog import Catalog
-from service.settings import Settings, SettingsError
-from service.voice_store import ID, is_name, name_key
+from service.settings import Settings
+from service.settings_reading import SettingsError
+from service.voice_names import is_name, name_key
+from service.voice_store import ID
 
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:

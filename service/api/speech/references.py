@@ -6,6 +6,7 @@ import hashlib
 import time
 import uuid
 from contextlib import aclosing
+from typing import Literal
 
 import numpy as np
 
@@ -36,9 +37,11 @@ async def encode_reference(
     return latents
 
 
-async def encode(context: ServerContext, model: HostedModel, wave: np.ndarray, pad: str) -> np.ndarray:
-    """wave float32 [samples] -> patches float32 [n, frames, channels], from the cache or by the engine. pad: the side
-    ("left" or "right") on which the last patch is filled up with silence."""
+async def encode(
+    context: ServerContext, model: HostedModel, wave: np.ndarray, pad: Literal["left", "right"]
+) -> np.ndarray:
+    """wave float32 [samples] -> patches float32 [n, frames, channels], from the cache or by the engine. pad: see
+    EncodeReference."""
     digest = hashlib.blake2b(f"{model.name}/{pad}/".encode())
     digest.update(wave.tobytes())
     key = digest.digest()

@@ -1,81 +1,31 @@
-"""Fields of a speech request -> SpeechRequest of the engine: voice, reference audio, text segments."""
+"""Fields of a speech request -> SpeechRequest of the engine."""
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-
-from models.errors import InputError
 from models.processor import SpeechProcessor
 from service.api.context import ServerContext
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
 from service.api.speech.lexicon import Lexicon, LexiconFilter
-from service.api.speech.named_voices import named_reference
 from service.api.speech.normalising.text import TextNormaliser
-from service.api.speech.references import check_room, check_text, encode, encode_reference, encoder_of
+from service.api.speech.references import check_room
 from service.api.speech.schema import SpeechOptions
+from service.api.speech.speaker import Speaker, resolve_speaker
 from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
-from service.api.tracing import phase
 from service.catalog import OPENAI_PCM_RATE, OPENAI_SPEECH_NAMES, HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
-from service.media.reference_level import level_reference
-from service.voice_store import LONGEST_NAME, Voice, VoiceStoreError, name_key
-
-DEFAULT_VOICE = "default"
-OPENAI_VOICES = {
-    "alloy": "A neutral, balanced adult voice",
-    "ash": "A calm, warm male voice",
-    "ballad": "A gentle, expressive male voice",
-    "cedar": "A warm, natural male voice",
-    "coral": "A bright, friendly female voice",
-    "echo": "A clear, steady male voice",
-    "fable": "A lively storyteller with a British accent",
-    "marin": "A clear, natural female voice",
-    "nova": "An energetic young female voice",
-    "onyx": "A deep, confident male voice",
-    "sage": "A soft, thoughtful female voice",
-    "shimmer": "A light, cheerful female voice",
-    "verse": "A versatile, expressive male voice",
-}
-"""OpenAI's voice names, each as a description that the model follows."""
 
 DEFAULT_CFG = 2.0
 DEFAULT_MIN_PATCHES = 2
-PARENTHESES = str.maketrans("", "", "()（）")
-"""Removed from instructions: the model takes text in parentheses as the description."""
-UNSPEAKABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufeff\ud800-\udfff]")
-WHITESPACE = re.compile(r"\s+")
-
 
 SMALL_TEXT = 512
 """Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
 thread."""
-
-
-@dataclass(frozen=True, eq=False)
-class Speaker:
-    """A voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.
-    design: description of the voice or manner, put in front of each text. adapter: of the model, by its folder's
-    name."""
-
-    reference: np.ndarray | None = None
-    prompt: np.ndarray | None = None
-    transcript: str = ""
-    design: str = ""
-    adapter: str = ""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """A voice that is an adapter of the model, by its folder's name."""
-
-    folder: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +152,7 @@ async def prepare(
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
-    speaker = await _resolve_speaker(context, options, model, record.client)
+    speaker = await resolve_speaker(context, options, model, record.client)
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
@@ -260,124 +210,3 @@ def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
     if name == "pcm" and pcm_rate is not None:
         return pcm_rate
     return native if native in FORMATS[name].rates else FORMATS[name].rates[0]
-
-
-async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, client: str) -> Speaker:
-    """The voice that the fields ask for. ApiError or InputError names the invalid field."""
-    design = clean_text((options.instructions or "").translate(PARENTHESES)).strip()
-    if options.instructions:
-        check_text(model, options.instructions, "instructions")
-    if options.ref_text and not options.ref_audio:
-        raise bad_request("ref_text: requires ref_audio, whose transcript it is.", "ref_text")
-    if bool(options.prompt_audio) != bool(options.prompt_text):
-        missing = "prompt_text" if options.prompt_audio else "prompt_audio"
-        raise bad_request(
-            f"{missing}: required: prompt_audio and prompt_text, its transcript, are used together.", missing
-        )
-    if options.prompt_audio and options.ref_text:
-        raise bad_request(
-            "ref_text: cannot be combined with prompt_audio: only one audio can be continued.", "ref_text"
-        )
-    if design and (options.ref_text or options.prompt_audio):
-        message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
-        raise bad_request(message, "instructions")
-    if options.ref_audio:
-        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design, client)
-        adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
-        speaker = replace(speaker, adapter=adapter)
-    else:
-        speaker = await _named_speaker(context, options, model, design)
-    if not options.prompt_audio or not options.prompt_text:
-        return speaker
-    check_text(model, options.prompt_text, "prompt_text")
-    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", client)
-    prompt = await encode(context, model, wave, "left")
-    return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
-
-
-async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
-    voice = find_voice(context, _voice_name(options) or DEFAULT_VOICE, model)
-    if isinstance(voice, Adapter):
-        return Speaker(design=design, adapter=voice.folder)
-    if isinstance(voice, Voice):
-        return await _stored_speaker(context, voice, design)
-    if voice == DEFAULT_VOICE and (design or options.prompt_audio):
-        return Speaker(design=design)  # a voice as described, or that of the audio
-    description = OPENAI_VOICES.get(voice, "")
-    if not context.settings.fixed_voices:
-        return Speaker(design=design or description)
-    return Speaker(await named_reference(context, model, voice, description), design=design)
-
-
-def _voice_name(options: SpeechOptions) -> str:
-    voice = options.voice
-    return voice if isinstance(voice, str) else "" if voice is None else voice.id
-
-
-def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | Adapter | str:
-    """An uploaded voice, an adapter, or the name of a built-in one. model: the one that will speak, if it is known.
-    ApiError 404 for an unknown voice, 400 for one of another model."""
-    key = name_key(name) if len(name) <= LONGEST_NAME else ""
-    if key == DEFAULT_VOICE or key in OPENAI_VOICES:
-        return key
-    if key in context.lora_voices:
-        return Adapter(context.lora_voices[key])
-    voice = context.voices.find(name)
-    if voice is None:
-        raise _no_voice()
-    if model is not None and voice.encoder != encoder_of(model):
-        message = "voice: this voice was uploaded for another model; upload it again for this one."
-        raise bad_request(message, "voice", "voice_of_other_model")
-    return voice
-
-
-def _no_voice() -> ApiError:
-    message = "voice: no voice has this id or name; GET /v1/audio/voices lists them."
-    return ApiError(404, message, param="voice", code="voice_not_found")
-
-
-async def _reference_speaker(
-    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str, client: str
-) -> Speaker:
-    wave = await _load_audio(context, url, model, "ref_audio", client)
-    latents = await encode_reference(context, model, wave, text)
-    return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
-
-
-async def _load_audio(context: ServerContext, url: str, model: HostedModel, field: str, client: str) -> np.ndarray:
-    try:
-        rate = model.speech_processor.reference_sample_rate
-        with phase("media", kind="audio"):
-            wave = await context.media.audio(url, sample_rate=rate, field=field, client=client)
-        # Audio to continue is not trimmed: the speech goes on at its end.
-        return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
-    except InputError:
-        context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
-        raise
-
-
-async def _stored_speaker(context: ServerContext, voice: Voice, design: str) -> Speaker:
-    try:
-        latents = context.voices.cached(voice)
-        if latents is None:
-            latents = await context.in_thread(lambda: context.voices.latents(voice))
-    except VoiceStoreError as error:
-        if error.reason == "gone":
-            raise _no_voice() from error
-        raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
-    if design or voice.ref_text is None:
-        return Speaker(latents["reference"], design=design)
-    return Speaker(latents["reference"], latents.get("prompt"), voice.ref_text)
-
-
-def clean_text(text: str) -> str:
-    """Text as the model gets it: runs of whitespace become one space, control characters are removed.
-
-    A space at either end stays, as in the reference implementation.
-    """
-    return WHITESPACE.sub(" ", UNSPEAKABLE.sub("", text))
-
-
-def speakable(text: str) -> bool:
-    """Whether the text has a letter or digit."""
-    return any(character.isalnum() for character in text)

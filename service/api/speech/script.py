@@ -12,8 +12,9 @@ from service.api.speech.alignment import Alignment, Pair, common_words, inverse
 from service.api.speech.lexicon import MAX_GROWTH, LexiconFilter
 from service.api.speech.normalising.text import TextNormaliser
 from service.api.speech.passages import Passage, marked_passages
-from service.api.speech.request import UNSPEAKABLE, SpeechJob, clean_text, speakable
+from service.api.speech.request import SpeechJob
 from service.api.speech.ssml import is_ssml, ssml_passages
+from service.api.speech.text_cleaning import UNSPEAKABLE, clean_text, speakable
 from service.api.speech.text_splitting import WIDE_PAUSES, WIDE_STOPS, is_wide, spoken_length
 
 SPACES = re.compile(r"\s+")

@@ -22,19 +22,13 @@ from service.api.http.routing import get
 from service.api.http.streaming import ClientLeft, unless_disconnected
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
-from service.api.speech.request import (
-    DEFAULT_VOICE,
-    OPENAI_VOICES,
-    PARENTHESES,
-    Adapter,
-    clean_text,
-    find_voice,
-    speech_model,
-)
+from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import ID, Voice, VoiceStoreError, is_name, name_key
+from service.voice_names import is_name, name_key
+from service.voice_store import ID, Voice, VoiceStoreError
 
 router = APIRouter()
 
@@ -181,7 +175,7 @@ async def _described(
     """The same for a description, which is spoken once."""
     if seed is not None and not SEED.fullmatch(seed):
         raise bad_request("seed: must be a whole number of at most 18 digits.", "seed")
-    design = clean_text(description.translate(PARENTHESES)).strip()
+    design = as_design(description)
     if not design:
         message = "speaker_description: has no character but parentheses and control characters."
         raise bad_request(message, "speaker_description")

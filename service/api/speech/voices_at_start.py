@@ -9,7 +9,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError
 from service.api.request_stream import EngineError
 from service.api.speech.named_voices import named_reference
-from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
-from service.api.request_stream import EngineError
-from service.api.sockets import FAILED, GOING_AWAY, POLICY, TRY_LATER, Inbox, StreamClosed, close, send
+from service.api.sockets import GOING_AWAY, POLICY, Inbox, StreamClosed, run_session, send
 from service.api.speech.captions import Captions, with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
@@ -112,25 +111,7 @@ async def speech_stream(socket: WebSocket) -> None:
     context = context_of(socket)
     record = record_of(socket.scope)
     await socket.accept()
-    context.open_sockets += 1
-    session = Session(context, socket, record)
-    try:
-        context.require_ready()
-        record.ticket.grow(1)
-        await session.run()
-    except StreamClosed as closed:
-        await close(socket, closed.code, closed.reason)
-    except WebSocketDisconnect:
-        record.outcome = "aborted"
-    except (ApiError, EngineError) as error:
-        answer = as_api_error(error)
-        record.outcome = record.end_with(answer.status)
-        await session.send_error(answer)
-        code = TRY_LATER if answer.status == 503 else FAILED if answer.status >= 500 else POLICY
-        await close(socket, code, answer.code or "")
-    finally:
-        await session.stop()
-        context.open_sockets -= 1
+    await run_session(context, socket, record, Session(context, socket, record))
 
 
 class Session:
@@ -148,6 +129,8 @@ class Session:
         self._messages = Inbox(socket, record.ticket, QUEUED_MESSAGES)
 
     async def run(self) -> None:
+        self._context.require_ready()
+        self._record.ticket.grow(1)
         while True:
             raw = await self._next()
             try:

@@ -12,6 +12,14 @@ _FEW = 32
 """Fewer tokens than this are not worth a step of their own: they wait for a gap with more room."""
 _GAIN = 0.05
 """Relative gain in tokens per second for which a prompt that does not end in this step is cut to a captured size."""
+_CHUNK_SHARE = 4
+"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
+make progress."""
+
+
+def chunk_tokens(max_step_tokens: int, rows: int) -> int:
+    """Maximum number of prefill tokens in a step with `rows` decode rows."""
+    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
 @dataclass

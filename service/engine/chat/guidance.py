@@ -16,13 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Protocol
 
 import msgspec
 
+from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskHost
 from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, MaskRequest, Ready, Reply
 from service.engine.chat.masks import GuidedRow, MaskJob, Unread
+from service.engine.chat.sequence import ChatSequence
 
 log = logging.getLogger(__name__)
 
@@ -33,34 +34,6 @@ _FEW = 4
 _SPIN = 0.001
 """Seconds that the engine looks for masks before it sleeps until they come: waking takes a part of a short step, once
 for each server."""
-
-
-class Guide:
-    """service.engine.chat.masks.RowGuide: the grammar of one sequence. number: by which its server knows it."""
-
-    def __init__(self, number: int, server: int) -> None:
-        self.number = number
-        self.server = server
-        self.built = False
-        """Built, or failed: see `problem`."""
-        self.problem = ""
-        self.begun = time.monotonic()
-        """When building it was requested."""
-        self.ended = False
-        self.num_consumed = 0
-        """Tokens of the answer that were sent to the matcher."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since building it was requested."""
-        return time.monotonic() - self.begun
-
-
-class Guided(Protocol):
-    """The part of a sequence that guidance uses."""
-
-    guide: Guide | None
-    generated: list[int]
 
 
 @dataclass(frozen=True)
@@ -202,20 +175,22 @@ class Guidance:
         """Whether a guide is being built."""
         return bool(self._building)
 
-    def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
-        """Begins to build the sequence's guide. slow: building takes long, unless a matcher of this grammar is kept."""
+    def begin(self, grammar: str, *, slow: bool = False) -> Guide:
+        """The guide of an answer that must match the grammar. Its matcher is built from now on. slow: that takes long,
+        unless a matcher of this grammar is kept."""
         self.receive(0.0)  # A server that has ended is started again.
         running = [index for index, server in enumerate(self._servers) if server.start()]
         # A server that is still reading the vocabulary gets no guides if another one is ready. Few rows are left
         # together, since every server that takes part in a step has to be asked and heard.
         index = min(running, key=lambda index: (not self._servers[index].ready, self._load(index)), default=0)
-        guide = sequence.guide = Guide(next(self._numbers), index)
+        guide = Guide(next(self._numbers), index)
         if running:
             self._servers[index].build(guide, grammar, slow=slow)
             self._building[guide.number] = guide
         else:
             guide.built, guide.problem = True, BROKEN
             self._built.append(guide)
+        return guide
 
     def _load(self, index: int) -> int:
         """Number of guides of a server; 0 for few of them."""
@@ -235,7 +210,7 @@ class Guidance:
         self._building.pop(guide.number, None)
         self._servers[guide.server].forget(guide)
 
-    def masks(self, sequences: Sequence[Guided], unread: Sequence[Unread]) -> MaskJob:
+    def masks(self, sequences: Sequence[ChatSequence], unread: Sequence[Unread]) -> MaskJob:
         """Begins to compute the masks of a step. sequences: its rows; unread: tokens of each that were sampled and have
         not been read."""
         wanted = {
@@ -246,7 +221,7 @@ class Guidance:
         }
         return MaskJob(wanted, len(sequences), self)
 
-    # service.engine.chat.masks.Masks
+    # service.engine.chat.masks.MaskServers
 
     def compute(self, job: MaskJob, server: int, first: int, rows: list[tuple[int, list[int]]]) -> None:
         self._servers[server].compute(_Asked(job, first, len(rows), time.monotonic()), rows)

@@ -6,47 +6,15 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import msgspec
-import numpy as np
-from torch import Tensor
 
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.masks import MaskJob, Unread
 from service.engine.chat.pacing import ChunkWork
-from service.engine.chat.scheduler import Chunk, SamplerNeeds
+from service.engine.chat.runner import HeldSampling
+from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.readback import Readback
-from service.graphs.observations import Route
-from service.link.messages import ChatDelta, PhaseTimes, TokenInfo
-
-StepKind = Literal["decode", "mixed", "prefill"]
-
-
-@dataclass(frozen=True, eq=False)
-class HeldSampling:
-    """Sampling that waits for masks. Until it is launched, no other step of the model may be, since that would
-    overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their own outputs,
-    and it touches no slot state."""
-
-    slots: np.ndarray
-    """Request slots of the rows, int64 [rows]."""
-    needs: SamplerNeeds
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What ChatRunner.launch returns. The step may not have run yet."""
-
-    results: dict[str, Tensor]
-    """`results` int32 [rows, 2] (token, 1 where it stopped): the decode rows, then the last chunks. Where a row asked
-    for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
-    route: Route
-    kind: StepKind
-    held: HeldSampling | None = None
-    """Set if a row is guided. Then `results` is empty, and ChatRunner.sample returns them."""
 
 
 @dataclass(eq=False)
@@ -172,27 +140,3 @@ class InFlight:
         """Waits for the oldest results. With a held step: for the tokens that its masks depend on or, once these are
         there, for the masks, but only for a while."""
         (self.held or self._launches[0]).wait()
-
-
-def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:
-    """Log probabilities of a row of StepOutput.results, with `count` alternatives; none if it asked for none."""
-    if count is None:
-        return ()
-    ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
-    return (TokenInfo(float(results["logprobs"][row]), tuple(zip(ids, values, strict=True))),)
-
-
-def phase_times(chunks: Sequence[Chunk], now: float) -> dict[str, PhaseTimes]:
-    """By request id, of those whose first token comes with the last of these chunks."""
-    firsts = [chunk.sequence for chunk in chunks if chunk.is_last and not chunk.sequence.generated]
-    times = {sequence.request_id: sequence.tally.times(now) for sequence in firsts}
-    return {name: of_request for name, of_request in times.items() if of_request is not None}
-
-
-def with_times(deltas: list[ChatDelta], first: dict[str, PhaseTimes]) -> list[ChatDelta]:
-    """The deltas, with their times for the requests in `first`. This is not part of the loop over a step's rows, whose
-    cost every token pays."""
-    return [
-        msgspec.structs.replace(delta, times=first[delta.request_id]) if delta.request_id in first else delta
-        for delta in deltas
-    ]

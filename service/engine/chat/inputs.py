@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from models.protocol import Bucket
-from service.engine.chat.scheduler import Chunk
+from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import Float, Int
 from service.engine.pages import block_tables, kv_slots

@@ -1,114 +1,28 @@
-"""The masks of a step's guided rows, computed while its layers run: from tokens on their way to the host to words on
-the device.
+"""The masks of a step's guided rows, requested while its layers run, from tokens that are on their way to the host.
 
 A MaskJob is made when the layers are launched. Once the previous tokens have arrived, it requests the masks from the
 mask servers. Meanwhile the engine's thread reads and sends those tokens, and launches the sampling when the masks are
-computed.
+computed. mask_table.py copies them to the device.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
+from service.engine.chat.guide import Guide
 from service.engine.chat.mask_server import Computed
-from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
-
-log = logging.getLogger(__name__)
 
 _TURN = 0.004
 """Seconds that the engine waits for masks before it looks for commands again."""
 
 
-@dataclass(frozen=True)
-class _CopyStream:
-    """Events around the copies of masks on a GPU. sent: after the last copy. read: on the engine's stream, after the
-    last launch that reads the masks."""
-
-    stream: torch.cuda.Stream
-    sent: torch.cuda.Event
-    read: torch.cuda.Event
-
-
-class MaskTable:
-    """What the sampling of a step with guided rows reads: masks on the host, where the mask server writes them, and on
-    the device (SlotState.allowed), and which slot and which mask each row has (SlotState.sampled)."""
-
-    def __init__(self, state: SlotState, masks: np.ndarray) -> None:
-        """masks int32 [slots, words]: the host's."""
-        self._allowed, self._sampled = state.allowed, state.sampled
-        self._host = torch.from_numpy(masks)
-        self._rows = torch.zeros(state.sampled.shape, dtype=torch.int64, pin_memory=state.allowed.is_cuda)
-        self._copies: _CopyStream | None = None
-        if state.allowed.is_cuda:
-            stream = torch.cuda.Stream(state.allowed.device)
-            self._copies = _CopyStream(stream, torch.cuda.Event(), torch.cuda.Event())
-            self._copies.read.record()  # The tables are filled on the engine's stream, too.
-            self._pin()
-
-    def _pin(self) -> None:
-        runtime, address = torch.cuda.cudart(), self._host.data_ptr()
-        if problem := int(runtime.cudaHostRegister(address, self._host.nbytes, 0)):
-            log.warning("masks are copied more slowly: their memory cannot be pinned (CUDA error %d)", problem)
-            # CUDA keeps the error for the next launch, which fails: here it is one that changes nothing.
-            with contextlib.suppress(torch.AcceleratorError):
-                self._allowed[0].fill_(-1)
-        else:
-            weakref.finalize(self, runtime.cudaHostUnregister, address)
-
-    def writable(self) -> None:
-        """Waits until no copy reads the host's masks and rows any more."""
-        if self._copies is not None:
-            self._copies.sent.synchronize()
-
-    @contextlib.contextmanager
-    def sent(self, slots: np.ndarray, mask_rows: np.ndarray, count: int) -> Iterator[None]:
-        """Copies the first `count` masks to rows 1 .. count on the device, and slots and mask rows int64 [rows], after
-        the launches that still read the current ones and in parallel with what runs. Launches inside the context read
-        the new ones."""
-        rows = self._rows.numpy()
-        rows[:, len(slots) :] = 0
-        rows[0, : len(slots)], rows[1, : len(slots)] = slots, mask_rows
-        target, source = self._allowed[1 : 1 + count], self._host[:count]
-        if self._copies is None:
-            target.copy_(source)
-            self._sampled.copy_(self._rows)
-            yield
-            return
-        with torch.cuda.stream(self._copies.stream):
-            self._copies.stream.wait_event(self._copies.read)
-            target.copy_(source, non_blocking=True)
-            self._sampled.copy_(self._rows, non_blocking=True)
-            self._copies.sent.record(self._copies.stream)
-        torch.cuda.current_stream().wait_event(self._copies.sent)
-        try:
-            yield
-        finally:
-            self._copies.read.record()
-
-
-class RowGuide(Protocol):
-    """The grammar of a row. number: its id at its server. server: index of the server that has its matcher. problem:
-    why it has no masks; empty if it has. ended: its answer needs no more. num_consumed: tokens of the answer that
-    were sent to its matcher."""
-
-    number: int
-    server: int
-    problem: str
-    ended: bool
-    num_consumed: int
-
-
-class Masks(Protocol):
+class MaskServers(Protocol):
     """The mask servers, as a MaskJob sees them."""
 
     def compute(self, job: MaskJob, server: int, first: int, rows: list[tuple[int, list[int]]]) -> None:
@@ -130,7 +44,7 @@ class GuidedRow:
     """A guided row of a step. tokens: those of its answer that its matcher has not seen; unread ones are appended.
     stopped: one of them is a stop token."""
 
-    guide: RowGuide
+    guide: Guide
     tokens: list[int]
     unread: Unread
     stopped: bool = False
@@ -141,9 +55,9 @@ class MaskJob:
     masks. verdicts: by row, of those that do not go on (service.engine.chat.mask_server). All of them once it is done.
     awaited: the results that it reads first."""
 
-    def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, masks: Masks) -> None:
+    def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, servers: MaskServers) -> None:
         self._wanted = wanted
-        self._masks = masks
+        self._servers = servers
         self._asked: list[int] = []
         """Rows whose masks were asked for, in the order of these."""
         self._requested = False
@@ -176,7 +90,7 @@ class MaskJob:
             return
         until = time.monotonic() + _TURN
         while self._missing and (left := until - time.monotonic()) > 0:
-            self._masks.receive(left)
+            self._servers.receive(left)
 
     def finish(self, first: int, count: int, computed: Computed) -> None:
         """Takes in `count` of the masks that were asked for, from `first` on."""
@@ -211,6 +125,6 @@ class MaskJob:
         first = 0
         for server, rows in by_server.items():
             asked = [(self._wanted[row].guide.number, self._wanted[row].tokens) for row in rows]
-            self._masks.compute(self, server, first, asked)
+            self._servers.compute(self, server, first, asked)
             first += len(rows)
         self.rows[self._asked] = range(1, 1 + self.count)

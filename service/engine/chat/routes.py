@@ -14,7 +14,7 @@ from typing import Literal
 
 from models.protocol import Bucket
 from service.engine.chat.inputs import count_pairs, required_prefill
-from service.engine.chat.scheduler import Chunk
+from service.engine.chat.scheduler_output import Chunk
 from service.graphs.observations import EagerReason
 from service.graphs.pool import Capture, RouteSeconds
 from service.graphs.runner import CapturedGraph, GraphRunner

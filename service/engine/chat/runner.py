@@ -4,7 +4,7 @@ request, such as measurements and warm-ups, are in scratch.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,13 +14,13 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.in_flight import HeldSampling, StepKind, StepOutput
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
-from service.engine.chat.masks import MaskJob, MaskTable
+from service.engine.chat.mask_table import MaskTable
+from service.engine.chat.masks import MaskJob
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
+from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
 from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
@@ -28,13 +28,38 @@ from service.engine.chat.steps import decode_rows, with_features
 from service.engine.faults import PrefillError, prefill_errors
 from service.engine.pages import pages_for
 from service.engine.worker import MemoryRequirements, WorkerContext
-from service.graphs.buffers import upload
+from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
 from service.graphs.runner import GraphRunner
 
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
 PrefillKind = Literal["mixed", "prefill"]
+StepKind = Literal["decode", "mixed", "prefill"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldSampling:
+    """Sampling that waits for masks. Until it is launched, no other step of the model may be, since that would
+    overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their own outputs,
+    and it touches no slot state."""
+
+    slots: np.ndarray
+    """Request slots of the rows, int64 [rows]."""
+    needs: SamplerNeeds
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What ChatRunner.launch returns. The step may not have run yet."""
+
+    results: dict[str, Tensor]
+    """`results` int32 [rows, 2] (token, 1 where it stopped): the decode rows, then the last chunks. Where a row asked
+    for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
+    route: Route
+    kind: StepKind
+    held: HeldSampling | None = None
+    """Set if a row is guided. Then `results` is empty, and ChatRunner.sample returns them."""
 
 
 class ChatRunner:
@@ -211,7 +236,7 @@ class ChatRunner:
 
     def _write_block_tables(self, allocations: tuple[BlockAllocation, ...]) -> None:
         entries = np.array([(entry.slot, entry.index, entry.page) for entry in allocations], dtype=np.int64).T
-        slots, indices, pages = upload({"entries": entries}, self._context.device)["entries"]
+        slots, indices, pages = upload_arrays({"entries": entries}, self._context.device)["entries"]
         self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
     def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
@@ -222,7 +247,7 @@ class ChatRunner:
         arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
-        sent = upload(arrays, self._context.device)
+        sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
         tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
         hidden = self._decoder.embed(tokens)

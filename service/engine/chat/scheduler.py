@@ -8,12 +8,11 @@ preempted: it goes back to the waiting queue and is computed again later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-import numpy as np
-
-from service.engine.chat.chunk_budget import ChunkBudget
+from service.engine.chat.chunk_budget import ChunkBudget, chunk_tokens
+from service.engine.chat.decode_rows import DecodeRows
+from service.engine.chat.scheduler_output import BlockAllocation, Chunk, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
@@ -22,119 +21,6 @@ SECONDS_PER_PROMPT_TOKEN = 5e-5
 """The priority of a request is its arrival time plus this much per prompt token that is still to be computed. So short
 requests overtake long ones that arrived at about the same time, even if those have begun, and no request waits forever.
 """
-_CHUNK_SHARE = 4
-"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
-make progress."""
-
-
-def chunk_tokens(max_step_tokens: int, rows: int) -> int:
-    """Maximum number of prefill tokens in a step with `rows` decode rows."""
-    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Known tokens [start, end) of a sequence, to be computed in one step. After the last chunk a token is sampled."""
-
-    sequence: ChatSequence
-    start: int
-    end: int
-    is_last: bool
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
-class BlockAllocation:
-    """Page `page` becomes entry `index` of the slot's block table."""
-
-    slot: int
-    index: int
-    page: int
-
-
-class SamplerNeeds(NamedTuple):
-    """What the sampling of a step's rows needs."""
-
-    full: bool
-    """Whether any row has penalties or filters."""
-    logprobs: int | None
-    """The largest number of alternatives that a row has to report; None if no row reports log probabilities."""
-    guided: bool
-    """Whether any row has a grammar, and so needs a mask."""
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One batch: decode rows first, then prefill chunks."""
-
-    slots: np.ndarray
-    """Request slots of the decode rows, int64 [rows]."""
-    sequences: tuple[ChatSequence, ...]
-    """Sequences of the decode rows, in the order of `slots`."""
-    num_pages: int
-    """Block table entries that the longest decode row uses."""
-    chunks: tuple[Chunk, ...]
-    allocations: tuple[BlockAllocation, ...]
-    """Pages that decode rows got for this step; their block tables are written before it runs."""
-    needs: SamplerNeeds
-
-    @property
-    def sampled(self) -> tuple[ChatSequence, ...]:
-        """The sequences that get a token, in the order of the results."""
-        if not self.chunks:
-            return self.sequences
-        return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
-
-
-@dataclass
-class DecodeRows:
-    """The sequences that decode, one token per step. Their counters are arrays int64 [num_slots + 1] by request slot,
-    so that a step without changes needs no loop over rows.
-
-    num_keys: positions whose keys launched steps have written.
-    capacity: positions that the allocated pages hold.
-    remaining: tokens that may still be launched.
-    """
-
-    num_slots: int
-    page_size: int
-    members: dict[int, ChatSequence] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.num_keys = np.zeros(self.num_slots + 1, dtype=np.int64)
-        self.capacity = np.zeros(self.num_slots + 1, dtype=np.int64)
-        self.remaining = np.zeros(self.num_slots + 1, dtype=np.int64)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self.slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
-        self.sequences = tuple(self.members.values())
-        self.needs = sampler_needs(self.sequences)
-
-    def add(self, sequence: ChatSequence) -> None:
-        """Adds a sequence whose prefill was launched; its first token has not been read yet."""
-        slot = sequence.slot
-        self.num_keys[slot] = sequence.num_tokens
-        self.capacity[slot] = len(sequence.pages) * self.page_size
-        self.remaining[slot] = sequence.max_new_tokens - len(sequence.generated) - 1
-        if self.remaining[slot]:
-            self.members[slot] = sequence
-            self._refresh()
-
-    def remove(self, sequence: ChatSequence) -> None:
-        if self.members.pop(sequence.slot, None) is not None:
-            self._refresh()
-
-    def advance(self) -> None:
-        """One step was launched; rows that reach their length cap leave."""
-        self.num_keys[self.slots] += 1
-        self.remaining[self.slots] -= 1
-        if not self.remaining[self.slots].all():
-            self.members = {slot: sequence for slot, sequence in self.members.items() if self.remaining[slot]}
-            self._refresh()
 
 
 class Scheduler:
@@ -347,15 +233,6 @@ class Scheduler:
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0
-
-
-def sampler_needs(sequences: tuple[ChatSequence, ...]) -> SamplerNeeds:
-    asked = [s.sampling.logprobs for s in sequences if s.sampling.logprobs is not None]
-    return SamplerNeeds(
-        full=any(s.needs_penalties_or_filters for s in sequences),
-        logprobs=max(asked, default=None),
-        guided=any(s.guide is not None for s in sequences),
-    )
 
 
 def priority(sequence: ChatSequence) -> float:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, Decoder, Plan
+from service.engine.chat.chunk_budget import chunk_tokens
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import cu_seqlens
-from service.engine.chat.scheduler import chunk_tokens
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     CachedPrefillStep,
@@ -26,7 +26,7 @@ from service.engine.chat.steps import (
 from service.engine.memory import peak_bytes
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
 from service.graphs.buckets import powers_of_two
-from service.graphs.buffers import exact_buffers, upload
+from service.graphs.buffers import exact_buffers, upload_arrays
 from service.graphs.pool import RouteSeconds, seconds_of
 
 _MEASURED_CONTEXT = 4096
@@ -137,7 +137,7 @@ class ScratchRuns:
         }
         if cached:
             arrays["context_slots"] = np.zeros(int((counts + cached).sum()), dtype=np.int64)
-        sent = upload(arrays, self._context.device)
+        sent = upload_arrays(arrays, self._context.device)
         tables = seq_lens = None
         if rows:
             assert state is not None

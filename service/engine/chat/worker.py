@@ -18,14 +18,16 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.in_flight import InFlight, Launch, StepOutput, phase_times, token_infos, with_times
+from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.runner import ChatRunner
-from service.engine.chat.scheduler import Chunk, Scheduler, Step
+from service.engine.chat.results import phase_times, token_infos, with_times
+from service.engine.chat.runner import ChatRunner, StepOutput
+from service.engine.chat.scheduler import Scheduler
+from service.engine.chat.scheduler_output import Chunk, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
@@ -112,7 +114,7 @@ class ChatWorker:
         cap, page_size = self._limits.length_cap(request), self._context.config.page_size
         sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
         if request.grammar:
-            self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
+            sequence.guide = self._guidance.begin(request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         self._vision.request_all(self._scheduler.waiting)

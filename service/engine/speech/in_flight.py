@@ -37,12 +37,13 @@ class Launch:
     rows: list[tuple[SpeechSequence, int]]
     """Sequence and segment of every row, in the order of the copied arrays."""
     readback: Readback
-    predicted: float
-    """Seconds that it was predicted to take."""
-    launched_at: float
     kind: str
     route: str
     timings: list[Timing] = field(default_factory=list)
+    launched_at: float = 0.0
+    """On the worker's clock, as InFlight.add was told."""
+    predicted: float = 0.0
+    """Seconds that it was predicted to take, as InFlight.add was told."""
     prompts: Sequence[SpeechSequence] = ()
     """Sequences of which it computes a part of the prompt, or all of it without a first patch: those have no row."""
     reference_id: str | None = None
@@ -87,9 +88,11 @@ class InFlight:
     def _lead(self) -> float:
         return LEAD + (self._row_seconds * len(self.oldest.rows) if len(self) > 1 else 0.0)
 
-    def add(self, launch: Launch, now: float) -> None:
+    def add(self, launch: Launch, now: float, predicted: float) -> None:
+        """Adds what was launched now, and is predicted to take this many seconds."""
+        launch.launched_at, launch.predicted = now, predicted
         self._launches.append(launch)
-        self.free_at = max(now, self.free_at) + launch.predicted if self._on_gpu else self._clock()
+        self.free_at = max(now, self.free_at) + predicted if self._on_gpu else self._clock()
 
     def pop(self, now: float) -> Launch | None:
         """The oldest launch, no longer in flight, if its results have arrived."""

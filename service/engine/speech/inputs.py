@@ -72,6 +72,7 @@ class PromptArrays:
 def prompt_arrays(
     chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
 ) -> PromptArrays:
+    """Packs chunks, one behind the other. patch_shape: (latent frames, channels) of a patch."""
     ids, positions, index, patches, last, rows, keys = [], [], [], [], [], [], []
     lengths_q, lengths_k = [], []
     packed = audio = 0

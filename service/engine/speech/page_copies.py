@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from service.engine.speech.stream import Stream
-from service.graphs.buffers import upload
+from service.graphs.buffers import upload_arrays
 
 
 def make_copies(streams: Sequence[Stream], pages_of_layers: Sequence[Tensor]) -> None:
@@ -21,6 +21,6 @@ def make_copies(streams: Sequence[Stream], pages_of_layers: Sequence[Tensor]) ->
         return
     for stream in streams:
         stream.page_copy = None
-    pages = upload({"pages": np.array(copies, dtype=np.int64).T}, pages_of_layers[0].device)["pages"]
+    pages = upload_arrays({"pages": np.array(copies, dtype=np.int64).T}, pages_of_layers[0].device)["pages"]
     for layers in pages_of_layers:
         layers.index_copy_(1, pages[1], layers.index_select(1, pages[0]))

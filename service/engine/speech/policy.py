@@ -11,11 +11,15 @@ class Policy:
     """Limits set by the operator and by the hardware.
 
     buckets: ascending batch sizes; the last is the largest batch.
+    max_streams: request slots. max_waiting: requests that may wait for one.
+    patch_seconds: seconds of audio of a patch.
     first_audio_target: seconds after which a listener without audio counts as waiting in silence.
     refuse_after: seconds; a request whose first audio is predicted to come later is refused.
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
     guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: streams with more slack than this come after streams without a live listener.
+    far_ahead: seconds; streams with more slack than this come after streams without a live listener.
+    prefill_tokens: prompt positions that one step computes at most. min_chunk: and of a chunk at least, where the
+        prompt has more left and cannot be replayed whole.
     """
 
     buckets: tuple[int, ...]

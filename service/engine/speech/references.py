@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,11 +40,10 @@ class ReferenceQueue:
 
     def _pieces(self, request: EncodeReference) -> Iterator[Tensor]:
         """Nothing of it runs before the first launch, which fails alone when the device has no memory for the wave."""
-        pad: Literal["left", "right"] = "left" if request.pad == "left" else "right"
         wave = torch.tensor(request.wave, dtype=torch.float32)
         if self._device.type == "cuda":
             wave = wave.pin_memory()  # torch.tensor pins nothing that comes from NumPy.
-        yield from self._model.encode_reference_pieces(wave.to(self._device, non_blocking=True), pad)
+        yield from self._model.encode_reference_pieces(wave.to(self._device, non_blocking=True), request.pad)
 
     def arrived_before(self, limit: float) -> list[str]:
         """Requests that arrived before `limit` and have not begun."""

@@ -25,6 +25,7 @@ from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock
 from service.engine.speech.codec_stream import CodecStream
+from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
     PromptArrays,
@@ -42,9 +43,8 @@ from service.engine.speech.inputs import (
 from service.engine.speech.page_copies import make_copies
 from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.speech.steps import Steps, make_runner
 from service.engine.worker import WorkerContext
-from service.graphs.buffers import upload
+from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
 
@@ -99,7 +99,7 @@ class SpeechRunner:
         self.adapters = (
             AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
         )
-        make = partial(Steps, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
+        make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
         self.decode, self.tail, self.prefill = self._plain.decode, self._plain.tail, self._plain.prefill
@@ -114,14 +114,14 @@ class SpeechRunner:
         return runners if adapted is None else [*runners, *adapted.decode.values(), *adapted.others]
 
     @property
-    def variants(self) -> list[Steps]:
-        """The steps without adapters, and those with adapters if there are any."""
+    def variants(self) -> list[SpeechGraphs]:
+        """The graphs for rows without adapters, and those for rows with adapters if there are any."""
         return [self._plain] if self._adapted is None else [self._plain, self._adapted]
 
     def _count_load(self) -> None:
         self._context.observations.count("lora_loads_total", model=self._name)
 
-    def _steps_of(self, slots: np.ndarray) -> Steps:
+    def _graphs_of(self, slots: np.ndarray) -> SpeechGraphs:
         """slots: those of the adapters, -1 for none. Rows without an adapter run with the others if any row has one."""
         return self._plain if self._adapted is None or (slots < 0).all() else self._adapted
 
@@ -132,19 +132,17 @@ class SpeechRunner:
 
     # Steps
 
-    def launch_decode(
-        self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
-    ) -> Launch:
+    def launch_decode(self, sequences: Sequence[SpeechSequence], solver_steps: int) -> Launch:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
         start = self.clock.mark()
         adapters = adapter_slots_of(sequences)
-        steps = self._steps_of(adapters)
-        run = steps.decode[solver_steps].run(steps.plan(slots, adapters))
+        graphs = self._graphs_of(adapters)
+        run = graphs.decode[solver_steps].run(graphs.plan(slots, adapters))
         timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
         rows = list(range(len(sequences)))
-        return self._deliver(sequences, slots, [(run, rows)], timings, predicted, now, "decode", run.route)
+        return self._deliver(sequences, slots, [(run, rows)], timings, "decode", run.route)
 
     def launch_prefill(
         self,
@@ -152,8 +150,6 @@ class SpeechRunner:
         decodes: Sequence[SpeechSequence],
         *,
         tail: bool,
-        predicted: float,
-        now: float,
     ) -> Launch:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
@@ -162,13 +158,15 @@ class SpeechRunner:
         """
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
-        steps = self._steps_of(adapters)
-        graph = None if decodes else steps.prefill.graph_for(required)
+        graphs = self._graphs_of(adapters)
+        graph = None if decodes else graphs.prefill.graph_for(required)
         start = self.clock.mark()
         with prefill_errors():
-            self._write_rows(upload(block_table_arrays([one for _, one in chunks], self._max_pages), self.device))
+            self._write_rows(
+                upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
+            )
             make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            conditioning = self._run_prompts(chunks, decodes, steps, adapters, None if graph is None else required)
+            conditioning = self._run_prompts(chunks, decodes, graphs, adapters, None if graph is None else required)
             # Beside the pass: a first sound does not wait for the codec to be prepared.
             self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
@@ -184,7 +182,7 @@ class SpeechRunner:
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
-        launch = self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
+        launch = self._deliver(emitting, slots_of(emitting), runs, timings, kind, route)
         launch.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
         return launch
 
@@ -196,8 +194,8 @@ class SpeechRunner:
             rows = [i for i, sequence in enumerate(sequences) if sequence.request.solver_steps == solver_steps]
             group = [sequences[i] for i in rows]
             adapters = adapter_slots_of(group)
-            steps = self._steps_of(adapters)
-            runs.append((steps.tail[solver_steps].run(steps.plan(slots_of(group), adapters)), rows))
+            graphs = self._graphs_of(adapters)
+            runs.append((graphs.tail[solver_steps].run(graphs.plan(slots_of(group), adapters)), rows))
             size = self._bucket(len(rows))
             timings.append(Timing("tail", solver_steps, size, timings[-1].end, self.clock.mark()))
         return runs
@@ -208,14 +206,12 @@ class SpeechRunner:
         slots: np.ndarray,
         runs: Sequence[tuple[Run, list[int]]],
         timings: list[Timing],
-        predicted: float,
-        now: float,
         kind: str,
         route: Route,
     ) -> Launch:
         """Codec step of the rows, then one readback: patch, stopped, finished, audio per row."""
         if not sequences:
-            return Launch([], Readback({}, self.device), predicted, now, kind, route, timings)
+            return Launch([], Readback({}, self.device), kind, route, timings)
         # Copies, since the next step overwrites the outputs while the codec still reads them.
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
@@ -231,7 +227,7 @@ class SpeechRunner:
         self.codec.keep(results)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return Launch(rows, readback, predicted, now, kind, route, timings)
+        return Launch(rows, readback, kind, route, timings)
 
     def outcomes(self, launch: Launch) -> list[Outcome]:
         """Results of a launch that have arrived, as copies."""
@@ -276,7 +272,7 @@ class SpeechRunner:
         if not sequences:
             return
         with self.codec.turn():
-            slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
+            slots = upload_arrays({"slots": slots_of(sequences)}, self.device)["slots"]
             self.state["vae"].index_fill_(0, slots, 0.0)
             for turn in range(max(len(sequence.prompt.priming) for sequence in sequences)):
                 group = [sequence for sequence in sequences if turn < len(sequence.prompt.priming)]
@@ -288,22 +284,22 @@ class SpeechRunner:
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
         decodes: Sequence[SpeechSequence],
-        steps: Steps,
+        graphs: SpeechGraphs,
         adapters: np.ndarray,
         required: Bucket | None,
     ) -> Tensor:
         """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
         replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(steps.lora_arrays(adapters))
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(graphs.lora_arrays(adapters))
         if required is None:
             return self.eager_pass(arrays, slots_of(decodes))
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
-        return steps.prefill.run(plan).outputs["conditioning"]
+        return graphs.prefill.run(plan).outputs["conditioning"]
 
     def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
         """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
         [rows + prompts that end, width]."""
-        device = upload(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
+        device = upload_arrays(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
         batch = PagedBatch(
             caches=self.caches,
             page_size=self.page_size,
@@ -328,7 +324,7 @@ class SpeechRunner:
         if not emitting:
             return
         arrays = slot_state_arrays(ready, self.model.patch_shape)
-        device = upload(arrays | {"emitting": slots_of(emitting)}, self.device)
+        device = upload_arrays(arrays | {"emitting": slots_of(emitting)}, self.device)
         self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
         self._write_rows(device)
 

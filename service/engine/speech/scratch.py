@@ -13,10 +13,10 @@ from torch import Tensor
 
 from models.protocol import Bucket, Plan, SpeechModel
 from service.engine.speech.costs import Kind, SpeechCosts
+from service.engine.speech.graphs import SpeechGraphs
 from service.engine.speech.inputs import PromptArrays, prefill_plan, slots_plan
 from service.engine.speech.prefill import eager_cost_key, replayed_cost_key
 from service.engine.speech.runner import SpeechRunner
-from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
 from service.graphs.runner import GraphRunner
@@ -66,15 +66,15 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
     solver_steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
     yield from runner.vae.warm_up({"rows": count} for count in rows)
-    for variant in runner.variants:
-        for part in (variant.decode[solver_steps], variant.tail[solver_steps]):
+    for graphs in runner.variants:
+        for part in (graphs.decode[solver_steps], graphs.tail[solver_steps]):
             yield from part.warm_up({"rows": count} for count in rows)
-        yield from variant.prefill.warm_up(variant.prefill.bucket_list)
+        yield from graphs.prefill.warm_up(graphs.prefill.bucket_list)
     prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
     prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
-    for variant in runner.variants:
+    for graphs in runner.variants:
         for lengths, cached, decodes in prompts:
-            scratch_prefill(runner, lengths, cached=cached, decodes=decodes, variant=variant)
+            scratch_prefill(runner, lengths, cached=cached, decodes=decodes, graphs=graphs)
             yield
 
 
@@ -82,12 +82,12 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
     """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
     audio."""
     plan = _rows(runner.buckets[-1])
-    solver_steps, variant = runner.solver_steps[0], runner.variants[-1]
-    scratch_prefill(runner, [tokens], variant=variant)
+    solver_steps, graphs = runner.solver_steps[0], runner.variants[-1]
+    scratch_prefill(runner, [tokens], graphs=graphs)
     # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
-    deque(variant.prefill.warm_up(variant.prefill.bucket_list), maxlen=0)
-    variant.decode[solver_steps].run(plan, eager="disabled")
-    variant.tail[solver_steps].run(plan, eager="disabled")
+    deque(graphs.prefill.warm_up(graphs.prefill.bucket_list), maxlen=0)
+    graphs.decode[solver_steps].run(plan, eager="disabled")
+    graphs.tail[solver_steps].run(plan, eager="disabled")
     with runner.codec.turn():
         runner.vae.run(plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
@@ -95,10 +95,15 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
 
 
 def scratch_prefill(
-    runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, decodes: int = 0, variant: Steps | None = None
+    runner: SpeechRunner,
+    lengths: Sequence[int],
+    *,
+    cached: int = 0,
+    decodes: int = 0,
+    graphs: SpeechGraphs | None = None,
 ) -> Tensor:
-    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with decode rows. variant:
-    of the runner, whose adapters no row has."""
+    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with `decodes`
+    decode rows. graphs: those whose inputs it gets; no row has an adapter."""
     model, sizes = runner.model, np.array(lengths)
     length = int(sizes.sum())
     inputs: dict[str, np.ndarray] = {
@@ -108,8 +113,8 @@ def scratch_prefill(
         "patches": np.zeros((length, *model.patch_shape), dtype=np.float32),
         "last": np.cumsum(sizes) - 1,
     }
-    if variant is not None:
-        inputs |= variant.lora_arrays(np.full(decodes + length, -1))
+    if graphs is not None:
+        inputs |= graphs.lora_arrays(np.full(decodes + length, -1))
     batch: dict[str, np.ndarray] = {
         "slot_mapping": np.zeros(length, dtype=np.int64),
         "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),

@@ -72,6 +72,7 @@ class Phase(Enum):
     PREFILL = "prefill"
     """Positions of the current segment's prompt are left to compute."""
     DECODE = "decode"
+    """The prompt is computed, and patches are left to launch."""
     IDLE = "idle"
     """Every patch of the segment is launched, or there is no text to speak yet."""
 

@@ -17,6 +17,8 @@ generated again."""
 
 
 class UnsentAudio:
+    """The held-back audio of one model, by sequence."""
+
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._deltas: dict[SpeechSequence, list[SpeechDelta]] = {}

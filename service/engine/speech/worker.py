@@ -1,6 +1,6 @@
 """The worker of a speech model: requests in, scheduled steps on the GPU, audio out.
 
-It implements service.engine.worker.ModelWorker. Every step is launched before the results of the one before it have
+Every step is launched before the results of the one before it have
 been read. A stream whose stop was not known yet takes part once more; that overrun row changes nothing
 (models.protocol.SpeechModel).
 """
@@ -49,14 +49,19 @@ from service.link.messages import (
 log = logging.getLogger(__name__)
 
 FIRST_AUDIO_TARGET = 2.0
+"""Seconds."""
 MAX_LOAD = 0.8
-"""Defaults on a GPU. A CPU is for trying things out, so by default it refuses nothing for being slow."""
+"""Share of real time. Both are defaults on a GPU. A CPU is for trying things out, so by default it refuses nothing for
+being slow."""
 POLL = 0.0003
+"""Seconds between two looks whether results have arrived or the next step must be chosen."""
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
 
 
 class SpeechWorker:
+    """Implements service.engine.worker.ModelWorker."""
+
     def __init__(self, name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> None:
         config = context.config
         self.name = name
@@ -257,7 +262,7 @@ class SpeechWorker:
         self._scheduler.launch(step, start)
         try:
             with launch_errors():
-                launch = self._launch(step, now)
+                launch = self._launch(step)
         except PrefillError as error:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
@@ -269,15 +274,15 @@ class SpeechWorker:
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
         self._scheduler.index_voice_pages(step)
-        self._in_flight.add(launch, now)
+        self._in_flight.add(launch, now, step.predicted)
         return True
 
-    def _launch(self, step: Step, now: float) -> Launch:
+    def _launch(self, step: Step) -> Launch:
         decodes = [self._requests.of(stream) for stream in step.decodes]
         if not step.prefills:
-            return self._runner.launch_decode(decodes, step.decodes[0].solver_steps, predicted=step.predicted, now=now)
+            return self._runner.launch_decode(decodes, step.decodes[0].solver_steps)
         chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
-        return self._runner.launch_prefill(chunks, decodes, tail=step.tail, predicted=step.predicted, now=now)
+        return self._runner.launch_prefill(chunks, decodes, tail=step.tail)
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
         """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after
@@ -305,12 +310,12 @@ class SpeechWorker:
             self._requests.fail_launch(request_id, error)
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
-        launch = Launch([], Readback({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
+        launch = Launch([], Readback({"patches": arrives}, self._context.device), "clip", "eager")
         if patches is None:
             launch.timings = [Timing("clip", 0, 1, start, self._runner.clock.mark())]
         else:
             launch.reference_id = request_id
-        self._in_flight.add(launch, now)
+        self._in_flight.add(launch, now, predicted)
         return True
 
     def oldest_launch(self) -> float | None:

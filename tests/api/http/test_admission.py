@@ -15,7 +15,8 @@ from websockets.sync.client import connect
 
 from service.api.http.admission import KINDS, Admission, Ticket
 from service.api.http.errors import ApiError
-from service.catalog import EMBEDDED, Catalog, load_catalog
+from service.catalog import Catalog, load_catalog
+from service.hub import EMBEDDED
 from service.metrics import Metrics
 from service.settings import load_settings
 from tests.support.fake_chat import fake_catalog

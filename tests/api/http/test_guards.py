@@ -16,7 +16,8 @@ from websockets.exceptions import InvalidStatus
 
 from service.api.http.auth import KeyRing
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineExit, EngineLink, InlineLink, OnOutputs, ProcessLink
+from service.link.engine_link import EngineExit, EngineLink, InlineLink, ProcessLink
+from service.link.engine_socket import OnOutputs
 from service.server import quiet_uvicorn
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait

@@ -14,7 +14,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.catalog import EMBEDDED, Catalog, load_catalog
+from service.catalog import Catalog, load_catalog
+from service.hub import EMBEDDED
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
@@ -96,7 +97,7 @@ def test_a_client_that_leaves_while_it_sends(
 
 def breaks_off(config: EngineConfig, channel: Channel) -> None:
     """An engine that gives a little audio, then fails the request."""
-    channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
     while True:
         for command in channel.receive(0.05):
             if isinstance(command, SpeechRequest):
@@ -162,7 +163,7 @@ def test_so_does_one_that_waits_for_a_voice_to_be_made(
     monkeypatch: pytest.MonkeyPatch, talker: Catalog, log: pytest.LogCaptureFixture
 ) -> None:
     making = Endless()
-    monkeypatch.setattr("service.api.speech.request.named_reference", making)
+    monkeypatch.setattr("service.api.speech.speaker.named_reference", making)
     body = b'{"input": "Hello.", "response_format": "pcm"}'
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     with running_server(talker, voices_at_start="none") as server:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.api.speech.markup import MarkupStripper, strip_markup
-from service.api.speech.request import clean_text
+from service.api.speech.text_cleaning import clean_text
 from tests.support.growth import is_linear
 
 

@@ -12,8 +12,9 @@ from models.errors import InputError
 from service.api.speech.alignment import Alignment, common_words, inverse
 from service.api.speech.lexicon import Lexicon
 from service.api.speech.normalising.text import normalise
-from service.api.speech.request import Speaker, SpeechJob
+from service.api.speech.request import SpeechJob
 from service.api.speech.script import Line, Script, read_script
+from service.api.speech.speaker import Speaker
 from tests.support.splitting import split_text
 
 

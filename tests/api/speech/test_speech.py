@@ -21,7 +21,8 @@ import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
+from service.hub import EMBEDDED
 from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
 from service.settings import load_settings

@@ -16,7 +16,8 @@ import soundfile
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
+from service.hub import EMBEDDED
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.settings import load_settings

@@ -22,8 +22,10 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service import voice_names
 from service import voice_store as voices
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
+from service.hub import EMBEDDED
 from service.link.config import EngineConfig
 from service.link.engine_link import InlineLink
 from service.settings import load_settings
@@ -179,12 +181,12 @@ def test_a_name_of_megabytes_is_not_folded(
         folded.append(len(text))
         return normalize(form, text)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(voices.unicodedata, "normalize", counted)
+    monkeypatch.setattr(voice_names.unicodedata, "normalize", counted)
     for length in (65, 200_000):
         answer = speak(http, "\ufdfa" * length)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found")
     assert http.get("/v1/audio/voices/" + "%EF%B7%BA" * 65).status_code == 404
-    assert max(folded, default=0) <= voices.LONGEST_NAME * 18
+    assert max(folded, default=0) <= voice_names.LONGEST_NAME * 18
 
 
 def test_a_voice_that_is_deleted_while_a_request_reads_it_is_not_found(

@@ -15,9 +15,10 @@ import pytest
 from service.api.http.errors import ApiError
 from service.api.request_stream import EngineError
 from service.api.speech import voices_at_start
-from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices_at_start import make_voices
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
+from service.hub import EMBEDDED
 from service.link.engine_link import InlineLink
 from service.named_voice_store import FOLDER
 from service.settings import load_settings

@@ -121,7 +121,7 @@ def test_tokens_whose_masks_are_there_at_once_are_sent_behind_the_next_layers(mo
     def ask_and_wait(job: MaskJob) -> None:
         ask_masks(job)
         while not job.done:
-            job._masks.receive(GENEROUS)
+            job._servers.receive(GENEROUS)
 
     monkeypatch.setattr(MaskJob, "_ask", ask_and_wait)
     engine = InlineEngine()

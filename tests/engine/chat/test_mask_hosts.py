@@ -16,7 +16,8 @@ from models.embedded.make_qwen2_vl import DIRECTORY
 from models.qwen2_vl.processor import load_processor
 from service.api.chat.grammar import choice_grammar
 from service.engine.chat import guidance as guidance_module
-from service.engine.chat.guidance import Guidance, Guide
+from service.engine.chat.guidance import Guidance
+from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.mask_server import BROKEN
 from service.link.config import EngineConfig, ModelConfig
@@ -54,9 +55,7 @@ def processes(shared: SharedMasks) -> Iterator[list[MaskProcess]]:
 
 
 def guided(guidance: Guidance, *words: str) -> Sequence:
-    sequence = Sequence()
-    guidance.begin(sequence, choice_grammar(list(words)))
-    return sequence
+    return Sequence(guidance.begin(choice_grammar(list(words))))
 
 
 def built(guidance: Guidance, *sequences: Sequence) -> None:

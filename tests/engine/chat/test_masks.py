@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from service.api.chat.grammar import choice_grammar, regex_grammar
-from service.engine.chat.guidance import Guidance, Guide
+from service.engine.chat.guidance import Guidance
+from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskThread
 from service.engine.chat.mask_server import BROKEN, COMPLETE, Build, Forget, MaskRequest, MaskServer, Ready
-from service.engine.chat.masks import MaskTable, Unread
+from service.engine.chat.mask_table import MaskTable
+from service.engine.chat.masks import Unread
 from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
@@ -44,7 +46,7 @@ def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(eq=False)
 class Sequence:
-    """service.engine.chat.guidance.Guided."""
+    """The part of a ChatSequence that Guidance.masks reads."""
 
     guide: Guide | None = None
     generated: list[int] = field(default_factory=list)
@@ -66,9 +68,7 @@ def threads(masks: np.ndarray, number: int = 1) -> list[MaskThread]:
 
 def guided(guidance: Guidance, words: str, generated: str = "") -> Sequence:
     """Whose answer is one of these."""
-    sequence = Sequence(generated=ids(generated))
-    guidance.begin(sequence, choice_grammar(words.split()))
-    return sequence
+    return Sequence(guidance.begin(choice_grammar(words.split())), ids(generated))
 
 
 def built(guidance: Guidance, *sequences: Sequence) -> None:
@@ -169,8 +169,7 @@ def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guid
 
 def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     before = results(("o", 0), ("n", 0), ("x", 0))
-    bad = Sequence()
-    guidance.begin(bad, '{"grammars": [{"lark_grammar": "start: missing"}]}')
+    bad = Sequence(guidance.begin('{"grammars": [{"lark_grammar": "start: missing"}]}'))
     rows = [bad, guided(guidance, "no", "n"), guided(guidance, "no never"), guided(guidance, "no never")]
     built(guidance, *rows)
     job = guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]])
@@ -250,7 +249,7 @@ def test_a_server_that_does_not_read_stops_nobody() -> None:
     guidance, grammar = Guidance([host]), " " * MAX_GRAMMAR_BYTES
     rows = [Sequence() for _ in range(40)]
     for row in rows:
-        guidance.begin(row, grammar)
+        row.guide = guidance.begin(grammar)
     assert host.read() == [], "it is starting"
     guides = [row.guide for row in rows if row.guide is not None]
     for guide in guides[2:]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from service.engine.chat.chunk_budget import ChunkBudget
-from service.engine.chat.scheduler import SECONDS_PER_PROMPT_TOKEN, Scheduler, Step
+from service.engine.chat.scheduler import SECONDS_PER_PROMPT_TOKEN, Scheduler
+from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.pages import PagePool
 from service.engine.slots import SlotPool

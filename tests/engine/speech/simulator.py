@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from models.protocol import Bucket
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.policy import Policy, Refusal
-from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, PrefillSize, replayed_cost_key
+from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
 

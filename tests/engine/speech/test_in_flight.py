@@ -17,9 +17,9 @@ class Results:
         return self.arrived
 
 
-def launched(rows: int, predicted: float) -> Launch:
+def launched(rows: int) -> Launch:
     row = cast(Any, (None, 0))
-    return Launch([row] * rows, cast(Any, Results()), predicted, 0.0, "decode", "replay")
+    return Launch([row] * rows, cast(Any, Results()), "decode", "replay")
 
 
 def arrive(step: Launch) -> None:
@@ -28,8 +28,8 @@ def arrive(step: Launch) -> None:
 
 def read(flights: InFlight, rows: int, seconds: float) -> None:
     """One step of so many rows, whose results take this long to be read and sent."""
-    step = launched(rows, 0.0)
-    flights.add(step, 0.0)
+    step = launched(rows)
+    flights.add(step, 0.0, 0.0)
     arrive(step)
     assert flights.pop(0.0) is step
     flights.note_read(seconds)
@@ -38,23 +38,23 @@ def read(flights: InFlight, rows: int, seconds: float) -> None:
 def test_the_next_step_is_chosen_shortly_before_the_running_one_ends() -> None:
     flights = InFlight(lambda: 0.0, on_gpu=True)
     assert flights.has_room and flights.near_end(0.0) and flights.backlog(0.0) == 0.0
-    flights.add(launched(4, 0.020), 0.0)
+    flights.add(launched(4), 0.0, 0.020)
     assert flights.has_room and not flights.near_end(0.015) and flights.near_end(0.020 - LEAD)
-    flights.add(launched(4, 0.020), 0.016)
+    flights.add(launched(4), 0.016, 0.020)
     assert not flights.has_room and flights.backlog(0.016) == pytest.approx(0.024)
 
 
 def test_a_prefill_without_results_leaves_room_for_the_step_behind_it() -> None:
     flights = InFlight(lambda: 0.0, on_gpu=True)
-    flights.add(launched(64, 0.020), 0.0)
-    flights.add(launched(0, 0.005), 0.016)
+    flights.add(launched(64), 0.0, 0.020)
+    flights.add(launched(0), 0.016, 0.005)
     assert flights.has_room
-    flights.add(launched(64, 0.020), 0.017)
+    flights.add(launched(64), 0.017, 0.020)
     assert not flights.has_room and len(flights) == IN_FLIGHT + 1
     idle = InFlight(lambda: 0.0, on_gpu=True)
     for _ in range(IN_FLIGHT + 1):
         assert idle.has_room
-        idle.add(launched(0, 0.001), 0.0)
+        idle.add(launched(0), 0.0, 0.001)
     assert not idle.has_room
 
 
@@ -63,18 +63,18 @@ def test_a_step_behind_a_prefill_is_chosen_before_results_that_take_longer_to_re
     flights = InFlight(lambda: 0.0, on_gpu=True)
     for _ in range(100):
         read(flights, 256, 0.0128)
-    flights.add(launched(rows, 0.040), 0.0)
+    flights.add(launched(rows), 0.0, 0.040)
     assert not flights.near_end(0.030)  # Nothing is behind it: late arrivals may still take part.
-    flights.add(launched(0, 0.006), 0.036)
+    flights.add(launched(0), 0.036, 0.006)
     assert flights.near_end(0.036) == soon
     assert flights.near_end(0.042)
 
 
 def test_results_are_taken_in_order_and_correct_when_the_gpu_is_free() -> None:
     flights = InFlight(lambda: 0.0, on_gpu=True)
-    first, second = launched(2, 0.020), launched(2, 0.010)
-    flights.add(first, 0.0)
-    flights.add(second, 0.0)
+    first, second = launched(2), launched(2)
+    flights.add(first, 0.0, 0.020)
+    flights.add(second, 0.0, 0.010)
     arrive(second)
     assert flights.pop(0.005) is None and flights.oldest is first
     arrive(first)
@@ -86,5 +86,5 @@ def test_results_are_taken_in_order_and_correct_when_the_gpu_is_free() -> None:
 def test_on_a_cpu_a_launch_is_done_when_it_returns() -> None:
     clock = [5.0]
     flights = InFlight(lambda: clock[0], on_gpu=False)
-    flights.add(launched(1, 9.0), 4.0)
+    flights.add(launched(1), 4.0, 9.0)
     assert flights.free_at == 5.0 and flights.near_end(4.0)

@@ -27,7 +27,8 @@ from models.voxcpm2.model import VoxCPM2
 from models.voxcpm2.model import load_model as load_voice
 from tests.models.kernels.checking import relative_error
 from tests.models.voxcpm2.golden import MODES, utterance
-from tests.support.chat_golden import GOLDEN, encode
+from tests.support.chat_golden import encode
+from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
 from tests.support.speech import SpeechRig

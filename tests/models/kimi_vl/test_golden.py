@@ -47,7 +47,7 @@ def test_preprocessing_is_exact(items: list[MediaItem], model: KimiVLModel, inde
         assert torch.equal(rows, EXPECTED[f"image.{index}.pixel_u8"])
     else:
         assert torch.equal(values, EXPECTED[f"image.{index}.pixel_values"])
-    assert torch.equal(model.encoder.norm_table.view(3, 256), table)
+    assert torch.equal(model.encoder.byte_values.view(3, 256), table)
     assert largest_difference(plan.tensors["positions"][0], EXPECTED[f"image.{index}.pos_embed"]) <= 2e-6
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoint
+from models import checkpoint, weight_files
 from models.errors import CheckpointError
 from models.kimi_vl.config import TextConfig, VisionConfig, load_config
 from models.kimi_vl.model import KimiVLModel, load_model
@@ -101,11 +101,11 @@ class Headers:
         for file in set(self.files.values()):
             (directory / file).touch()
 
-    def tensors(self, path: Path) -> Iterator[checkpoint._Published]:
+    def tensors(self, path: Path) -> Iterator[weight_files.PublishedTensor]:
         for name, file in self.files.items():
             if file == path.name and name in self.shapes:
                 shape = self.shapes[name]
-                yield checkpoint._Published(
+                yield weight_files.PublishedTensor(
                     name, shape, "BF16", file, lambda shape=shape: torch.empty(shape, device=META)
                 )
 
@@ -115,7 +115,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Headers:
     """The full-size checkpoint of seven shards."""
     config = load_config(write_config(tmp_path, text=PUBLISHED_TEXT, vision=PUBLISHED_VISION, limit=4096))
     headers = Headers(tmp_path, published_tensors(config.text, config.vision), shards=7)
-    monkeypatch.setattr(checkpoint, "_tensors", headers.tensors)
+    monkeypatch.setattr(weight_files, "tensors", headers.tensors)
     return headers
 
 
@@ -165,7 +165,7 @@ def test_a_changed_tensor_is_named(
 ) -> None:
     shapes = {other: had for other, had in published.shapes.items() if other != name}
     changed = Headers(tmp_path, shapes if shape is None else shapes | {name: shape}, shards=7)
-    monkeypatch.setattr(checkpoint, "_tensors", changed.tensors)
+    monkeypatch.setattr(weight_files, "tensors", changed.tensors)
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         load_model(tmp_path, META, torch.bfloat16)
 
@@ -252,7 +252,7 @@ def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     peak = dict(before)
     fill = checkpoint._fill
 
-    def watched(place: checkpoint._Place, tensor: checkpoint._Published) -> None:
+    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
         fill(place, tensor)
         for kind in peak:
             peak[kind] = max(peak[kind], resident(kind))

@@ -19,7 +19,8 @@ from models.errors import CheckpointError, InputError, PromptTooLong
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE
 from models.kimi_vl.config import load_config
 from models.kimi_vl.model import load_model
-from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
+from models.kimi_vl.pictures import ImageSettings, fit
+from models.kimi_vl.processor import KimiVLProcessor, load_processor
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, processor, write_config
 from tests.support.golden import copy_checkpoint
@@ -63,13 +64,13 @@ def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> V
 def test_grids_of_the_reference(size: tuple[int, int], small: tuple[int, int], large: tuple[int, int]) -> None:
     """Instruct and the first Thinking model allow 4096 patches, Thinking-2506 allows 16384."""
     for limit, (rows, columns) in ((4096, small), (16384, large)):
-        pixels = _fit(blank(*size), PATCH, limit, "image_url")
+        pixels = fit(blank(*size), PATCH, limit, "image_url")
         assert pixels.shape == (PATCH * rows, PATCH * columns, 3)
 
 
 def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
     try:
-        pixels = _fit(blank(width, height), PATCH, limit, "image_url")
+        pixels = fit(blank(width, height), PATCH, limit, "image_url")
     except InputError:
         return None
     return pixels.shape[0] // PATCH, pixels.shape[1] // PATCH
@@ -129,7 +130,7 @@ def test_the_limit_is_in_tokens_and_exact(
 
 
 def test_padding_is_black_and_right_and_below() -> None:
-    pixels = _fit(blank(30, 20), PATCH, 4096, "image_url")
+    pixels = fit(blank(30, 20), PATCH, 4096, "image_url")
     assert (pixels[:20, :30] == 255).all()
     assert not pixels[20:].any() and not pixels[:, 30:].any()
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.kimi_vl.config import load_config
-from models.kimi_vl.processor import load_image_settings
+from models.kimi_vl.pictures import load_image_settings
 from models.kimi_vl.vision import KimiVisionEncoder
 from models.media import MediaItem
 from models.protocol import Bucket, BufferSpec

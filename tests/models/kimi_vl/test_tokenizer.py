@@ -14,7 +14,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from models.errors import CheckpointError
 from models.kimi_vl.tokenizer import SPLIT_PATTERN, KimiTokenizer, load_tokenizer
-from tests.support.chat_golden import GOLDEN
+from tests.support.golden import GOLDEN
 
 DIRECTORY = GOLDEN / "kimi_vl"
 TOKENIZER = load_tokenizer(DIRECTORY)

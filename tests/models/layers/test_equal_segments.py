@@ -84,11 +84,15 @@ def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
 
 def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypatch) -> None:
     listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 4800)]
-    alone = [{"patches": p, "sequences": 1, "max_seqlen": p} for p in (256, 784, 4096, 8160)]
+    alone = [(1, patches) for patches in (256, 784, 4096, 8160)]
     weight = torch.empty(1, dtype=torch.bfloat16)
     assert exact_buckets(listed, alone, 64, weight) == []
     monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
-    assert exact_buckets(listed, alone, 64, weight) == [dict(one) | {EXACT: 1} for one in alone[1:3]]
+    assert exact_buckets(listed, alone, 64, weight) == [
+        {"patches": patches, "sequences": 1, "max_seqlen": patches, EXACT: 1} for _, patches in alone[1:3]
+    ]
+    frames = {"patches": 2 * 784, "sequences": 2, "max_seqlen": 784, EXACT: 1}
+    assert exact_buckets(listed, [(2, 784), (8, 784)], 64, weight) == [frames]
     assert [bucket["patches"] for bucket in exact_buckets(listed, alone, 72, weight)] == [784]
     assert exact_buckets(listed, alone, 128, weight) == []
 

@@ -34,7 +34,7 @@ def test_encoder(version: str, name: str) -> None:
     if "tower_hidden" in reference:
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
         width = encoder.tower.patch_embedding.in_features
-        patches = byte_lookup(buffers["pixels"], encoder.pixel_table[None], width)
+        patches = byte_lookup(buffers["pixels"], encoder.byte_values[None], width)
         with torch.inference_mode():
             hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, reference["tower_hidden"]) <= EMBEDS_TOLERANCE
@@ -57,4 +57,4 @@ def test_logits_and_greedy_tokens(version: str, name: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_bytes_are_normalised_as_published(version: str) -> None:
-    assert torch.equal(model(version).encoder.pixel_table, torch.from_numpy(expected(version)["norm_table"]))
+    assert torch.equal(model(version).encoder.byte_values, torch.from_numpy(expected(version)["norm_table"]))

@@ -14,8 +14,8 @@ from models.protocol import Bucket, BufferSpec
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.patches import patch_buckets
 from tests.support.audit import audit, audited_decode
-from tests.support.chat_golden import GOLDEN
 from tests.support.encoder_replay import CapturedEncoder, padded, random_item
+from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 
 CPU = torch.device("cpu")

@@ -1,4 +1,5 @@
-"""The captured computations of a speech model whose rows may have adapters, one set with and one without."""
+"""The captured graphs of a speech model: a runner for each step, its buckets, and which of these are captured before
+readiness."""
 
 from __future__ import annotations
 
@@ -32,9 +33,12 @@ _RARE_STRIDE = 4
 """For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
 
 
-class Steps:
-    """decode, tail: by number of solver steps. bank: the adapters' slots; None: the steps are for rows without
-    adapters, which then have no cost for them."""
+class SpeechGraphs:
+    """The graph runners of one model, except for the codec's: with a bank for rows that may have adapters, without one
+    for rows that have none.
+
+    decode, tail: by number of solver steps. prefill: prompt chunks, with cached context or without.
+    """
 
     def __init__(
         self,
@@ -48,21 +52,22 @@ class Steps:
         *,
         bank: LoraBank | None = None,
     ) -> None:
+        """bank: the adapters' slots; None: rows have no adapters, and no cost for them."""
         self._bank = bank
         page_size = context.config.page_size
         rows = [{"rows": bucket} for bucket in buckets]
         default, rare = solver_steps[0], rows[::-_RARE_STRIDE]
 
-        def by_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
+        def by_solver_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
             return {
-                steps: make_runner(name, kind, step(steps), rows, context)
-                if steps == default
-                else make_runner(name, kind, step(steps), rare, context, ())
-                for steps in solver_steps
+                count: make_runner(name, kind, step(count), rows, context)
+                if count == default
+                else make_runner(name, kind, step(count), rare, context, ())
+                for count in solver_steps
             }
 
-        self.decode = by_steps("decode", lambda steps: model.decode_step(steps, state, caches, page_size, bank))
-        self.tail = by_steps("tail", lambda steps: model.tail(steps, state, bank))
+        self.decode = by_solver_steps("decode", lambda count: model.decode_step(count, state, caches, page_size, bank))
+        self.tail = by_solver_steps("tail", lambda count: model.tail(count, state, bank))
         device = "cpu" if context.device.type == "cpu" else "cuda"
         bucket_list, before_ready = prefill_buckets(device, context.config.max_step_tokens)
         prefill = model.prefill_step(state, caches, page_size, bank)

@@ -1,0 +1,90 @@
+"""Sizes of Kimi-VL's pictures, and the settings of its preprocessor. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.errors import CheckpointError, InputError
+from models.kimi_vl.config import VisionConfig
+from models.published import preprocessor_fields
+from models.resizing import resize
+
+_MAX_SIDE = 512
+"""Sides of at least this many patches are outside the rotary table of the published tower."""
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """preprocessor_config.json: at most in_token_limit patches before padding to whole merge blocks."""
+
+    patch_size: int
+    in_token_limit: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def most_patches(self) -> int:
+        """No picture has more patches; padding can exceed in_token_limit.
+
+        x times y whole patches are at most the limit. The rest of a patch and the padding to even numbers add less than
+        three to either side, so c columns leave less than limit / (c - 3) + 3 rows.
+        """
+        sides = [(columns, self.in_token_limit / max(1, columns - 3) + 3) for columns in range(2, _MAX_SIDE, 2)]
+        return max(columns * min(_MAX_SIDE - 2, 2 * math.ceil(rows / 2) - 2) for columns, rows in sides)
+
+
+def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
+    """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
+    files."""
+    where, values = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
+    for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
+        if name not in values:
+            raise CheckpointError(f"{directory}: {where} lacks {name}")
+    expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
+    found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise CheckpointError(f"{directory}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
+    mean, std = (_of_channels(values, name, f"{directory}: {where}") for name in ("image_mean", "image_std"))
+    return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
+
+
+def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[float, float, float]:
+    of_channels = values[name]
+    if of_channels is None or len(of_channels) != 3:
+        raise CheckpointError(f"{where}: {name} is {of_channels!r}, expected three numbers")
+    red, green, blue = of_channels
+    return red, green, blue
+
+
+def fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
+    """Shrinks (never enlarges) to at most `limit` whole patches of `patch` x `patch` pixels, then pads with black,
+    right and bottom, to blocks of 2 x 2 patches.
+
+    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
+    """
+    (width, height), (padded_height, padded_width) = fitted_size(picture.size, patch, limit)
+    if max(padded_height, padded_width) // patch >= _MAX_SIDE:
+        most = (_MAX_SIDE - 2) * patch
+        raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
+    canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
+    canvas[:height, :width] = resize(picture, width, height)
+    return canvas
+
+
+def fitted_size(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a picture that was shrunk to the limit, and height and width after padding, in pixels."""
+    width, height = size
+    patches = (width // patch) * (height // patch)
+    if patches > limit:
+        scale = math.sqrt(limit / patches)
+        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    block = 2 * patch
+    return (width, height), (block * math.ceil(height / block), block * math.ceil(width / block))
