@@ -36,6 +36,8 @@ ENVIRONMENT = {
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
 RUNNING = "reprise_requests_running"
 IDLE = 1008
+DRAIN_SECONDS = 120
+"""Of a replica. Ray may count a request on that was cancelled, and then waits for so long."""
 LONG = 1000
 """Tokens of a stream that outlasts many beats of a gauge on a fast machine, and ends in time on a slow one."""
 IMPATIENT = httpx.Timeout(2 * GENEROUS, read=2)
@@ -114,7 +116,7 @@ def ray_cluster() -> Iterator[Cluster]:
             "decode_buckets": "8",
             "encoder_buckets": "256",
             "max_running": 8,
-            "drain_timeout": 120,  # Ray may count a request on that was cancelled, and then waits for so long
+            "drain_timeout": DRAIN_SECONDS,
             "speech_idle": 3,
             "voices_dir": f"{name}/voices",
         }
@@ -123,7 +125,8 @@ def ray_cluster() -> Iterator[Cluster]:
         finally:
             started = set(children(os.getpid())) - before
     assert len(started) > 5
-    wait(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], GENEROUS, f"{started} have ended")
+    for pid in started:
+        wait(lambda pid=pid: not Path(f"/proc/{pid}").exists(), DRAIN_SECONDS + GENEROUS, f"process {pid} has ended")
 
 
 def before_the_picture(turn: int, seed: int) -> dict[str, Any]:
