@@ -13,9 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import simplejpeg
 from PIL import Image
+from PIL.JpegImagePlugin import MARKER
 from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
+from service.media.bmp_run_lengths import use_for_bmp
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 
@@ -26,6 +28,12 @@ MAX_SCANS = 500
 """Of a JPEG. Usual ones have one, or ten if they are progressive. A scan may be a few bytes and still goes through all
 pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
 The number is that of libjpeg-turbo's own option."""
+START_OF_SCAN = int.from_bytes(SCAN, "big")
+FILL, ESCAPED = 0xFFFF, 0xFF00
+"""What else may lie between segments."""
+MAX_SEGMENTS = 500
+"""Of a JPEG, before its first scan. 20 MB have room for 320 full ones. Pillow keeps each, and copies what it has of the
+EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
 COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
@@ -56,6 +64,7 @@ UPRIGHT = {
 
 # Pillow warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
+use_for_bmp()
 
 
 def load_decoders() -> None:
@@ -87,6 +96,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(field, "the image is empty")
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    if data.startswith(JPEG) and _segments(data) > MAX_SEGMENTS:
+        raise InputError(field, f"the image has too many segments of metadata: at most {MAX_SEGMENTS} allowed")
     try:
         image: Image.Image = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -106,6 +117,26 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if data.startswith(JPEG) and (scans := data.count(SCAN)) > MAX_SCANS:
         raise InputError(field, f"the image has too many scans: {scans} given, at most {MAX_SCANS} allowed")
     return image
+
+
+def _segments(data: bytes) -> int:
+    """Number of a JPEG's segments before its first scan, found as Pillow finds them; it is not counted beyond
+    MAX_SEGMENTS + 1."""
+    count, place = 0, len(JPEG)
+    while count <= MAX_SEGMENTS and 0 <= (place := data.find(b"\xff", place)) < len(data) - 3:
+        marker = int.from_bytes(data[place : place + 2], "big")
+        if marker == START_OF_SCAN:
+            break
+        if marker in MARKER and MARKER[marker][2] is not None:
+            count += 1
+            place += 2 + max(2, int.from_bytes(data[place + 2 : place + 4], "big"))
+        elif marker in MARKER or marker == ESCAPED:
+            place += 2
+        elif marker == FILL:
+            place += 1
+        else:
+            break  # Pillow refuses it
+    return count
 
 
 def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Image:

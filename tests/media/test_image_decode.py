@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from models.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
-from service.media.image_decode import MAX_SCANS, SCAN, decode_image
+from service.media.image_decode import MAX_SCANS, MAX_SEGMENTS, SCAN, decode_image
 from service.media.image_in import read_image
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
@@ -223,6 +224,25 @@ def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
     for more in (0, MAX_SCANS - data.count(SCAN)):
         assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
     assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
+
+
+@pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)
+def test_metadata_in_more_and_more_pieces(between: bytes) -> None:
+    """Pillow would copy all of the EXIF data for each piece. between: what it skips before a segment."""
+    data = encoded(picture(), "JPEG")
+    with Image.open(io.BytesIO(data)) as image:
+        assert isinstance(image, JpegImageFile)
+        kept = len(image.applist)
+    others = data[: data.index(SCAN)].count(b"\xff\xdb") + data[: data.index(SCAN)].count(b"\xff\xc4") + 1
+    piece = between + b"\xff\xe1\x00\x09Exif\x00\x00x"
+    few = MAX_SEGMENTS - others - kept
+    place = 20  # behind the first segment, JFIF's
+    allowed = data[:place] + few * piece + data[place:]
+    if between == b"\xff\xf0":  # which libjpeg does not decode
+        assert "damaged" in refusal(allowed)
+    else:
+        assert np.array_equal(decode(allowed), decode(data))
+    assert "too many segments of metadata: at most 500 " in refusal(data[:place] + (few + 1) * piece + data[place:])
 
 
 def test_too_many_bytes() -> None:
