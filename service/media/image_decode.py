@@ -62,7 +62,9 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
+# Pillow warns of every fault of a picture's metadata: a client could fill the log, by a line for each of 65,536 tags.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+# It also warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 use_for_bmp()
 

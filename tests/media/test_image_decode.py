@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -243,6 +245,26 @@ def test_metadata_in_more_and_more_pieces(between: bytes) -> None:
     else:
         assert np.array_equal(decode(allowed), decode(data))
     assert "too many segments of metadata: at most 500 " in refusal(data[:place] + (few + 1) * piece + data[place:])
+
+
+DECODES = """
+import sys
+
+from service.media.image_decode import decode_image
+from service.media.limits import ImageLimits
+
+print(decode_image(sys.stdin.buffer.read(), field="image", limits=ImageLimits()).size)
+"""
+
+
+def test_faults_of_metadata_fill_no_log() -> None:
+    """Pillow warns of each tag. In a process of its own, since tests have other filters of warnings."""
+    tags = [struct.pack("<HHLL", tag, 2, 10_000_000, 8) for tag in range(0x9000, 0x9100)]  # texts beyond the end
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4)
+    data = with_chunk(encoded(picture(), "PNG"), b"eXIf", exif)
+    result = subprocess.run([sys.executable, "-c", DECODES], input=data, capture_output=True, check=True)
+    assert result.stdout.decode().strip() == str(picture().size)
+    assert not result.stderr
 
 
 def test_too_many_bytes() -> None:
