@@ -121,8 +121,10 @@ class Server(uvicorn.Server):
             await asyncio.sleep(SOCKET_POLL)
         if context.open_sockets:
             await asyncio.wait({asyncio.create_task(context.engine.stop())}, timeout=ABORT_GRACE)
+        left = max(0.0, end - self._loop.time())
+        self.config.timeout_graceful_shutdown = round(left + ABORT_GRACE)
         self.should_exit = True
-        await asyncio.sleep(max(0.0, end - self._loop.time()))
+        await asyncio.sleep(left)
         await context.engine.stop()
 
 
