@@ -7,6 +7,7 @@ them where NumPy can read them.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable
 
@@ -29,11 +30,12 @@ MAX_SCANS = 500
 pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
 The number is that of libjpeg-turbo's own option."""
 START_OF_SCAN = int.from_bytes(SCAN, "big")
-FILL, ESCAPED = 0xFFFF, 0xFF00
-"""What else may lie between segments."""
+MARKER_AHEAD = re.compile(rb"\xff+[^\xff]", re.DOTALL)
+"""With the bytes that may fill the room before it."""
+ESCAPED = 0xFF00
 MAX_SEGMENTS = 500
-"""Of a JPEG, before its first scan. 20 MB have room for 320 full ones. Pillow keeps each, and copies what it has of the
-EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
+"""Of a JPEG, before its first scan, stray markers included. 20 MB have room for 320 full ones. Pillow keeps each, and
+copies what it has of the EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
 COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
@@ -122,22 +124,16 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
 
 
 def _segments(data: bytes) -> int:
-    """Number of a JPEG's segments before its first scan, found as Pillow finds them; it is not counted beyond
-    MAX_SEGMENTS + 1."""
+    """Number of a JPEG's segments before its first scan, and of markers that have no place there, as Pillow finds them;
+    it is not counted beyond MAX_SEGMENTS + 1."""
     count, place = 0, len(JPEG)
-    while count <= MAX_SEGMENTS and 0 <= (place := data.find(b"\xff", place)) < len(data) - 3:
-        marker = int.from_bytes(data[place : place + 2], "big")
-        if marker == START_OF_SCAN:
-            break
+    while count <= MAX_SEGMENTS and (found := MARKER_AHEAD.search(data, place)) is not None:
+        marker, place = int.from_bytes(data[found.end() - 2 : found.end()], "big"), found.end()
+        if marker == START_OF_SCAN or (marker not in MARKER and marker != ESCAPED):
+            break  # others are refused by Pillow
+        count += 1
         if marker in MARKER and MARKER[marker][2] is not None:
-            count += 1
-            place += 2 + max(2, int.from_bytes(data[place + 2 : place + 4], "big"))
-        elif marker in MARKER or marker == ESCAPED:
-            place += 2
-        elif marker == FILL:
-            place += 1
-        else:
-            break  # Pillow refuses it
+            place += max(2, int.from_bytes(data[place : place + 2], "big"))
     return count
 
 
