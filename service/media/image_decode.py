@@ -7,35 +7,21 @@ them where NumPy can read them.
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import simplejpeg
 from PIL import Image
-from PIL.JpegImagePlugin import MARKER
 from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
 from service.media.bmp_run_lengths import use_for_bmp
+from service.media.jpeg_limits import JPEG, check_scans, check_segments
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-
-JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
-MAX_SCANS = 500
-"""Of a JPEG. Usual ones have one, or ten if they are progressive. A scan may be a few bytes and still goes through all
-pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
-The number is that of libjpeg-turbo's own option."""
-START_OF_SCAN = int.from_bytes(SCAN, "big")
-MARKER_AHEAD = re.compile(rb"\xff+[^\xff]", re.DOTALL)
-"""With the bytes that may fill the room before it."""
-ESCAPED = 0xFF00
-MAX_SEGMENTS = 500
-"""Of a JPEG, before its first scan, stray markers included. 20 MB have room for 320 full ones. Pillow keeps each, and
-copies what it has of the EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
 COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
@@ -100,8 +86,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(field, "the image is empty")
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
-    if data.startswith(JPEG) and _segments(data) > MAX_SEGMENTS:
-        raise InputError(field, f"the image has too many segments of metadata: at most {MAX_SEGMENTS} allowed")
+    check_segments(data, field)
     try:
         image: Image.Image = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -118,23 +103,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(
             field, f"the image is too large: {width} x {height} pixels given, at most {limits.max_pixels} allowed"
         )
-    if data.startswith(JPEG) and (scans := data.count(SCAN)) > MAX_SCANS:
-        raise InputError(field, f"the image has too many scans: {scans} given, at most {MAX_SCANS} allowed")
+    check_scans(data, width * height, limits.max_pixels, field)
     return image
-
-
-def _segments(data: bytes) -> int:
-    """Number of a JPEG's segments before its first scan, and of markers that have no place there, as Pillow finds them;
-    it is not counted beyond MAX_SEGMENTS + 1."""
-    count, place = 0, len(JPEG)
-    while count <= MAX_SEGMENTS and (found := MARKER_AHEAD.search(data, place)) is not None:
-        marker, place = int.from_bytes(data[found.end() - 2 : found.end()], "big"), found.end()
-        if marker == START_OF_SCAN or (marker not in MARKER and marker != ESCAPED):
-            break  # others are refused by Pillow
-        count += 1
-        if marker in MARKER and MARKER[marker][2] is not None:
-            place += max(2, int.from_bytes(data[place : place + 2], "big"))
-    return count
 
 
 def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Image:

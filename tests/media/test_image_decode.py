@@ -20,8 +20,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from models.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
-from service.media.image_decode import MAX_SCANS, MAX_SEGMENTS, SCAN, decode_image
+from service.media.image_decode import decode_image
 from service.media.image_in import read_image
+from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 from tests.media.samples import encoded, mutations, picture
@@ -226,6 +227,20 @@ def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
     for more in (0, MAX_SCANS - data.count(SCAN)):
         assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
     assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
+
+
+def test_a_large_picture_may_have_fewer_scans() -> None:
+    """What a camera appends is no scan of the picture, whatever it looks like, and a table is none."""
+    Image.new("RGB", (1000, 1000)).save(file := io.BytesIO(), "JPEG", progressive=True)
+    data, end = file.getvalue(), -2
+    last = data[data.rindex(SCAN) : end]
+    scans = data.count(SCAN)
+    table = b"\xff\xfe\x00\x04" + SCAN  # a comment
+    allowed = data[:end] + (MAX_LARGE_SCANS - scans) * last + 9 * table + data[end:] + 1000 * SCAN
+    assert decode(allowed).size == (1000, 1000)
+    more = (MAX_LARGE_SCANS - scans + 1) * (b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17) + last)
+    said = refusal(data[:end] + more + data[end:])
+    assert said == "the image has too many scans: 65 given, at most 64 allowed at its size"
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)
