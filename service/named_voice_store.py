@@ -78,7 +78,8 @@ def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
     except OSError as error:
         log.warning("the reference of a built-in voice cannot be stored: %s", error)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that is read-only says so even of files that are not there
+            unfinished.unlink()
 
 
 def _remove_abandoned(folder: Path) -> None:

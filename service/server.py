@@ -121,8 +121,10 @@ class Server(uvicorn.Server):
             await asyncio.sleep(SOCKET_POLL)
         if context.open_sockets:
             await asyncio.wait({asyncio.create_task(context.engine.stop())}, timeout=ABORT_GRACE)
+        left = max(0.0, end - self._loop.time())
+        self.config.timeout_graceful_shutdown = round(left + ABORT_GRACE)
         self.should_exit = True
-        await asyncio.sleep(max(0.0, end - self._loop.time()))
+        await asyncio.sleep(left)
         await context.engine.stop()
 
 
@@ -215,14 +217,18 @@ def prepare_process() -> None:
 
 
 def quiet_uvicorn() -> None:
-    """Keeps uvicorn from logging its own start and end, and an error for each WebSocket without a valid key."""
+    """Keeps uvicorn from logging its own start and end, and errors of clients as those of the server."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.WARNING)
-    logger.addFilter(_is_no_refusal)
+    logger.addFilter(_quietened)
 
 
-def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """False for uvicorn's error about a handshake without an answer: it logs that for one that was refused, too."""
+def _quietened(record: logging.LogRecord) -> bool:
+    """False for uvicorn's error about a handshake without an answer: it logs that for one that was refused, too. A
+    WebSocket's text that is no UTF-8 becomes a warning without a traceback, as HTTP that cannot be read is."""
+    if record.msg == "Invalid UTF-8 sequence received from client.":
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.exc_info = None
     return record.msg != "ASGI callable returned without completing handshake."
 
 

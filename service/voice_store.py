@@ -78,8 +78,10 @@ class VoiceStore:
         self._voices: dict[str, Voice] = {}
         self._changed = -1
         """Modification time of the directory when it was last read (ns)."""
+        self._unreadable = False
+        """Whether the directory could not be read when it was last looked at."""
         self._remove_abandoned()
-        self._refresh()
+        self._read_changes()
 
     def _remove_abandoned(self) -> None:
         """Deletes what interrupted uploads left behind; recent ones may still be written by another server."""
@@ -90,6 +92,18 @@ class VoiceStore:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _refresh(self) -> None:
+        """As _read_changes, but while the directory cannot be read, as one on a network that is away, the voices that
+        are known stay."""
+        try:
+            self._read_changes()
+        except OSError as error:
+            if not self._unreadable:
+                log.error("the directory of voices cannot be read: %s", error)
+            self._unreadable = True
+        else:
+            self._unreadable = False
+
+    def _read_changes(self) -> None:
         """Reads what has changed on disk since the last call; voices that cannot be read are skipped."""
         try:
             changed = self._directory.stat().st_mtime_ns

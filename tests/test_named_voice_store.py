@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -52,6 +53,27 @@ def test_a_file_system_without_hard_links_serves(tmp_path: Path, monkeypatch: py
     kept = load_named(tmp_path, "key")
     assert kept is not None and np.array_equal(kept, reference(1))
     assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+def test_a_voice_that_cannot_be_stored_lasts_as_long_as_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a read-only file system, which refuses even to delete a file that is not there."""
+    (tmp_path / FOLDER).mkdir()
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    save_named(tmp_path, "key", reference(1))
+    assert load_named(tmp_path, "key") is None
+
+
+def test_a_folder_that_is_none_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "voices").touch()
+    save_named(tmp_path / "voices", "key", reference(1))
+    assert load_named(tmp_path / "voices", "key") is None
 
 
 def test_weights_are_told_apart_wherever_they_lie(tmp_path: Path) -> None:

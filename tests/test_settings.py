@@ -152,6 +152,7 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
             "lexicon: no home is known for ~nobody-here/a.yaml; set HOME, or name another path",
         ),
         ({"api_key_file": "\0"}, "api_key_file: has bytes that are not utf-8, or a NUL"),
+        ({"max_body": "9" * 400}, f"max_body: must be at most {2**63 - 1} bytes ('{'9' * 79} given)"),
         ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
     ],
 )

@@ -160,6 +160,7 @@ def _serve(settings: Settings) -> int:
 
     from service.catalog import load_catalog
     from service.engine_config import configs_of_processes, supervised
+    from service.exits import end_soon
     from service.link.standby import begin_engines
     from service.listener import bind
 
@@ -179,7 +180,9 @@ def _serve(settings: Settings) -> int:
             settings = with_count(settings, processes)
         prepare_process()
         serve_all = serve_several if supervised(settings) else serve
-        return runner.run(serve_all(settings, catalog, listener, starts))
+        status = runner.run(serve_all(settings, catalog, listener, starts))
+        end_soon(status)
+        return status
 
 
 def _heed_signals_as_process_1() -> None:

@@ -16,16 +16,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
+from service.media.bmp_run_lengths import use_for_bmp
+from service.media.jpeg_limits import JPEG, check_scans, check_segments
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-
-JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
-MAX_SCANS = 500
-"""Of a JPEG. Usual ones have one, or ten if they are progressive. A scan may be a few bytes and still goes through all
-pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
-The number is that of libjpeg-turbo's own option."""
 
 PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
 COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
@@ -54,8 +50,11 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
+# Pillow warns of every fault of a picture's metadata: a client could fill the log, by a line for each of 65,536 tags.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+# It also warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
+use_for_bmp()
 
 
 def load_decoders() -> None:
@@ -87,6 +86,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(field, "the image is empty")
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    check_segments(data, field)
     try:
         image: Image.Image = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -103,8 +103,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(
             field, f"the image is too large: {width} x {height} pixels given, at most {limits.max_pixels} allowed"
         )
-    if data.startswith(JPEG) and (scans := data.count(SCAN)) > MAX_SCANS:
-        raise InputError(field, f"the image has too many scans: {scans} given, at most {MAX_SCANS} allowed")
+    check_scans(data, width * height, limits.max_pixels, field)
     return image
 
 

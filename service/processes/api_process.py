@@ -25,6 +25,7 @@ from service.api.http.shared_usage import UsageTable
 from service.api.operations import observe_life
 from service.api.request_stream import EngineError
 from service.children import wait_for_end_of_parent
+from service.exits import end_soon
 from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, FollowedEngine
 from service.logs import configure_logging
@@ -229,7 +230,10 @@ def main() -> int:
     quiet_uvicorn()
     keep_freed_memory()
     try:
-        return asyncio.run(serve(config))
+        with asyncio.Runner() as runner:
+            status = runner.run(serve(config))
+            end_soon(status)
+            return status
     except (CheckpointError, SettingsError) as error:
         log.error("%s", error)
         return CANNOT_START

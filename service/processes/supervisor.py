@@ -133,7 +133,7 @@ class Supervisor:
         settings = self._settings
         self._listener.close()
         self._processes.end()
-        await asyncio.sleep(settings.drain_delay + 2 * (settings.drain_timeout + ABORT_GRACE) + DRAIN_MARGIN)
+        await asyncio.sleep(settings.drain_delay + settings.drain_timeout + 2 * ABORT_GRACE + DRAIN_MARGIN)
         log.error("an API process does not end; it is killed")
         self._processes.end(signal.SIGKILL)
 

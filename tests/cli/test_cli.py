@@ -541,6 +541,31 @@ async def test_how_many_requests_a_shutdown_waits_for(
     assert f"draining {said}" in caplog.messages
 
 
+@pytest.mark.parametrize(("sockets", "seconds"), [(0, 600 + 3), (1, 3)], ids=["at once", "when WebSockets have ended"])
+async def test_how_long_requests_may_take_to_end(sockets: int, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """drain_timeout is for WebSockets and all other requests together."""
+    from service import server
+
+    now = 1000.0
+
+    async def sleep(for_seconds: float) -> None:
+        nonlocal now
+        now += for_seconds
+
+    async def stop() -> None:
+        pass
+
+    monkeypatch.setattr(server.asyncio, "sleep", sleep)
+    settings = SimpleNamespace(drain_delay=5, drain_timeout=600)
+    admission, engine = SimpleNamespace(in_flight=1), SimpleNamespace(drain=lambda: None, stop=stop)
+    context = SimpleNamespace(settings=settings, engine=engine, admission=admission, unvoiced=0, open_sockets=sockets)
+    context.drain_begun = asyncio.Event()
+    ended = server.Server(server.uvicorn.Config("", log_config=None), context)  # type: ignore[arg-type]
+    ended._loop = SimpleNamespace(time=lambda: now)  # type: ignore[assignment]
+    await ended._drain()
+    assert ended.should_exit and ended.config.timeout_graceful_shutdown == seconds
+
+
 def test_the_version_is_printed() -> None:
     first, second = (CliRunner().invoke(app, [word]).output for word in ("--version", "version"))
     assert first == second and first[0].isdigit()

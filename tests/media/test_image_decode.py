@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -13,12 +15,14 @@ import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from models.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
-from service.media.image_decode import MAX_SCANS, SCAN, decode_image
+from service.media.image_decode import decode_image
 from service.media.image_in import read_image
+from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 from tests.media.samples import encoded, mutations, picture
@@ -223,6 +227,59 @@ def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
     for more in (0, MAX_SCANS - data.count(SCAN)):
         assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
     assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
+
+
+def test_a_large_picture_may_have_fewer_scans() -> None:
+    """What a camera appends is no scan of the picture, whatever it looks like, and a table is none."""
+    Image.new("RGB", (1000, 1000)).save(file := io.BytesIO(), "JPEG", progressive=True)
+    data, end = file.getvalue(), -2
+    last = data[data.rindex(SCAN) : end]
+    scans = data.count(SCAN)
+    table = b"\xff\xfe\x00\x04" + SCAN  # a comment
+    allowed = data[:end] + (MAX_LARGE_SCANS - scans) * last + 9 * table + data[end:] + 1000 * SCAN
+    assert decode(allowed).size == (1000, 1000)
+    more = (MAX_LARGE_SCANS - scans + 1) * (b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17) + last)
+    said = refusal(data[:end] + more + data[end:])
+    assert said == "the image has too many scans: 65 given, at most 64 allowed at its size"
+
+
+@pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)
+def test_metadata_in_more_and_more_pieces(between: bytes) -> None:
+    """Pillow would copy all of the EXIF data for each piece. between: what it skips before a segment."""
+    data = encoded(picture(), "JPEG")
+    with Image.open(io.BytesIO(data)) as image:
+        assert isinstance(image, JpegImageFile)
+        kept = len(image.applist)
+    others = data[: data.index(SCAN)].count(b"\xff\xdb") + data[: data.index(SCAN)].count(b"\xff\xc4") + 1
+    piece = between + b"\xff\xe1\x00\x09Exif\x00\x00x"
+    few = (MAX_SEGMENTS - others - kept) // (2 if between in (b"\xff\x00", b"\xff\xd0", b"\xff\xf0") else 1)
+    place = 20  # behind the first segment, JFIF's
+    allowed = data[:place] + few * piece + data[place:]
+    if between == b"\xff\xf0":  # which libjpeg does not decode
+        assert "damaged" in refusal(allowed)
+    else:
+        assert np.array_equal(decode(allowed), decode(data))
+    assert "too many segments of metadata: at most 500 " in refusal(data[:place] + (few + 1) * piece + data[place:])
+
+
+DECODES = """
+import sys
+
+from service.media.image_decode import decode_image
+from service.media.limits import ImageLimits
+
+print(decode_image(sys.stdin.buffer.read(), field="image", limits=ImageLimits()).size)
+"""
+
+
+def test_faults_of_metadata_fill_no_log() -> None:
+    """Pillow warns of each tag. In a process of its own, since tests have other filters of warnings."""
+    tags = [struct.pack("<HHLL", tag, 2, 10_000_000, 8) for tag in range(0x9000, 0x9100)]  # texts beyond the end
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4)
+    data = with_chunk(encoded(picture(), "PNG"), b"eXIf", exif)
+    result = subprocess.run([sys.executable, "-c", DECODES], input=data, capture_output=True, check=True)
+    assert result.stdout.decode().strip() == str(picture().size)
+    assert not result.stderr
 
 
 def test_too_many_bytes() -> None:

@@ -92,6 +92,18 @@ def test_the_cpu_limit_ends_a_process() -> None:
     assert spinning.returncode == -signal.SIGXCPU
 
 
+def test_limits_stay_below_those_of_the_server() -> None:
+    """Only root can raise a hard limit, as of `ulimit` or a batch system."""
+    code = (
+        "from resource import *; kinds = RLIMIT_AS, RLIMIT_NOFILE, RLIMIT_CPU;"
+        "[setrlimit(kind, (most, most)) for kind, most in zip(kinds, (2 << 30, 40, 1000))];"
+        "from service.confined.privileges import allow_cpu, confine; confine(3 << 30); allow_cpu(2000);"
+        "print(*map(getrlimit, kinds))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"({2 << 30}, {2 << 30}) (40, 40) (1000, 1000)"
+
+
 async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
     """It is stopped before its job, so that the signal comes while the job waits for it, however fast it is."""
     pool = make_pool(WorkerLimits())

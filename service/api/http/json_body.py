@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from service.api.http.errors import bad_request
-from service.api.http.validation import explain, kinds, one_of
+from service.api.http.validation import TRUNCATED, explain, kinds, one_of
 
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
@@ -23,6 +23,10 @@ them take many times the memory of their text, and nothing else runs while they 
 the context of a model has fewer."""
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+HALF_A_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?\Z)")
+LONGEST_END = 12
+"""Bytes of the escape and of what is too short for another one."""
 
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
 """A value of a type that the field has, but too large, small, long or short."""
@@ -59,6 +63,19 @@ def parse(raw: bytes | str, kind: Any) -> Any:
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
             raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
         raise
+    except msgspec.DecodeError as error:
+        if str(error) == TRUNCATED and (half := _half_a_pair(raw)) is not None:
+            raise msgspec.DecodeError(f"unexpected end of escaped utf-16 surrogate pair (byte {half})") from error
+        raise
+
+
+def _half_a_pair(raw: bytes | str) -> int | None:
+    """Where the last characters hold the first half of a surrogate pair without the second, as of an emoji that was cut
+    in two; None if they do not. msgspec says that the text ends too early if fewer than six bytes follow it."""
+    data = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+    start = max(0, len(data) - LONGEST_END)
+    half = HALF_A_PAIR.search(data, start)
+    return None if half is None else half.end()
 
 
 def _without_mark(raw: bytes) -> bytes:

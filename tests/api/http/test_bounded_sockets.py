@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from service.api.http.bounded_sockets import FREE_FRAGMENTS, MAX_CONTROLS, MIN_FRAGMENT, TRY_LATER
+from service.server import quiet_uvicorn
 from tests.api.http.raw import PATIENCE, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import wait
@@ -66,6 +67,18 @@ def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size
     with opened(server) as connection:
         connection.sendall(message + frame(CONTINUED, b"}".ljust(size)))
         assert b"must be one of session.config" in close(connection)
+
+
+def test_text_that_is_no_utf8_is_no_error_of_the_server(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_uvicorn()
+    with opened(server) as connection:
+        connection.sendall(frame(TEXT, b"\xff"))
+        assert read_to_end(connection) == b"\x88\x02" + (1007).to_bytes(2, "big")
+    server.wait_idle()
+    (said,) = [record for record in caplog.records if "UTF-8" in record.getMessage()]
+    assert said.levelname == "WARNING" and said.exc_info is None
 
 
 @pytest.mark.parametrize("size", [0, 1, MIN_FRAGMENT - 1])

@@ -13,14 +13,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from service.api.http.admission import Admission
+from service.api.http.errors import ResponseCut
+from service.api.http.hosts import HostRule
+from service.api.http.middleware import RequestMiddleware
 from service.catalog import Catalog, load_catalog
 from service.hub import EMBEDDED
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
+from service.metrics import Metrics
 from service.settings import load_settings
-from tests.api.http.raw import chat_request, read_to_end, send
+from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
@@ -93,6 +99,58 @@ def test_a_client_that_leaves_while_it_sends(
         assert not counted(server, endpoint=endpoint, outcome="error")
         server.wait_idle()
     assert complaints(log) == []
+
+
+def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFixture) -> None:
+    with running_server() as server:
+        server.server.config.timeout_graceful_shutdown = 0
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+        connection = send(server, head.encode())
+        until(lambda: server.context.admission.in_flight)
+    with connection:
+        answer = read_answer(connection)
+    assert answer.status == 503 and answer.error["code"] == "shutting_down"
+    assert answer.headers["retry-after"] and answer.headers["connection"] == "close"
+    assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "overloaded"
+    assert not [record for record in log.records if record.exc_info]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_is_left_at_the_end_of_a_shutdown(begun: bool) -> None:
+    """An answer that has begun is cut, so that half of it does not look complete."""
+    sent: list[Message] = []
+    waits = asyncio.Event()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        waits.set()
+        await asyncio.Event().wait()
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    metrics = Metrics()
+    middleware = RequestMiddleware(
+        application,
+        endpoints={},
+        admission=Admission(1, 1 << 20, metrics),
+        metrics=metrics,
+        max_body=1 << 20,
+        body_timeout=60.0,
+        hosts=HostRule("127.0.0.1", (), keyed=False),
+    )
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    task = asyncio.create_task(middleware(scope, asyncio.Event().wait, keep))  # type: ignore[arg-type]
+    await waits.wait()
+    task.cancel()
+    if begun:
+        with pytest.raises(ResponseCut):
+            await task
+        assert len(sent) == 1
+    else:
+        await task
+        assert sent[0]["status"] == 503 and b"shutting_down" in sent[1]["body"]
 
 
 def breaks_off(config: EngineConfig, channel: Channel) -> None:

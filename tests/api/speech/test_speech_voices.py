@@ -394,6 +394,37 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
             second.result()
 
 
+def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, away = tmp_path / "voices", tmp_path / "away"
+    store = VoiceStore(directory, 5)
+    spoken, unread = (
+        store.add(name=name, encoder="e", consent="true", seconds=1.0, latents=patches(1))
+        for name in ("spoken", "unread")
+    )
+    store.latents(spoken)
+    directory.rename(away)
+    directory.touch()
+    assert store.voices() == sorted([spoken, unread], key=lambda voice: (voice.created_at, voice.id))
+    assert store.find("spoken") == spoken and store.find("other") is None
+    assert store.latents(spoken)
+    for attempt in (
+        lambda: store.latents(unread),
+        lambda: store.delete(unread.id),
+        lambda: store.add(name="new", encoder="e", consent="true", seconds=1.0, latents=patches(1)),
+    ):
+        with pytest.raises(VoiceStoreError) as caught:
+            attempt()
+        assert caught.value.reason == "disk"
+    assert caplog.text.count("the directory of voices cannot be read") == 1
+    directory.unlink()
+    away.rename(directory)
+    assert store.latents(unread)
+    store.delete(unread.id)
+    assert store.voices() == [spoken]
+
+
 def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
