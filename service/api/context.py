@@ -16,7 +16,7 @@ from service.api.chat.transcripts import SharedTranscripts, Transcripts
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.api.http.admission import Admission
-from service.api.http.errors import ApiError
+from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, shutting_down
 from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
 from service.api.http.turns import Turns
@@ -33,7 +33,6 @@ from service.voice_store import VoiceStore
 
 T = TypeVar("T")
 
-ENGINE_RETRY_AFTER = 2.0
 PATHS = {"chat": "/v1/chat/completions", "speech": "/v1/audio/speech"}
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
@@ -134,7 +133,7 @@ class ServerContext:
     def require_ready(self) -> None:
         """ApiError 503 with Retry-After unless the server accepts requests."""
         if self.draining:
-            raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
+            raise shutting_down()
         if not self.engine.ready:
             message = f"The engine is not ready ({self.engine.phase}); retry shortly."
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)

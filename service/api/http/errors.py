@@ -31,6 +31,8 @@ INSTEAD = {"completions": "/v1/chat/completions", "responses": "/v1/chat/complet
 told otherwise."""
 CLIENT_CLOSED = 499
 """Status in log and metrics when the client disconnected before the response started."""
+ENGINE_RETRY_AFTER = 2.0
+"""Seconds after which a client may ask again where the engine starts or ends."""
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -101,6 +103,10 @@ async def refuse_socket(error: ApiError, scope: Scope, receive: Receive, send: S
         await error.response()(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": 1008, "reason": error.code or ""})
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.admission import Admission
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket, shutting_down
 from service.api.http.hosts import HostRule
 from service.api.http.record import RequestRecord
 from service.api.tracing import Tracing, enter
@@ -25,7 +25,6 @@ log = logging.getLogger("reprise.access")
 SWITCHED = 101
 WEBSOCKET = "WEBSOCKET"
 """What stands for the method of one."""
-SHUTTING_DOWN = "The server is shutting down."
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -104,7 +103,7 @@ class RequestMiddleware:
             if status:
                 record.outcome = "aborted"
                 raise ResponseCut from None
-            await ApiError(503, SHUTTING_DOWN, code="shutting_down", retry_after=1.0).response()(scope, receive, answer)
+            await shutting_down().response()(scope, receive, answer)
         finally:
             record.ticket.release()
             self._in_progress(endpoint, -1)
