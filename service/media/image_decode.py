@@ -20,14 +20,10 @@ from service.media.bmp_run_lengths import use_for_bmp
 from service.media.jpeg_limits import JPEG, check_scans, check_segments
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
+from service.media.png_chunks import PNG, without_metadata
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
-PNG, LAST_CHUNK = b"\x89PNG\r\n\x1a\n", b"IEND"
-COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE = b"zTXt", b"iTXt", b"iCCP"
-COMPRESSED = (COMPRESSED_TEXT, INTERNATIONAL_TEXT, COLOUR_PROFILE)
-ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
-"""Names of texts in a PNG that may say which side is up."""
 BEGINNINGS = (JPEG, PNG, b"GIF8")
 """Of pictures that are supported: without the rest of its head, Pillow does not take a file for one."""
 DAMAGED = "the image is damaged or truncated"
@@ -87,8 +83,9 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
     check_segments(data, field)
+    bare = without_metadata(data, field)
     try:
-        image: Image.Image = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(bare), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(field, f"the image is too large: at most {limits.max_pixels} pixels allowed") from error
     except Exception as error:  # plugins raise anything on hostile bytes; their texts may have memory addresses
@@ -122,25 +119,6 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
         raise InputError(field, DAMAGED) from error
     transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return picture if transpose is None else picture.transpose(transpose)
-
-
-def _without_texts(data: bytes) -> bytes:
-    """A PNG without its compressed texts and its colour profile, since Pillow refuses pictures with a large one. Texts
-    that may turn the picture stay."""
-    if not data.startswith(PNG) or not any(kind in data for kind in COMPRESSED):
-        return data
-    kept: list[memoryview] = []
-    view, start, place = memoryview(data), 0, len(PNG)
-    while place + 8 <= len(data) and (kind := data[place + 4 : place + 8]) != LAST_CHUNK:
-        end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-        if kind in COMPRESSED:
-            name, _, rest = data[place + 8 : end].partition(b"\0")
-            packed = kind == COMPRESSED_TEXT or rest[:1] != b"\0"
-            if kind == COLOUR_PROFILE or (packed and name not in ORIENTING):
-                kept.append(view[start:place])
-                start = end
-        place = end
-    return b"".join([*kept, view[start:]]) if kept else data
 
 
 def _refuse_large_text(error: Exception, field: str) -> None:

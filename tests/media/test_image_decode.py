@@ -25,6 +25,7 @@ from service.media.image_in import read_image
 from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
+from service.media.png_chunks import MAX_CHUNKS, without_metadata
 from tests.media.samples import encoded, mutations, picture
 
 FIELD = "messages[0].content[1].image_url"
@@ -204,6 +205,29 @@ def test_large_texts_are_left_out(kind: bytes, head: bytes, last: bool) -> None:
     assert np.array_equal(decode(data), decode(plain))
     needed = with_chunk(plain, kind, b"XML:com.adobe.xmp" + head + text, last=last)
     assert "compressed text of more than 1 MB" in refusal(needed)
+
+
+@pytest.mark.parametrize("kind", [b"tEXt", b"gAMA", b"prVt"])
+def test_nothing_of_a_png_is_kept_that_it_is_seen_without(kind: bytes) -> None:
+    """Pillow keeps several copies of a text."""
+    plain = encoded(picture(), "PNG")
+    data = with_chunk(with_chunk(plain, kind, b"name\0" + bytes(100_000)), kind, b"more\0text", last=True)
+    assert without_metadata(data, "image") == plain
+
+
+def test_what_is_no_chunk_is_left_to_pillow() -> None:
+    plain = encoded(picture(), "PNG")
+    text = with_chunk(plain, b"tEXt", b"name\0text")
+    for data in (b"", text[:8], text[:40], text[:45], text.replace(b"tEXt", b"t\0Xt"), b"GIF89a" + text):
+        assert without_metadata(data, "image") == data
+    assert without_metadata(text[:-5], "image") == plain[:-5]
+
+
+def test_a_png_of_very_many_chunks_is_refused() -> None:
+    empty = struct.pack(">I", 0) + b"prVt" + struct.pack(">I", zlib.crc32(b"prVt"))
+    plain = encoded(picture(), "PNG")
+    assert np.array_equal(decode(plain[:33] + 1000 * empty + plain[33:]), decode(plain))
+    assert "too many chunks: at most 100000 allowed" in refusal(plain[:33] + MAX_CHUNKS * empty + plain[33:])
 
 
 def test_a_large_colour_profile_is_left_out() -> None:
