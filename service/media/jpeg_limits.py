@@ -17,7 +17,7 @@ MAX_SEGMENTS = 500
 """Before the first scan, stray markers included. 20 MB have room for 320 full ones. Pillow keeps each, and copies what
 it has of the EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
 MOST_STEPS = 100_000
-"""Segments that are looked at."""
+"""Segments that are looked at, scans among them."""
 
 START_OF_SCAN, END_OF_IMAGE, ESCAPED = 0xFFDA, 0xFFD9, 0xFF00
 WITHOUT_LENGTH = frozenset({0xFF01, 0xFFD8})
@@ -37,7 +37,7 @@ def check_scans(data: bytes, pixels: int, max_pixels: int, field: str) -> None:
     """InputError for too many scans, each of which goes through all `pixels`."""
     most = min(MAX_SCANS, MAX_LARGE_SCANS * max_pixels // pixels)
     # Counted fast, with bytes that only look like a scan, as in what cameras append; then exactly where it matters.
-    if data.startswith(JPEG) and data.count(SCAN) > most and (scans := _scans(data)) > most:
+    if data.startswith(JPEG) and data.count(SCAN) > most and (scans := _scans(data, field)) > most:
         raise InputError(field, f"the image has too many scans: {scans} given, at most {most} allowed at its size")
 
 
@@ -55,18 +55,19 @@ def _segments(data: bytes) -> int:
     return count
 
 
-def _scans(data: bytes) -> int:
-    """Number of scans up to the end of the picture, as libjpeg finds them."""
+def _scans(data: bytes, field: str) -> int:
+    """Number of scans up to the end of the picture, as libjpeg finds them. InputError for so many segments between them
+    that they cannot be counted in a short time."""
     count, place = 0, len(JPEG)
     for _ in range(MOST_STEPS):
         found = MARKER_BEHIND_SCAN.search(data, place)
         if found is None or (marker := _marker(data, found)) == END_OF_IMAGE:
-            break
+            return count
         place = found.end()
         if marker not in WITHOUT_LENGTH:
             count += marker == START_OF_SCAN
             place += _length(data, place)
-    return count
+    raise InputError(field, f"the image has too many segments between its scans: at most {MOST_STEPS} allowed")
 
 
 def _marker(data: bytes, found: re.Match[bytes]) -> int:

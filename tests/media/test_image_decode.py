@@ -22,7 +22,7 @@ from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
 from service.media.image_decode import decode_image
 from service.media.image_in import read_image
-from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, SCAN
+from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, MOST_STEPS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 from service.media.png_chunks import MAX_CHUNKS, without_metadata
@@ -265,6 +265,15 @@ def test_a_large_picture_may_have_fewer_scans() -> None:
     more = (MAX_LARGE_SCANS - scans + 1) * (b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17) + last)
     said = refusal(data[:end] + more + data[end:])
     assert said == "the image has too many scans: 65 given, at most 64 allowed at its size"
+
+
+def test_scans_behind_more_segments_than_are_looked_at() -> None:
+    Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
+    data, end = file.getvalue(), -2
+    last = data[data.rindex(SCAN) : end]
+    hidden = MOST_STEPS * b"\xff\xfe\x00\x02" + (MAX_SCANS + 1) * last
+    said = refusal(data[:end] + hidden + data[end:])
+    assert said == "the image has too many segments between its scans: at most 100000 allowed"
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)
