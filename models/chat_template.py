@@ -119,11 +119,11 @@ class ChatTemplate:
             return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
         except TemplateError as error:
             raise InputError("messages", f"the chat template refuses these messages: {error}") from error
-        except TypeError as error:
+        except Exception as error:  # whatever Python's methods of strings and numbers raise, perhaps with text of them
+            text = f"the chat template cannot render these messages ({type(error).__name__})"
             # A template for text joins the content as a string; pictures make it a list of parts.
-            if all(isinstance(message["content"], str) for message in messages):
-                raise
-            text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
+            if isinstance(error, TypeError) and any(isinstance(message["content"], list) for message in messages):
+                text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
             raise InputError("messages", text) from error
 
     def _turn(self, message: Turn) -> Turn:

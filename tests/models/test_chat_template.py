@@ -211,3 +211,13 @@ def test_results_of_tools_come_as_parts_where_a_template_shows_no_strings() -> N
     call = {"type": "function", "function": {"name": "weather", "arguments": {}}}
     asked = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert "sunny" in template.render([*TURN, asked, {"role": "tool", "content": "sunny"}])
+
+
+@pytest.mark.parametrize(
+    "fault", ["{{ 1 // 0 }}", "{{ messages[0].content | int(none) + 1 }}", "{{ 'x'.index('secret') }}"]
+)
+def test_a_template_that_fails_on_a_conversation_makes_no_other_error(fault: str) -> None:
+    template = ChatTemplate(fault, {})
+    with pytest.raises(InputError, match=r"cannot render these messages \(\w+Error\)") as refused:
+        template.render([{"role": "user", "content": "secret"}])
+    assert "secret" not in str(refused.value)
