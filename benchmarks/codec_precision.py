@@ -7,6 +7,7 @@ Signal-to-noise ratios in dB of streamed audio against the plain modules in floa
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
 from typing import Any
@@ -103,4 +104,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -14,6 +14,7 @@ alternative, so that an answer without such steps would be the same.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
@@ -157,4 +158,5 @@ def main(size: int = PUBLISHED) -> Path:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -200,7 +200,6 @@ class Simulation:
 
     def __init__(self, folder: Path) -> None:
         worker.Readback = Readback  # type: ignore[misc, assignment]
-        worker.mark = lambda device: None  # type: ignore[attr-defined]
         runners.MaskTable = Table  # type: ignore[misc]
         self.masks = PacedMasks()
         table = np.full((64, -(-VOCABULARY // 32)), -1, np.int32)

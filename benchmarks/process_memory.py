@@ -8,6 +8,7 @@ Qwen2-VL and built one grammar. resident_bytes: of the process; private_bytes: w
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import tempfile
 import time
@@ -81,4 +82,5 @@ def main() -> Path:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

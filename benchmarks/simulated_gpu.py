@@ -189,7 +189,7 @@ def without_pixels(encoder: Any) -> None:
 
 def engine(config: EngineConfig, channel: Channel) -> None:
     """An EngineEntry."""
-    worker.Readback, worker.mark = Readback, mark  # type: ignore[misc, assignment, attr-defined]
+    worker.Readback = Readback  # type: ignore[misc, assignment]
     vision.mark = mark  # type: ignore[assignment]
     graphs._CPU_PAGES = (ANY_PAGES,)  # type: ignore[assignment]
     routes.PREFILL_TOKENS["cpu"] = routes.PREFILL_TOKENS["cuda"]

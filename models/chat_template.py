@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -20,10 +21,13 @@ from models.media import ChatMessage
 from models.published import read_optional_json
 from models.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
+log = logging.getLogger(__name__)
+
 _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 """Code points that Unicode reserves for a program's own use (noncharacters)."""
 
 _PROBE = "a text to look for"
+_CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 _OTHER_CALLS = re.compile(r"<function=|<arg_key>")
 """Ways to write a call inside the same tags that are not a JSON object."""
@@ -98,10 +102,8 @@ class ChatTemplate:
             raise CheckpointError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
-        self.parts_only: frozenset[str] = frozenset()
-        for role in ("user", "system", "assistant"):
-            if not self._shows(role, _PROBE) and self._shows(role, _as_part(_PROBE)):
-                self.parts_only |= {role}
+        roles = ("system", "user", "assistant", *(["tool"] if self.knows_tools else []))
+        self.parts_only = frozenset(role for role in roles if self._shows_parts_only(role))
 
     def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
         """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
@@ -117,11 +119,11 @@ class ChatTemplate:
             return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
         except TemplateError as error:
             raise InputError("messages", f"the chat template refuses these messages: {error}") from error
-        except TypeError as error:
+        except Exception as error:  # whatever Python's methods of strings and numbers raise, perhaps with text of them
+            text = f"the chat template cannot render these messages ({type(error).__name__})"
             # A template for text joins the content as a string; pictures make it a list of parts.
-            if all(isinstance(message["content"], str) for message in messages):
-                raise
-            text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
+            if isinstance(error, TypeError) and any(isinstance(message["content"], list) for message in messages):
+                text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
             raise InputError("messages", text) from error
 
     def _turn(self, message: Turn) -> Turn:
@@ -130,17 +132,38 @@ class ChatTemplate:
             return message
         return {**message, "content": _as_part(text)}
 
-    def _shows(self, role: str, content: str | list[dict[str, str]]) -> bool:
-        """Whether a message of this role with _PROBE as its content is in the prompt. False if the template refuses
-        it."""
-        turn: Turn = {"role": role, "content": content}
-        question = self._turn({"role": "user", "content": "?"})
-        turns = {"user": [turn], "system": [turn, question], "assistant": [question, turn, question]}[role]
+    def _shows_parts_only(self, role: str) -> bool:
+        return not self._shows({"role": role, "content": _PROBE}) and self._shows(
+            {"role": role, "content": _as_part(_PROBE)}
+        )
+
+    def _shows(self, turn: Turn) -> bool:
+        """Whether a message with _PROBE in its content is in the prompt of a conversation that the template does not
+        refuse: of some, all others must be lists of parts, or the first one the system's."""
         given = {"tools": None, "documents": None, **self._special_tokens}
-        try:
-            return _PROBE in self._template.render(messages=turns, add_generation_prompt=True, **given)
-        except (TemplateError, TypeError):
-            return False
+        for turns in _conversations_with(turn):
+            try:
+                if _PROBE in self._template.render(messages=turns, add_generation_prompt=True, **given):
+                    return True
+            except Exception:  # A template can raise whatever Python's methods of strings and numbers raise.
+                log.debug("the chat template refuses a message of %s", turn["role"], exc_info=True)
+        return False
+
+
+def _conversations_with(turn: Turn) -> Iterator[list[Turn]]:
+    """Conversations in which a message of this role may stand, the usual ones first."""
+    role = turn["role"]
+    contents: tuple[Any, ...] = ("?", _as_part("?"))
+    for content in contents:
+        system, question = {"role": "system", "content": content}, {"role": "user", "content": content}
+        calls = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
+        if role == "system":
+            yield [turn, question]
+            continue
+        places = {"user": [turn], "assistant": [question, turn, question], "tool": [question, calls, turn]}
+        turns: list[Turn] = places[role]
+        yield turns
+        yield [system, *turns]
 
 
 def _as_part(text: str) -> list[dict[str, str]]:

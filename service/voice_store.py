@@ -80,6 +80,8 @@ class VoiceStore:
         """Modification time of the directory when it was last read (ns)."""
         self._unreadable = False
         """Whether the directory could not be read when it was last looked at."""
+        self._skipped: dict[str, bool] = {}
+        """What could not be read as a voice, and whether it is tried again."""
         self._remove_abandoned()
         self._read_changes()
 
@@ -112,7 +114,6 @@ class VoiceStore:
             names = [path.name for path in self._directory.iterdir() if not path.name.startswith(".")]
         except FileNotFoundError:
             changed, names = -1, []
-        self._changed = changed
         self._voices = {name: self._voices[name] for name in names if name in self._voices}
         for id_ in self._cache.keys() - self._voices.keys():
             del self._cache[id_]
@@ -120,14 +121,21 @@ class VoiceStore:
             voice = self._read(self._directory / name)
             if voice is not None:
                 self._voices[name] = voice
+        left = set(names) - self._voices.keys()
+        self._skipped = {name: again for name, again in self._skipped.items() if name in left}
+        self._changed = -1 if any(self._skipped.values()) else changed
 
     def _read(self, path: Path) -> Voice | None:
         try:
             voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
+            return voice if voice.id == path.name and (path / LATENTS).is_file() else None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("voice %s cannot be read and is skipped: %s", path.name, error)
-            return None
-        return voice if voice.id == path.name and (path / LATENTS).is_file() else None
+            if path.name not in self._skipped:
+                log.warning("voice %s cannot be read and is skipped: %s", path.name, error)
+            # As of a network that is away. A file system may have directories of its own, which are no voices.
+            passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NotADirectoryError)
+            self._skipped[path.name] = passing and ID.fullmatch(path.name) is not None
+        return None
 
     def voices(self) -> list[Voice]:
         with self._lock:

@@ -31,6 +31,7 @@ class RunLengthDecoder(ImageFile.PyDecoder):
         file, place = self.fd.read(), 0
         width = self.state.xsize
         size, end = width * self.state.ysize, len(file) - 1
+        unpacked = _two_pixels(file) if four_bits else bytearray()  # at once: files may have millions of short runs
         data = bytearray()
         x = 0
         while len(data) < size and place < end:
@@ -39,8 +40,10 @@ class RunLengthDecoder(ImageFile.PyDecoder):
             if count:
                 count = min(count, width - x)
                 if count > 0:
-                    run = file[place - 1 : place]
-                    data += (_two_pixels(run) * ((count + 1) // 2))[:count] if four_bits else run * count
+                    if four_bits:
+                        data += (unpacked[2 * place - 2 : 2 * place] * ((count + 1) // 2))[:count]
+                    else:
+                        data += file[place - 1 : place] * count
                     x += count
             elif value == END_OF_LINE:
                 if rest := len(data) % width:
@@ -58,10 +61,10 @@ class RunLengthDecoder(ImageFile.PyDecoder):
             else:
                 count = min(size - len(data), value)
                 length = (count + 1) // 2 if four_bits else count
-                literal = file[place : place + length]
+                complete = place + length <= len(file)
+                data += unpacked[2 * place : 2 * place + count] if four_bits else file[place : place + length]
                 place += length
-                data += _two_pixels(literal)[:count] if four_bits else literal
-                if len(literal) < length or len(data) == size:
+                if not complete or len(data) == size:
                     break
                 x += value
                 place += (start + place) % 2  # literal pixels are padded to 16 bits

@@ -3,6 +3,8 @@ refuses pictures with a large compressed one."""
 
 from __future__ import annotations
 
+import re
+
 from models.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -11,6 +13,8 @@ NEEDED = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"acTL", b"fcTL
 TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 ORIENTING = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """Names of texts that may say which side is up."""
+KIND = re.compile(rb"\w{4}")
+"""What Pillow takes for a kind of chunk; the standard has letters alone."""
 HEAD, TAIL = 8, 4
 """Bytes of a chunk before and behind its data: length and kind, and the checksum."""
 MAX_CHUNKS = 100_000
@@ -27,7 +31,7 @@ def without_metadata(data: bytes, field: str) -> bytes:
     for _ in range(MAX_CHUNKS):
         kind = data[place + 4 : place + HEAD]
         end = place + HEAD + int.from_bytes(data[place : place + 4], "big") + TAIL
-        if kind == LAST_CHUNK or not kind.isalpha() or end > len(data):
+        if kind == LAST_CHUNK or not KIND.fullmatch(kind) or end > len(data):
             return b"".join([*kept, view[start:]]) if kept else data
         if kind not in NEEDED and not (kind in TEXTS and _name(data, place) in ORIENTING):
             kept.append(view[start:place])

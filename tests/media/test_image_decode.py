@@ -22,7 +22,7 @@ from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
 from service.media.image_decode import decode_image
 from service.media.image_in import read_image
-from service.media.jpeg_limits import MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, SCAN
+from service.media.jpeg_limits import MAX_FILLING, MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, MOST_STEPS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 from service.media.png_chunks import MAX_CHUNKS, without_metadata
@@ -223,8 +223,10 @@ def test_what_is_no_chunk_is_left_to_pillow() -> None:
     assert without_metadata(text[:-5], "image") == plain[:-5]
 
 
-def test_a_png_of_very_many_chunks_is_refused() -> None:
-    empty = struct.pack(">I", 0) + b"prVt" + struct.pack(">I", zlib.crc32(b"prVt"))
+@pytest.mark.parametrize("kind", [b"prVt", b"pr0t", b"p_Vt"], ids=repr)
+def test_a_png_of_very_many_chunks_is_refused(kind: bytes) -> None:
+    """Of kinds that no standard allows, too: Pillow skips them."""
+    empty = struct.pack(">I", 0) + kind + struct.pack(">I", zlib.crc32(kind))
     plain = encoded(picture(), "PNG")
     assert np.array_equal(decode(plain[:33] + 1000 * empty + plain[33:]), decode(plain))
     assert "too many chunks: at most 100000 allowed" in refusal(plain[:33] + MAX_CHUNKS * empty + plain[33:])
@@ -265,6 +267,34 @@ def test_a_large_picture_may_have_fewer_scans() -> None:
     more = (MAX_LARGE_SCANS - scans + 1) * (b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17) + last)
     said = refusal(data[:end] + more + data[end:])
     assert said == "the image has too many scans: 65 given, at most 64 allowed at its size"
+
+
+@pytest.mark.parametrize("filling", [b"\0", b"\xff"], ids=repr)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_bytes_between_segments(filling: bytes, damaged: bool) -> None:
+    """Where no marker follows, the search for it takes no longer: it took hours."""
+    data, place = encoded(picture(), "JPEG"), 20  # behind the first segment, JFIF's
+    rest = b"" if damaged else data[place:]
+    few = data[:place] + 1000 * filling + rest
+    assert "damaged" in refusal(few) if damaged else np.array_equal(decode(few), decode(data))
+    said = refusal(data[:place] + (MAX_FILLING + 1) * filling + rest)
+    assert said == "the image has too many bytes between its segments: at most 1000000 allowed"
+
+
+def test_the_search_for_scans_goes_through_a_row_of_bytes_once() -> None:
+    """It took hours."""
+    data = encoded(picture(), "JPEG")
+    filled = data[:-2] + 3_000_000 * b"\xff" + b"\0" + data[-2:] + (MAX_SCANS + 1) * SCAN
+    assert np.array_equal(decode(filled), decode(data))
+
+
+def test_scans_behind_more_segments_than_are_looked_at() -> None:
+    Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
+    data, end = file.getvalue(), -2
+    last = data[data.rindex(SCAN) : end]
+    hidden = MOST_STEPS * b"\xff\xfe\x00\x02" + (MAX_SCANS + 1) * last
+    said = refusal(data[:end] + hidden + data[end:])
+    assert said == "the image has too many segments between its scans: at most 100000 allowed"
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)

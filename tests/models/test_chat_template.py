@@ -185,7 +185,39 @@ def test_texts_come_as_parts_where_a_template_shows_no_strings(tmp_path: Path) -
             "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
             {"user", "assistant"},
         ),
+        (
+            "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
+            {"system", "user", "assistant"},
+        ),
+        (
+            "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+            "{{ m.content if m.role == 'system' else m.content[0].text }}",
+            {"user", "assistant"},
+        ),
+        ("{% if m.content is string %}{{ 1 / 0 }}{% endif %}{{ m.content[0].text }}", {"system", "user", "assistant"}),
+        ("{{ m.content.index('#') }}{{ m.content }}", set()),
     ],
 )
 def test_which_roles_need_parts(shown: str, roles: set[str]) -> None:
     assert ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}", {}).parts_only == roles
+
+
+def test_results_of_tools_come_as_parts_where_a_template_shows_no_strings() -> None:
+    calls = "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}{% endfor %}"
+    template = ChatTemplate(
+        PARTS.replace("{% endfor %}<|im_end|>", f"{{% endfor %}}{calls}{{{{ tools }}}}<|im_end|>"), {}
+    )
+    assert template.knows_tools
+    call = {"type": "function", "function": {"name": "weather", "arguments": {}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert "sunny" in template.render([*TURN, asked, {"role": "tool", "content": "sunny"}])
+
+
+@pytest.mark.parametrize(
+    "fault", ["{{ 1 // 0 }}", "{{ messages[0].content | int(none) + 1 }}", "{{ 'x'.index('secret') }}"]
+)
+def test_a_template_that_fails_on_a_conversation_makes_no_other_error(fault: str) -> None:
+    template = ChatTemplate(fault, {})
+    with pytest.raises(InputError, match=r"cannot render these messages \(\w+Error\)") as refused:
+        template.render([{"role": "user", "content": "secret"}])
+    assert "secret" not in str(refused.value)

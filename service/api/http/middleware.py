@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -100,10 +100,9 @@ class RequestMiddleware:
             raise
         except asyncio.CancelledError:
             # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
-            if status:
+            if status or not await _sent_at_once(shutting_down().response()(scope, receive, answer)):
                 record.outcome = "aborted"
                 raise ResponseCut from None
-            await shutting_down().response()(scope, receive, answer)
         finally:
             record.ticket.release()
             self._in_progress(endpoint, -1)
@@ -223,3 +222,13 @@ class RequestMiddleware:
                 **traced,
             },
         )
+
+
+async def _sent_at_once(answer: Awaitable[None]) -> bool:
+    """Sends an answer unless the client must first read what was sent before: nobody waits for it any more."""
+    try:
+        async with asyncio.timeout(0):
+            await answer
+    except (TimeoutError, asyncio.CancelledError):
+        return False
+    return True

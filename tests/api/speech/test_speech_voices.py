@@ -425,6 +425,40 @@ def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
     assert store.voices() == [spoken]
 
 
+def test_a_voice_whose_files_cannot_be_read_for_a_while_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing changes in the directory when a network is there again."""
+    added = [
+        VoiceStore(tmp_path, 3).add(name=name, encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+        for name in ("Ada", "Grace")
+    ]
+    os.utime(tmp_path, ns=(0, 0))
+    away = True
+
+    def failing(read: Any) -> Any:
+        def attempt(path: Path, *arguments: Any) -> Any:
+            if away and path.parent.name == added[0].id:
+                raise OSError(errno.EIO, "away")
+            return read(path, *arguments)
+
+        return attempt
+
+    (tmp_path / "lost+found").mkdir()
+    os.utime(tmp_path, ns=(0, 0))
+    for name in ("read_bytes", "is_file"):
+        with monkeypatch.context() as patched:
+            away = True
+            patched.setattr(Path, name, failing(getattr(Path, name)))
+            store = VoiceStore(tmp_path, 3)
+            caplog.clear()
+            for _ in range(3):
+                assert store.voices() == [added[1]]
+            assert not caplog.text
+            away = False
+            assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
+
+
 def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
