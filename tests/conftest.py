@@ -17,6 +17,7 @@ import torch
 from httpx._transports import default as transports
 from hypothesis import HealthCheck, settings
 
+from tests.support.delays import delay_engines
 from tests.support.interpreter import quicken
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS
@@ -44,6 +45,10 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--delays", action="store_true", help="engines in threads and event loops are late, at random")
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected lives to the end: the garbage collector need not look through it again."""
     gc.collect()
@@ -66,6 +71,14 @@ def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
     # Of a server that is idle for a moment, tests would count steps and requests that nobody asked for.
     os.environ["REPRISE_VOICES_AT_START"] = "none"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def delays(pytestconfig: pytest.Config) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if pytestconfig.getoption("--delays"):
+            delay_engines(patch)
+        yield
 
 
 @pytest.fixture(scope="session")
