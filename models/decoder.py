@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,38 +17,11 @@ from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
-from models.layers.rotary import (
-    inverse_frequencies,
-    longrope_inverse_frequencies,
-    rotary_cos_sin,
-    section_axes,
-    yarn_inverse_frequencies,
-)
+from models.layers.rotary import rotary_cos_sin, section_axes
 from models.published import rope_field
+from models.rope_scaling import LongRope, Yarn, read_rope_scaling, scaled_frequencies
 
 _QWEN3_HEAD_DIM = 128
-
-
-@dataclass(frozen=True)
-class LongRope:
-    """LongRoPE (arXiv:2402.13753): factors of the rotary frequencies, each a list of head_dim / 2 numbers."""
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_positions: int
-    factor: float | None = None
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """YaRN (models.layers.rotary.yarn_inverse_frequencies). scale: factor of cosines and sines."""
-
-    factor: float
-    original_max_positions: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +70,7 @@ class DecoderConfig:
             _, rope = rope_field(config)
             theta = rope.get("rope_theta") or config["rope_theta"]
             max_positions = int(config["max_position_embeddings"])
-            mrope_section, scaling = _rope_scaling(rope, block.head_dim, max_positions)
+            mrope_section, scaling = read_rope_scaling(rope, block.head_dim, max_positions)
             return cls(
                 vocab_size=int(config["vocab_size"]),
                 num_layers=int(config["num_hidden_layers"]),
@@ -142,80 +114,6 @@ def _block_config(
     )
 
 
-def _rope_scaling(
-    rope: Mapping[str, Any], head_dim: int, max_positions: int
-) -> tuple[tuple[int, ...], LongRope | Yarn | None]:
-    kind = _rope_type(rope)
-    sections = tuple(int(size) for size in rope.get("mrope_section", ()))
-    # Interleaved sections need not add up: as in the reference, turns beyond head_dim / 2 are dropped.
-    if sections and sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
-        raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
-    if kind == "default":
-        return sections, None
-    if kind == "yarn":
-        return sections, _yarn(rope, max_positions)
-    if kind == "longrope" and not sections:
-        return (), _longrope(rope, head_dim, max_positions)
-    raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
-
-
-def _rope_type(rope: Mapping[str, Any]) -> str:
-    """transformers 4.45 and later write rope_type "default" instead of "mrope"; mrope_section stays."""
-    kinds = [rope[name] for name in ("rope_type", "type") if rope.get(name)]
-    named = {"default" if kind == "mrope" else str(kind) for kind in kinds}
-    if len(named) > 1:
-        # Of these two, releases of transformers prefer different ones.
-        raise CheckpointError(
-            f"config.json: rope_scaling.rope_type is {rope['rope_type']!r}, but type, its older name, is "
-            f"{rope['type']!r}"
-        )
-    return named.pop() if named else "default"
-
-
-def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn:
-    """Fields that are absent or null have the values of transformers."""
-    for name in ("mscale", "mscale_all_dim"):
-        if rope.get(name) is not None:
-            raise CheckpointError(f"config.json: {name} of a rope_scaling of type 'yarn' is not supported")
-    original = int(rope.get("original_max_position_embeddings") or max_positions)
-    factor = float(rope["factor"] or max_positions / original)
-    default_scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-    scale = rope.get("attention_factor")
-    return Yarn(
-        factor=factor,
-        original_max_positions=original,
-        beta_fast=fast,
-        beta_slow=slow,
-        truncate=bool(rope.get("truncate", True)),
-        scale=default_scale if scale is None else float(scale),
-    )
-
-
-def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> LongRope:
-    if rope.get("attention_factor") is not None:
-        raise CheckpointError("config.json: attention_factor of a rope_scaling of type 'longrope' is not supported")
-    factor, original = rope.get("factor"), int(rope["original_max_position_embeddings"])
-    if max_positions > original and rope["long_factor"] != rope["short_factor"]:
-        # The reference switches to the long factors with the first prompt that is longer than the original length.
-        raise CheckpointError(
-            f"config.json: max_position_embeddings {max_positions} is over original_max_position_embeddings "
-            f"{original}, and long_factor is not short_factor: factors that change with the length are not supported"
-        )
-    for name in ("short_factor", "long_factor"):
-        if len(rope[name]) != head_dim // 2:
-            raise CheckpointError(
-                f"config.json: rope_scaling.{name} has {len(rope[name])} numbers, expected {head_dim // 2} for a "
-                f"head_dim of {head_dim}"
-            )
-    return LongRope(
-        short_factor=tuple(rope["short_factor"]),
-        long_factor=tuple(rope["long_factor"]),
-        original_max_positions=original,
-        factor=float(factor) if factor is not None else None,
-    )
-
-
 class CausalDecoder(nn.Module):
     """Runs packed rows through all layers over a paged cache. Implements models.protocol.Decoder; can be captured."""
 
@@ -238,7 +136,9 @@ class CausalDecoder(nn.Module):
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
         self.tied_head: E4M3Weight | None = None
-        frequencies, self.rope_scale = _frequencies(config)
+        frequencies, self.rope_scale = scaled_frequencies(
+            config.scaling, config.block.head_dim, config.rope_theta, config.max_positions
+        )
         axes = None
         if config.mrope_section:
             sections, count = config.mrope_section, len(frequencies)
@@ -281,32 +181,6 @@ class CausalDecoder(nn.Module):
         hold_in_e4m3(self)
         if self.head is None and whole:
             self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
-
-
-def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    head_dim, theta, scaling = config.block.head_dim, config.rope_theta, config.scaling
-    if scaling is None:
-        return inverse_frequencies(head_dim, theta), 1.0
-    if isinstance(scaling, Yarn):
-        frequencies = yarn_inverse_frequencies(
-            head_dim,
-            theta,
-            factor=scaling.factor,
-            original_max_positions=scaling.original_max_positions,
-            beta_fast=scaling.beta_fast,
-            beta_slow=scaling.beta_slow,
-            truncate=scaling.truncate,
-        )
-        return frequencies, scaling.scale
-    return longrope_inverse_frequencies(
-        head_dim,
-        theta,
-        short_factor=scaling.short_factor,
-        long_factor=scaling.long_factor,
-        max_positions=config.max_positions,
-        original_max_positions=scaling.original_max_positions,
-        factor=scaling.factor,
-    )
 
 
 def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "decoder.") -> list[Rule]:

@@ -48,36 +48,6 @@ def longrope_inverse_frequencies(
     return frequencies, scale
 
 
-def yarn_inverse_frequencies(
-    head_dim: int,
-    theta: float,
-    *,
-    factor: float,
-    original_max_positions: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-) -> Tensor:
-    """YaRN (arXiv:2309.00071, section 3.2), float32 [head_dim / 2]: frequencies that turn at least `beta_fast` times in
-    original_max_positions stay, those that turn at most `beta_slow` times are divided by `factor`, and those in between
-    are mixed. truncate: the first and the last mixed one are rounded outwards to whole numbers, as published."""
-    low, high = (
-        head_dim * math.log(original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
-        for turns in (beta_fast, beta_slow)
-    )
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    if low == high:
-        high += 0.001
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    periods = theta**exponents
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)
-    kept = 1 - ramp.clamp(0, 1)
-    # In the order of transformers' sums, so that the frequencies are its frequencies to the last bit.
-    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
-
-
 def section_axes(sections: Sequence[int], *, interleaved: bool = False, count: int | None = None) -> Tensor:
     """Position axis of every frequency under M-RoPE sections: (1, 2, 1) -> [0, 1, 1, 2].
 
