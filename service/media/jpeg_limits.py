@@ -15,7 +15,7 @@ may be a few bytes and still goes through all pixels: 20 MB of them would take m
 million pixels half a minute. The first number is that of libjpeg-turbo's own option."""
 MAX_SEGMENTS = 500
 """Before the first scan, stray markers included. 20 MB have room for 320 full ones. Pillow keeps each, and copies what
-it has of the EXIF data for every further piece: 20 MB of tiny pieces would take most of an hour."""
+it has of the EXIF data for every further piece, in time that grows with the square of their number."""
 MAX_FILLING = 1_000_000
 """Bytes between segments before the first scan. Pillow goes through them one by one: 20 MB took five seconds."""
 MOST_STEPS = 100_000
