@@ -95,7 +95,7 @@ class Bench:
         self.axes = decoder.position_axes
         self.runner = ChatRunner("model", model, decoder.vocab_size, min(32_768, decoder.max_positions), context)
         self.runner.allocate(pages, np.zeros((rows, -(-decoder.vocab_size // 32)), np.int32))
-        for runner in (*self.runner.graphs.decoding, *self.runner.graphs.others):
+        for runner in self.runner.graphs.runners:
             while runner.capture_next(idle=True):
                 pass
         if device.type == "cuda":

@@ -79,13 +79,10 @@ class ChatGraphs:
         self.prefill, self.cached_prefill = self._prefill_runners()
 
     @property
-    def decoding(self) -> list[GraphRunner]:
-        """Those of every token, for rows without a grammar."""
-        return [*self.decode.values(), *self.sample.values()]
-
-    @property
-    def others(self) -> list[GraphRunner]:
-        return [self.prefill, self.cached_prefill, self.layers, *self.guided_sample.values()]
+    def runners(self) -> list[GraphRunner]:
+        """Those of every token, for rows without a grammar, come first."""
+        guided = [self.layers, *self.guided_sample.values()]
+        return [*self.decode.values(), *self.sample.values(), self.prefill, self.cached_prefill, *guided]
 
     def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
         """Runners for chunks without cached context, and for any chunks."""

@@ -88,10 +88,9 @@ class ChatWorker:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        """In the order of their captures. Where graphs have little room, the encoder's largest would take all of it,
-        and it gains the least."""
-        graphs = self._runner.graphs
-        return [*graphs.decoding, self._vision.runner, *graphs.others]
+        """In the order of their captures. Where graphs have little room, the encoder's large ones would take all of it,
+        and they gain the least: the GPU computes longer than the launches take. They can use the memory of prefills."""
+        return [*self._runner.graphs.runners, self._vision.runner]
 
     def capture_next(self, *, idle: bool) -> bool:
         captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)

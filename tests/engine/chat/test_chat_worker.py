@@ -440,12 +440,18 @@ def test_requests_that_hold_parts_of_the_encoder_cache_do_not_wait_for_each_othe
     engine.assert_nothing_left()
 
 
-def test_where_graphs_have_little_room_decode_steps_get_it() -> None:
+def test_where_graphs_have_little_room_the_encoder_gets_it_last() -> None:
     every = InlineEngine()
-    small = InlineEngine(graph_memory=every.pool.num_bytes // 5)
-    for full, runner in every.worker._runner.graphs.decode.items():
-        assert small.worker._runner.graphs.decode[full].captured == runner.captured
-    assert every.worker._vision.runner.captured and not small.worker._vision.runner.captured
+    graphs, encoder = every.worker._runner.graphs, every.worker._vision.runner
+    assert encoder.captured and graphs.prefill.captured and graphs.cached_prefill.captured
+    few = InlineEngine(graph_memory=every.pool.num_bytes // 5)
+    for full, runner in graphs.decode.items():
+        assert few.worker._runner.graphs.decode[full].captured == runner.captured
+    assert not few.worker._vision.runner.captured
+    without_encoder = InlineEngine(graph_memory=every.pool.num_bytes - 1)
+    assert len(without_encoder.worker._vision.runner.captured) < len(encoder.captured)
+    for runner, small in zip(graphs.runners, without_encoder.worker._runner.graphs.runners, strict=True):
+        assert small.captured == runner.captured
 
 
 def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
