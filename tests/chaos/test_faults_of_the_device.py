@@ -118,6 +118,9 @@ def test_what_runs_out_of_memory_once_is_launched_again(server: RunningServer, f
         answers = [ask(server, "And that?", seed=seed) for _ in range(2)]
         first, second = (answer.json()["choices"][0]["message"]["content"] for answer in answers)
         assert first == second and not list(faults.iterdir())
+    (faults / "speech_prefill-oom").touch()
+    said, again = (post(server, "/v1/audio/speech", speech()).content for _ in range(2))
+    assert same_sound(said, again) and not list(faults.iterdir())
     assert_idle(server)
     page = httpx.get(f"{server.url}/metrics").text
     for kind in ("encoder", "prefill"):
@@ -127,7 +130,7 @@ def test_what_runs_out_of_memory_once_is_launched_again(server: RunningServer, f
 @pytest.mark.parametrize(("fault", "status"), [("oom", 503), ("bug", 500)])
 def test_a_speech_prefill_that_fails(server: RunningServer, faults: Path, fault: str, status: int) -> None:
     usual = post(server, "/v1/audio/speech", speech()).content
-    (faults / f"speech_prefill-{fault}").touch()
+    (faults / f"speech_prefill-{fault}").write_text(TWICE if fault == "oom" else "")
     failed = post(server, "/v1/audio/speech", speech())
     assert failed.status_code == status and failed.json()["error"]["type"]
     assert same_sound(post(server, "/v1/audio/speech", speech()).content, usual)
