@@ -5,16 +5,21 @@
 This process takes the rest of the GPU's memory, so that a server that wants more than the small one has runs out of it,
 as it would there; the engine is told the small GPU's size. Full size in the published layout, random weights read from
 disk where there is a writer of them. Each server answers many requests at once, then pictures of 2048 x 2048 or long
-texts. `free_bytes_least`: of the small GPU's memory, seen every POLL_SECONDS from the server's start to its end.
+texts, then one picture of the largest size that the processor does not shrink. That may be too large for the GPU:
+`largest_refusals` says how it was refused. `free_bytes_least`: of the small GPU's memory, seen every POLL_SECONDS from
+the server's start to its end; that of a load ends with it. The row also has what the log says of memory (server_log).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +33,10 @@ from benchmarks.own_engine import serve_with
 from benchmarks.record import Row, record
 from benchmarks.served_checkpoints import served_directory
 from benchmarks.server import Server, random_weights, serve
+from benchmarks.server_log import memory_facts
 from benchmarks.weights import can_write, write_weights
 from service.cli.bench.run import run_load, summary
-from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
+from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.engine import start
 from service.link.config import Channel, EngineConfig
 
@@ -117,8 +123,14 @@ def least_free() -> Iterator[Callable[[], int]]:
         watcher.join()
 
 
-def loads(server: Server, model: str) -> Iterator[tuple[str, AnyLoad]]:
-    """What is asked of a server, one load after the other, and the name of each."""
+def largest_side(directory: Path) -> int:
+    """Pixels along the side of the largest square picture that a checkpoint's processor leaves as it is."""
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    return math.isqrt(settings.get("max_pixels") or settings["size"]["longest_edge"])
+
+
+def loads(server: Server, model: str, directory: Path) -> Iterator[tuple[str, AnyLoad]]:
+    """What is asked of a server, one load after the other, and the name of each. directory: of its checkpoint."""
     common: dict[str, Any] = {"url": server.url, "model": server.models()[0], "warmup": 0}
     if model == SPEECH:
         yield "speech", SpeechLoad(**common, requests=2 * STREAMS, seed=1, concurrency=STREAMS, seconds=10)
@@ -127,6 +139,21 @@ def loads(server: Server, model: str) -> Iterator[tuple[str, AnyLoad]]:
     chat: dict[str, Any] = {"text_characters": 0, "text_words": 128, "output_tokens": 128}
     yield "chat", ChatLoad(**common, **chat, requests=2 * STREAMS, seed=1, concurrency=STREAMS)
     yield "large", ChatLoad(**common, **chat, requests=8, seed=2, concurrency=4, width=2048, height=2048)
+    side = largest_side(directory)
+    yield "largest", ChatLoad(**common, **chat, requests=1, seed=3, concurrency=1, width=side, height=side)
+
+
+def counts(load: AnyLoad, records: list[Record]) -> Row:
+    """What became of a load's requests. refusals: number by status and the server's words."""
+    found = summary(load, records)
+    refusals = Counter(f"{record.status}: {record.message}" for record in records if record.error == "refused")
+    return {
+        **{key: found[key] for key in ("requests", "succeeded", "refused", "failed")},
+        "refusals": dict(refusals),
+        "failures": found.get("failures", {}),
+        "wall_s": found.get("wall_seconds"),
+        "prompt_tokens": found.get("prompt_tokens_mean"),
+    }
 
 
 def measure(case: Case, folder: Path) -> Row:
@@ -150,13 +177,14 @@ def measure(case: Case, folder: Path) -> Row:
         server.wait_until_idle()
         row |= {"ready_s": server.ready_seconds, "captures": server.samples("reprise_graph_captures_total", "outcome")}
         row |= {"free_bytes_least_idle": free(), "pages": server.samples("reprise_kv_cache_pages", "state")}
-        for name, load in loads(server, case.model):
-            found = summary(load, run_load(load))
-            row |= {f"{name}_{key}": found[key] for key in ("requests", "succeeded", "refused", "failed")}
-            row |= {f"{name}_failures": found.get("failures", {}), f"{name}_wall_s": found.get("wall_seconds")}
+        for name, load in loads(server, case.model, directory):
+            found = counts(load, run_load(load)) | {"free_bytes_least": free()}
+            row |= {f"{name}_{key}": value for key, value in found.items()}
         facts = server.facts()
         row |= {name: facts[name] for name in ("steps", "preemptions", "graph_bytes", "gpu_memory_bytes")}
-        return row | {"free_bytes_least": free(), "out_of_memory": server.log.read_text().count("out of memory")}
+        log = server.log.read_text()
+        row |= {"memory_retries": server.samples("reprise_memory_retries_total", "kind", "outcome")}
+        return row | {"free_bytes_least": free(), "out_of_memory": log.count("out of memory")} | memory_facts(log)
 
 
 def row_of(case: Case, folder: Path) -> Row:

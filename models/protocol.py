@@ -239,6 +239,7 @@ class SpeechModel(Protocol):
 
         inputs and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
         first. Returns conditioning [k + rows, width]; written to the slots, `tail` makes the patches of all of them.
+        The lengths come last: a pass that cannot be launched to its end leaves the slots as they were.
         """
         ...
 

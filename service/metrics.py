@@ -178,6 +178,9 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _histogram("graph_capture_duration_seconds", "One capture.", WORK, "model", "kind"),
         _counter(
+            "memory_retries_total", "Second tries for lack of memory (succeeded, failed).", "model", "kind", "outcome"
+        ),
+        _counter(
             "kernel_compilations_total",
             "GPU kernels compiled or loaded from Triton's cache, by phase (start, serving). While serving, each one "
             "delays every request: there should be none.",
@@ -211,12 +214,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge("slots_used", "Request slots in use.", "model"),
     ),
     "Speech": (
-        _histogram(
-            "time_to_first_audio_seconds",
-            "Arrival to the first audio sent.",
-            FIRST_AUDIO,
-            "model",
-        ),
+        _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
         _histogram(
             "spoken_first_audio_seconds",
             "Spoken answers: arrival of the chat request to the first generated audio, by chat model.",

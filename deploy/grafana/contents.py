@@ -452,6 +452,12 @@ ENGINE = Dashboard(
                     "short",
                 ),
                 Panel("Slots", ((f"reprise_slots_used{MODEL}", "{{model}} @ {{instance}} {{engine}}"),), "short"),
+                Panel(
+                    "Second tries for lack of memory / s",
+                    ((rate("memory_retries_total", "model, kind, outcome"), "{{model}} {{kind}} {{outcome}}"),),
+                    "ops",
+                    description="Passes that ran out of GPU memory: requests of those that failed again got a 503.",
+                ),
             ),
         ),
         (

@@ -33,9 +33,15 @@ _QUEUE_RETRY_AFTER = 5.0
 class LaunchError(Exception):
     """A launch failed, and its batch may be the cause. __cause__ is the error."""
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had no room for what the launch would have allocated."""
+        return isinstance(self.__cause__, torch.OutOfMemoryError)
+
 
 class PrefillError(LaunchError):
-    """A prefill failed before the state of any decode row was touched, so decode rows go on."""
+    """A prefill, or an encoder pass, failed before the state of any decode row was touched. So decode rows go on, and
+    it may be launched again: it would write all that it has written once more."""
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def prefill_errors() -> AbstractContextManager[None]:
 
 def launch_failure(request_id: str, error: LaunchError) -> Failed:
     """What a client is told when its launch failed; the text of the error goes only to the log."""
-    if isinstance(error.__cause__, torch.OutOfMemoryError):
+    if error.out_of_memory:
         message = "the device ran out of memory for this request"
         return Failed(request_id, 503, "out_of_memory", message, retry_after=_RETRY_AFTER)
     return Failed(request_id, 500, "engine_error", "the model could not process this request")

@@ -17,6 +17,7 @@ import torch
 from service.engine.live_bytes import LiveBytes
 from service.engine.pages import pages_for
 from service.engine.worker import ModelWorker
+from service.graphs import allocator
 from service.graphs.pool import GraphPool
 from service.link.config import ConfigurationError, EngineConfig
 
@@ -209,17 +210,12 @@ def split_pages(workers: Sequence[ModelWorker], left: int) -> dict[str, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Peak bytes that `run` allocates; on the meta device, which has no memory, the bytes that it would allocate."""
-    if device.type == "meta":
-        with LiveBytes() as counted:
-            run()
-        return counted.peak
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    run()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    """Bytes that `run` takes at its peak; on the meta device, which has no memory, those that it would allocate."""
+    if device.type != "meta":
+        return allocator.peak_bytes(run, device)
+    with LiveBytes() as counted:
+        run()
+    return counted.peak
 
 
 def device_name(device: torch.device) -> str:

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from models.protocol import Bucket, Capturable
+from service.graphs.allocator import peak_bytes, peak_memory, release_cached, segments_of
 from service.graphs.buffers import StaticBuffers
 from service.graphs.observations import Route
 
 log = logging.getLogger(__name__)
 
-_WARM_UPS = 2
-"""Eager runs before a capture. During the first one libraries initialise and select kernels, which is illegal in a
-capture."""
 TIMED_REPLAYS = 3
 """Of which the fastest counts."""
 _MAX_BYTES_OUTSIDE = 16 << 20
@@ -74,8 +72,6 @@ class _MemoryPool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        self.num_bytes = 0
-        """Memory that the next capture can reuse."""
 
 
 class GraphPool:
@@ -125,8 +121,7 @@ class GraphPool:
             # An illegal call ends the capture and leaves the device usable; a fault of the device itself shows in
             # the next synchronisation and ends the engine.
             gc.collect()
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+            release_cached(self.device)
             raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
 
     def _abandon(self, stream: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
@@ -181,7 +176,6 @@ class GraphPool:
         outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
         taken = pooled + min(max(0, outside), _MAX_BYTES_OUTSIDE)
         self.graph_bytes += taken
-        pool.num_bytes += taken
         mib, seconds = taken / 2**20, time.perf_counter() - started
         log.info("captured %s at %s: %.1f MiB more, %.2f s", capturable.name, dict(bucket), mib, seconds)
         replay = min(seconds_of(graph.replay, self.device) for _ in range(TIMED_REPLAYS))
@@ -190,29 +184,28 @@ class GraphPool:
     def _run_before_capture(
         self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], pool: _MemoryPool
     ) -> tuple[float, dict[str, Tensor]]:
-        """Runs forward eagerly: its seconds, and static outputs of the same shapes.
+        """Runs forward eagerly, at least twice: the seconds of the last run, and static outputs of the same shapes.
 
-        Raises CaptureError when a graph of it would need more memory than the limit leaves.
+        Raises CaptureError when a graph of it and the outputs may need more memory than the limit leaves.
         """
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
         outputs: dict[str, Tensor] = {}
 
         def run() -> None:
             nonlocal outputs
             outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, bucket).items()}
 
-        eager = min(seconds_of(run, self.device) for _ in range(_WARM_UPS))
-        peak = torch.cuda.max_memory_allocated(self.device) - before
-        if self.num_bytes + max(0, peak - pool.num_bytes) > self.limit_bytes:
+        # In the first run libraries initialise and select kernels, which is illegal in a capture.
+        more = peak_bytes(run, self.device)
+        if self.num_bytes + more > self.limit_bytes:
+            # Then it may still fit into what the pool holds for other graphs.
+            more = peak_memory(run, self.device).beyond(segments_of(pool.handle))
+        if self.num_bytes + more > self.limit_bytes:
             raise CaptureError(
-                f"{capturable.name} at {dict(bucket)} works in {peak} bytes; {self.num_bytes} of "
+                f"{capturable.name} at {dict(bucket)} takes {more} bytes more; {self.num_bytes} of "
                 f"{self.limit_bytes} are used",
                 refused=True,
             )
-        return eager, outputs
+        return seconds_of(run, self.device), outputs
 
 
 @contextlib.contextmanager
@@ -228,7 +221,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def seconds_of(run: Callable[[], None], device: torch.device) -> float:
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of one run on a GPU, with nothing else in flight."""
     torch.cuda.synchronize(device)
     started = time.perf_counter()

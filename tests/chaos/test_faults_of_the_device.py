@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.support.victims import chat, image_part, same_sound, speech
 from tests.support.waiting import GENEROUS, wait
 
 MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(talker()))
+TWICE = "2"
+"""Launches that run out of memory: a pass and its second try."""
 FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
 
 
@@ -83,11 +86,11 @@ def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str,
     victim = threading.Thread(target=lambda: answers.append(ask(server, "Never seen before " * 9, seed=3)))
     victim.start()
     wait(lambda: server.context.engine.in_flight == 2, what="the victim is in the engine")
-    (faults / f"chat-{fault}").touch()
+    (faults / f"chat-{fault}").write_text(TWICE if fault == "oom" else "")
     hold.unlink()
     running.join(2 * GENEROUS)
     victim.join(2 * GENEROUS)
-    # The fault takes the next launch: the victim's prefill, or the decode rows that go before it.
+    # The fault takes the next launch: the victim's prefill, twice, or the decode rows that go before it.
     failed = [answer for answer in answers if answer.status_code != 200]
     well = [answer for answer in answers if answer.status_code == 200]
     assert len(failed) == 1 and len(well) == 1
@@ -99,20 +102,35 @@ def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str,
 
 
 def test_an_encoder_pass_that_fails_is_tried_item_by_item(server: RunningServer, faults: Path) -> None:
-    (faults / "encoder-oom").touch()
+    (faults / "encoder-oom").write_text(TWICE)
     both = chat("And these?", image_part(seed=11), image_part(seed=12))
     assert post(server, "/v1/chat/completions", both).status_code == 200
     assert not list(faults.iterdir())
-    (faults / "encoder-oom").touch()
+    (faults / "encoder-oom").write_text(TWICE)
     alone = ask(server, "And this?", seed=13)
     assert alone.status_code == 503 and alone.json()["error"]["code"] == "out_of_memory"
     assert_idle(server)
 
 
+def test_what_runs_out_of_memory_once_is_launched_again(server: RunningServer, faults: Path) -> None:
+    for seed, kind in ((21, "encoder"), (22, "chat")):
+        (faults / f"{kind}-oom").touch()
+        answers = [ask(server, "And that?", seed=seed) for _ in range(2)]
+        first, second = (answer.json()["choices"][0]["message"]["content"] for answer in answers)
+        assert first == second and not list(faults.iterdir())
+    (faults / "speech_prefill-oom").touch()
+    said, again = (post(server, "/v1/audio/speech", speech()).content for _ in range(2))
+    assert same_sound(said, again) and not list(faults.iterdir())
+    assert_idle(server)
+    page = httpx.get(f"{server.url}/metrics").text
+    for kind in ("encoder", "prefill"):
+        assert re.search(rf'^reprise_memory_retries_total{{kind="{kind}",.*outcome="succeeded"}} [12]', page, re.M)
+
+
 @pytest.mark.parametrize(("fault", "status"), [("oom", 503), ("bug", 500)])
 def test_a_speech_prefill_that_fails(server: RunningServer, faults: Path, fault: str, status: int) -> None:
     usual = post(server, "/v1/audio/speech", speech()).content
-    (faults / f"speech_prefill-{fault}").touch()
+    (faults / f"speech_prefill-{fault}").write_text(TWICE if fault == "oom" else "")
     failed = post(server, "/v1/audio/speech", speech())
     assert failed.status_code == status and failed.json()["error"]["type"]
     assert same_sound(post(server, "/v1/audio/speech", speech()).content, usual)

@@ -1,7 +1,8 @@
 """The engine itself, whose launches fail or wait when they are told to. `serve` is an EngineEntry.
 
 Faults are files of the directory REPRISE_TEST_FAULTS, each taken by one launch: KIND-oom runs out of memory, KIND-bug
-raises another error, with KIND one of chat, speech_prefill, speech, encoder. KIND-hold holds a number, which counts
+raises another error, with KIND one of chat, speech_prefill, speech, encoder. KIND-oom may hold the number of launches
+that take it. KIND-hold holds a number, which counts
 launches down; at 0 the next one writes HELD and waits until the file is gone.
 """
 
@@ -46,7 +47,10 @@ def _failing(launch: Callable[..., Any], kind: str, faults: Path) -> Callable[..
     def wrapped(runner: Any, *arguments: Any, **options: Any) -> Any:
         if kind != "encoder" or runner._labels["kind"] == "encoder":
             if (fault := faults / f"{kind}-oom").exists():
-                fault.unlink()
+                if (left := int(fault.read_text() or "1") - 1) > 0:
+                    fault.write_text(str(left))
+                else:
+                    fault.unlink()
                 raise torch.OutOfMemoryError(OUT_OF_MEMORY)
             if (fault := faults / f"{kind}-bug").exists():
                 fault.unlink()

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,16 +17,17 @@ from models.media import MediaItem
 from models.protocol import Bucket, Plan, VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, launch_errors
+from service.engine.faults import LaunchError, prefill_errors
 from service.engine.memory import peak_bytes
 from service.engine.readback import mark
+from service.engine.second_try import with_second_try
 from service.engine.tally import StepTally
 from service.engine.worker import MemoryRequirements, WorkerContext
 from service.graphs.buckets import captured_first, cost_of, key_of
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route
 from service.graphs.packing import combine, pack
-from service.graphs.runner import GraphRunner
+from service.graphs.runner import GraphRunner, Run
 
 log = logging.getLogger(__name__)
 
@@ -248,13 +250,10 @@ class VisionStage:
 
     def launch(self, parts: Sequence[Part]) -> Encoded | None:
         """Launches a pass over these parts. None when it failed and its items will be tried one by one; EncodeError
-        when an item failed alone."""
+        when an item failed alone. A pass that runs out of memory has a second try before that."""
+        launch = partial(self._launch_pass, parts)
         try:
-            with launch_errors():
-                plan = self._encoder.plan([part.item for part in parts])
-                begun = mark(self._context.device)
-                run = self.runner.run(plan)
-                self._store(parts, run.outputs["embeds"])
+            run, begun = with_second_try(launch, self._context, model=self._name, kind="encoder")
         except LaunchError as error:
             self._failed(parts, error)
             return None
@@ -262,6 +261,15 @@ class VisionStage:
         for part in parts:
             self._finish(part)
         return Encoded(run.route, run.bucket, begun, tuple(tallies))
+
+    def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, torch.cuda.Event | None]:
+        """The pass, and the event before it."""
+        with prefill_errors():
+            plan = self._encoder.plan([part.item for part in parts])
+            begun = mark(self._context.device)
+            run = self.runner.run(plan)
+            self._store(parts, run.outputs["embeds"])
+        return run, begun
 
     def _store(self, parts: Sequence[Part], embeds: Tensor) -> None:
         """Copies the rows of each part to the embeddings of its item."""

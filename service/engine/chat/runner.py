@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
 from service.engine.faults import PrefillError, prefill_errors
 from service.engine.pages import pages_for
+from service.engine.second_try import with_second_try
 from service.engine.worker import MemoryRequirements, WorkerContext
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
@@ -133,7 +135,8 @@ class ChatRunner:
         Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
         (service.engine.chat.routes), or if eager execution runs out of memory; decode rows beside them are a second
         replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a row is
-        guided, sampling is held until its mask has arrived, and decode rows run in two replays.
+        guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run out of
+        memory on every route have a second try.
 
         Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error, rows may
         have advanced on the device, and their tokens are lost.
@@ -143,12 +146,17 @@ class ChatRunner:
         if not step.chunks:
             return self._decode_rows(step)
         kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
+        launch = partial(self._launch_on_route, step, embeds, kind)
+        return with_second_try(launch, self._context, model=self._name, kind=kind)
+
+    def _launch_on_route(self, step: Step, embeds: Embeds, kind: PrefillKind) -> StepOutput:
+        """Chunks, and the decode rows beside them, on the route that is chosen for them now."""
         decode = self.graphs.decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
         choice = self._routes.choose(step.chunks, len(step.slots), decode)
         try:
             return self._launch_chunks(step, embeds, kind, choice)
         except PrefillError as error:
-            if choice.passed_over is None or not isinstance(error.__cause__, torch.OutOfMemoryError):
+            if choice.passed_over is None or not error.out_of_memory:
                 raise
         # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))

@@ -22,8 +22,9 @@ from models.protocol import Bucket, SpeechModel
 from service.engine.faults import prefill_errors
 from service.engine.pages import pages_for
 from service.engine.readback import Readback
+from service.engine.second_try import with_second_try
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
-from service.engine.speech.clock import DeviceClock
+from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.codec_stream import CodecStream
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
@@ -154,24 +155,21 @@ class SpeechRunner:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
 
-        Raises PrefillError when the pass failed: the decode rows are unchanged.
+        A pass that runs out of memory has a second try. Raises PrefillError when the pass failed: the decode rows are
+        unchanged.
         """
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
         graphs = self._graphs_of(adapters)
         graph = None if decodes else graphs.prefill.graph_for(required)
-        start = self.clock.mark()
-        with prefill_errors():
-            self._write_rows(
-                upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
-            )
-            make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            conditioning = self._run_prompts(chunks, decodes, graphs, adapters, None if graph is None else required)
-            # Beside the pass: a first sound does not wait for the codec to be prepared.
-            self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
+        kind = "mixed" if decodes else "prefill"
+        launch = partial(self._launch_pass, chunks, decodes, graphs, adapters, None if graph is None else required)
+        start, conditioning = with_second_try(launch, self._context, model=self._name, kind=kind)
+        # Beside the pass: a first sound does not wait for the codec to be prepared. If that fails, so do the decode
+        # rows, whose lengths the pass has advanced.
+        self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
         self._initialise_slots(ready, decodes, conditioning)
-        kind = "mixed" if decodes else "prefill"
         if graph is None:
             part, size = eager_cost_key(sum(chunk.length for chunk, _ in chunks) + len(decodes))
             reason: EagerReason = "ragged" if self._context.config.graphs else "disabled"
@@ -182,9 +180,27 @@ class SpeechRunner:
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
-        launch = self._deliver(emitting, slots_of(emitting), runs, timings, kind, route)
-        launch.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
-        return launch
+        launched = self._deliver(emitting, slots_of(emitting), runs, timings, kind, route)
+        launched.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
+        return launched
+
+    def _launch_pass(
+        self,
+        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
+        decodes: Sequence[SpeechSequence],
+        graphs: SpeechGraphs,
+        adapters: np.ndarray,
+        required: Bucket | None,
+    ) -> tuple[Mark, Tensor]:
+        """The mark before the pass, and its conditioning; see _run_prompts."""
+        start = self.clock.mark()
+        with prefill_errors():
+            self._write_rows(
+                upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
+            )
+            make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
+            conditioning = self._run_prompts(chunks, decodes, graphs, adapters, required)
+        return start, conditioning
 
     def _run_tails(self, sequences: Sequence[SpeechSequence], timings: list[Timing]) -> list[tuple[Run, list[int]]]:
         """A tail for each number of solver steps, with the indices of its rows in `sequences`. Its timing is added to

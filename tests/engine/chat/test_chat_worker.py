@@ -570,14 +570,14 @@ def test_a_replayed_prefill_that_fails_behind_its_sampling_leaves_decode_rows_as
     engine.submit("running", TEXT, max_tokens=20, logprobs=1)
     for _ in range(4):
         engine.turn()
-    calls = iter([torch.OutOfMemoryError("CUDA out of memory")])
+    calls = iter([torch.OutOfMemoryError("CUDA out of memory") for _ in range(2)])
 
-    def fail_once(logits: torch.Tensor, *args: Any) -> Any:
+    def fail_twice(logits: torch.Tensor, *args: Any) -> Any:
         for error in calls:
             raise error
         return log_probabilities(logits, *args)
 
-    monkeypatch.setattr(chat_runner, "log_probabilities", fail_once)
+    monkeypatch.setattr(chat_runner, "log_probabilities", fail_twice)
     engine.submit("unlucky", TEXT, logprobs=1)
     engine.run()
     alone = InlineEngine()

@@ -1,0 +1,122 @@
+"""A prefill of speech that runs out of memory is launched once more, and nobody hears it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.voxcpm2.model import VoxCPM2
+from service.engine.speech.page_copies import make_copies
+from service.engine.speech.scheduler import Step
+from service.engine.speech.stream import PageCopy
+from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream
+from tests.engine.speech.test_voices import model as model
+from tests.engine.speech.test_worker import request
+from tests.models.voxcpm2 import golden
+from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
+
+
+@pytest.fixture(scope="module")
+def alone(model: VoxCPM2) -> dict[tuple[int, ...], Heard]:
+    return Alone(model)
+
+
+def beside_decode_rows(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every prefill takes along the rows that can decode."""
+    scheduler = rig.worker._scheduler
+    choose = scheduler.next_step
+
+    def mixed(start: float) -> Step | None:
+        step = choose(start)
+        if step is None or not step.prefills:
+            return step
+        prefilled = {chunk.stream for chunk in step.prefills}
+        rows = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
+        return Step(step.prefills, rows, step.predicted)
+
+    monkeypatch.setattr(scheduler, "next_step", mixed)
+    monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
+
+
+@pytest.mark.parametrize("route", ["replayed", "eager", "mixed"])
+def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
+    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    """Voices whose pages are shared and copied, further segments and takes, and audio that is continued."""
+    fault = OutOfMemory(monkeypatch, model, "prefill", times=0)
+    rig = WorkerRig(model, golden.processor(), graphs=route == "replayed", max_running=8, step_tokens=48)
+    fault.at_first_tries_of(rig.worker._runner, "_launch_pass")
+    if route == "mixed":
+        beside_decode_rows(rig, monkeypatch)
+    asked = [(0, 3, 2, 0, 0), (1, 3, 1, 0, 0), (2, 0, 2, 1, 0), (3, 2, 2, 0, 9), (4, 3, 1, 0, 0), (5, 2, 1, 0, 0)]
+    heard = rig.run({2 * turn: [spoken(*kind)] for turn, kind in enumerate(asked)})
+    for kind in asked:
+        same(heard[f"{kind[0]}"], alone[kind])
+    rig.assert_clean()
+    found = retries(rig.observations.drain())
+    assert {outcome for _, outcome in found} == {"succeeded"} and sum(found.values()) == fault.failed >= 6
+    assert ("mixed" in {kind for kind, _ in found}) == (route == "mixed")
+
+
+def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
+    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = WorkerRig(model, golden.processor(), graphs=False)
+    beside_decode_rows(rig, monkeypatch)
+
+    def bad(chunks: Any, *rest: Any) -> bool:
+        return any(sequence.request.request_id == "bad" for _, sequence in chunks)
+
+    def failing(*args: Any) -> Any:
+        if bad(*args):
+            tries.append(args)
+            raise torch.OutOfMemoryError(MESSAGE)
+        return run(*args)
+
+    run, tries = rig.worker._runner._run_prompts, list[Any]()
+    monkeypatch.setattr(rig.worker._runner, "_run_prompts", failing)
+    heard = rig.run({0: [spoken(0, 3, 2)], 3: [request("bad")]})
+    assert heard["bad"].failed is not None and heard["bad"].failed.code == "out_of_memory" and len(tries) == 2
+    same(heard["0"], alone[0, 3, 2])
+    assert retries(rig.observations.drain()) == {("mixed", "failed"): 1}
+    rig.assert_clean()
+
+
+def test_what_fails_behind_a_mixed_pass_fails_its_decode_rows(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass has advanced their lengths."""
+    rig = WorkerRig(model, golden.processor(), graphs=False)
+    beside_decode_rows(rig, monkeypatch)
+    runner = rig.worker._runner
+
+    def with_new(sequences: Any) -> bool:
+        return any(sequence.request.request_id == "new" for sequence in sequences)
+
+    fault = OutOfMemory(monkeypatch, runner, "_begin_takes", chosen=with_new)
+    heard = rig.run({0: [request("row")], 3: [request("new")]})
+    assert fault.failed == 1 and all(heard[name].failed is not None for name in ("row", "new"))
+    assert not retries(rig.observations.drain())
+    rig.assert_clean()
+
+
+class Full:
+    """Pages of layers for whose copies there is no memory."""
+
+    device = torch.device("cpu")
+
+    def index_select(self, *args: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError(MESSAGE)
+
+
+def test_copies_of_pages_for_which_there_is_no_memory_are_still_to_be_made() -> None:
+    pages = torch.arange(2 * 5 * 3).view(2, 5, 3, 1).clone()
+    before = pages.clone()
+    streams = [spoken_stream(copy) for copy in (PageCopy(1, 2), PageCopy(2, 3))]
+    with pytest.raises(torch.OutOfMemoryError):
+        make_copies(streams, [pages, Full()])  # type: ignore[list-item]
+    assert torch.equal(pages, before)
+    make_copies(streams, [pages])
+    np.testing.assert_array_equal(pages[:, 2:4], before[:, 1:3])

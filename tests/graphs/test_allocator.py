@@ -1,0 +1,117 @@
+"""What a run is measured to take of a GPU's memory, and what captures make of it, on a device that is only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.protocol import Bucket, BufferSpec
+from service.engine.memory import peak_bytes
+from service.graphs.allocator import PeakMemory, Segment, peak_memory, segments_of
+from service.graphs.pool import CaptureError, GraphPool
+from tests.support.fake_cuda import GPU, FakeCuda
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("allocated", "segments", "num_bytes", "rest"),
+    [
+        (300, [200, 140], 340, []),  # whole segments
+        (300, [200, 40], 300, [60]),  # the rest in gaps of segments that are live
+        (300, [300], 300, []),
+        (0, [], 0, []),
+    ],
+)
+def test_a_run_takes_its_segments_or_what_it_allocates_if_that_is_more(
+    monkeypatch: pytest.MonkeyPatch, allocated: int, segments: list[int], num_bytes: int, rest: list[int]
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    cuda.hold(1000, [700, 500])
+    cuda.run(700, [500, 200])  # without `empty_cache` what this leaves would hold the run
+    found = peak_memory(lambda: cuda.run(allocated, segments), GPU)
+    assert found == PeakMemory(num_bytes, tuple(Segment("large", size) for size in segments + rest))
+    assert peak_bytes(lambda: cuda.run(allocated, segments), GPU) == num_bytes
+
+
+def test_a_segment_that_grows_counts_by_what_it_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    cuda.hold(1000, [700, 500])
+    assert peak_memory(lambda: cuda.grow(90), GPU) == PeakMemory(90, (Segment("large", 90),))
+
+
+def test_an_allocator_that_tells_no_segments_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    cuda.backend = "cudaMallocAsync"
+    found = peak_memory(lambda: cuda.run(300, [200, 140]), GPU)
+    assert found == PeakMemory(340, (Segment("large", 340),)) and found.beyond(segments_of((0, 1))) == 340
+
+
+@pytest.mark.parametrize(
+    ("held", "more"),
+    [
+        ([], 190),
+        ([100], 90),
+        ([100, 60, 30], 0),
+        ([190], 0),  # a free segment is divided
+        ([30] * 10, 160),  # and does not grow
+        ([90, 20], 100),
+    ],
+)
+def test_segments_of_a_pool_hold_no_larger_ones(held: list[int], more: int) -> None:
+    needed = PeakMemory(190, tuple(Segment("large", size) for size in (60, 30, 100)))
+    assert needed.beyond(Segment("large", size) for size in held) == more
+    assert needed.beyond(Segment("small", size) for size in held) == 190
+
+
+class Work:
+    """A capturable whose forward allocates so many MiB in segments of these sizes."""
+
+    def __init__(self, cuda: FakeCuda, allocated: int, segments: Sequence[int]) -> None:
+        self.name = "work"
+        self._cuda = cuda
+        self._allocated = allocated
+        self._segments = segments
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return {}
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        self._cuda.run(self._allocated * MIB, [size * MIB for size in self._segments])
+        return {"rows": torch.zeros(2)}
+
+
+def captured(pool: GraphPool, work: Work) -> bool:
+    """Whether a capture was made, not refused."""
+    try:
+        pool.capture(work, {"rows": 1}, {})
+    except CaptureError as error:
+        assert error.refused
+        return False
+    return True
+
+
+def test_segments_that_a_capture_would_reserve_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    pool = GraphPool(GPU, 300 * MIB)
+    assert not captured(pool, Work(cuda, 290, [200, 140]))
+    assert captured(pool, Work(cuda, 290, [200, 92])) and pool.graph_bytes == 292 * MIB
+    cuda.outside = 4 * MIB
+    assert captured(pool, Work(cuda, 270, [180, 90])), "the segments of the larger one hold it"
+    assert pool.graph_bytes == 296 * MIB
+
+
+@pytest.mark.parametrize("segments", [[80, 80, 80], [65, 65, 65]], ids=["larger", "smaller"])
+def test_captures_with_larger_tensors_do_not_outgrow_the_limit(
+    monkeypatch: pytest.MonkeyPatch, segments: list[int]
+) -> None:
+    """Whether they need more or less in all than what the pool holds."""
+    cuda = FakeCuda(monkeypatch)
+    cuda.outside = 10 * MIB  # is no room in the pool
+    pool = GraphPool(GPU, 400 * MIB)
+    assert captured(pool, Work(cuda, 200, [20] * 10))
+    assert not captured(pool, Work(cuda, sum(segments), segments))
+    assert captured(pool, Work(cuda, 165, [55] * 3)) and pool.num_bytes < pool.limit_bytes
