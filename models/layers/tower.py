@@ -10,6 +10,11 @@ from models.layers.mlp import MLP, Activation
 from models.layers.one_segment import attend_packed
 from models.layers.packed import add_layer_norm, layer_norm
 
+_LONG_SEGMENT = 16384
+"""Patches. No captured pass has longer segments: one picture of more patches cannot be cut, and passes over the planned
+workspace."""
+_ROWS_AT_A_TIME = 8192
+
 
 class TowerBlock(nn.Module):
     """Parameters of x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
@@ -24,14 +29,6 @@ class TowerBlock(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size)
         self.mlp_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.mlp = MLP(hidden_size, intermediate_size, activation)
-
-    def attend(
-        self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int
-    ) -> Tensor:
-        """The attention and its output projection: normed [n, hidden_size] -> [n, hidden_size]. The other arguments are
-        those of run_tower; longest is its max_seqlen."""
-        heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
-        return self.out(attend_packed(heads, rotary, cu_seqlens, longest).flatten(-2))
 
 
 def run_tower(
@@ -55,8 +52,24 @@ def run_tower(
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]
     normed = layer_norm(x, layers[0].attention_norm)
     for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
-        normed = add_layer_norm(block.attend(normed, rotary, cu_seqlens, max_seqlen), x, block.mlp_norm)
-        normed = add_layer_norm(block.mlp(normed), x, following)
+        # What has been read is given up at once: the largest pictures take the memory of a whole pass.
+        qkv = block.qkv(normed).unflatten(-1, (3 * block.num_heads, -1))
+        del normed
+        attended = attend_packed(qkv, rotary, cu_seqlens, max_seqlen).flatten(-2)
+        del qkv
+        normed = add_layer_norm(block.out(attended), x, block.mlp_norm)
+        del attended
+        normed = add_layer_norm(_mlp(block, normed, max_seqlen), x, following)
         if after is not None:
             after(index, x)
+    return normed
+
+
+def _mlp(block: TowerBlock, normed: Tensor, max_seqlen: int) -> Tensor:
+    """block.mlp(normed), in parts where a segment is so long, so that the inner rows of one part are there at a time.
+    Overwrites normed."""
+    if max_seqlen <= _LONG_SEGMENT:
+        return block.mlp(normed)
+    for rows in normed.split(_ROWS_AT_A_TIME):
+        rows.copy_(block.mlp(rows))
     return normed
