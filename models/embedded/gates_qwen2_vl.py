@@ -118,13 +118,7 @@ TASKS: dict[str, Task] = {
 PRINTED_GATES = {"word": 0.95, "word_unseen_font": 0.8, "string": 0.9, "string_unseen_font": 0.0}
 SECOND_TURN_GATE = 0.95
 NAMES = (*TASKS, *PRINTED_GATES, "second_turn")
-NOT_PROMISED = frozenset(
-    (
-        *("read_line", "colors", "beside", "chart_title", "chart_words"),
-        # The values are right, but not always under the usual keys.
-        *("json_color", "json_count", "json_largest", "json_chart_value"),
-    )
-)
+NOT_PROMISED = frozenset(("read_line", "colors", "beside", "chart_title", "chart_words"))
 """What the checkpoint in the package does not do well enough: measured, and said on its card."""
 REFUSING = ("thing", "thing_in_text", "strange", "not_known", "knowledge")
 BALANCED = ("exists", "is_color", "relation_yn", "compare_yn")
