@@ -26,7 +26,15 @@ from safetensors.torch import load_file
 
 from models.embedded.vision_training.batches import Answer, answers, on_device
 from models.embedded.vision_training.network import Network, Shape, choose_attention
-from models.embedded.world import about_clips, about_prints, about_scenes, about_shapes, small_talk, vocabulary
+from models.embedded.world import (
+    about_clips,
+    about_keys,
+    about_prints,
+    about_scenes,
+    about_shapes,
+    small_talk,
+    vocabulary,
+)
 from models.embedded.world.conversations import DEFAULT_SYSTEM, MEASURED_KINDS, Encoder, Example
 from models.embedded.world.curriculum import PRINTED, printed
 from models.embedded.world.followups import follow_up
@@ -88,6 +96,8 @@ TASKS: dict[str, Task] = {
     "thing": Task("shapes", small_talk.thing, 0.95),
     "thing_in_text": Task("text", small_talk.thing, 0.95),
     "strange": Task("strange", about_shapes.describe, 0.95),
+    "not_known": Task("strange", small_talk.not_known, 0.95),
+    "crowd": Task("crowd", about_scenes.shapes, 0.95),
     "knowledge": Task("none", small_talk.knowledge, 0.95),
     "no_picture": Task("none", small_talk.no_picture, 0.95),
     "who": Task("none", small_talk.who, 0.95),
@@ -102,19 +112,15 @@ TASKS: dict[str, Task] = {
     "json_exists": Task("shapes", about_shapes.exists, 0.97, as_json=True),
     "json_chart_value": Task("chart", about_prints.chart_value, 0.97, as_json=True),
     "json_chart_most": Task("chart", about_prints.chart_most, 0.97, as_json=True),
+    "json_keys": Task("shapes", about_keys.shape_in_keys, 0.95),
+    "json_chart_keys": Task("chart", about_keys.bar_in_keys, 0.95),
 }
 PRINTED_GATES = {"word": 0.95, "word_unseen_font": 0.8, "string": 0.9, "string_unseen_font": 0.0}
 SECOND_TURN_GATE = 0.95
 NAMES = (*TASKS, *PRINTED_GATES, "second_turn")
-NOT_PROMISED = frozenset(
-    (
-        *("read_line", "colors", "beside", "chart_title", "chart_words"),
-        # The values are right, but not always under the usual keys.
-        *("json_color", "json_count", "json_largest", "json_chart_value"),
-    )
-)
+NOT_PROMISED = frozenset(("read_line", "colors", "beside", "chart_title", "chart_words"))
 """What the checkpoint in the package does not do well enough: measured, and said on its card."""
-REFUSING = ("thing", "thing_in_text", "strange", "knowledge")
+REFUSING = ("thing", "thing_in_text", "strange", "not_known", "knowledge")
 BALANCED = ("exists", "is_color", "relation_yn", "compare_yn")
 MOST_WRONG_REFUSALS = 0.01
 BALANCE = (0.45, 0.55)

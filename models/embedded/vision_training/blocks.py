@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from models.embedded.vision_training.network import LETTERS_PER_CELL
+from models.embedded.vision_training.network import LETTERS_PER_CELL, UNKNOWN
 from models.embedded.world.conversations import Encoder, Example, Tokens, grid_of, patches_of
 from models.embedded.world.curriculum import draw
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
@@ -27,7 +27,7 @@ SEGMENTS, SEQUENCES = 40, 72
 LONGEST = 1280
 _SPARE = 8
 LETTERS = " " + "".join(chr(code) for code in range(33, 127)) + "£€°"
-_CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture"}
+_CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known"}
 FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
     "frames": ((FRAMES, 588), np.uint8),
     "frame_starts": ((FRAMES,), np.int16),
@@ -177,7 +177,11 @@ def _end(starts: np.ndarray, index: int, begin: int, end: int) -> None:
 
 
 def _mark(cells: np.ndarray, picture: Picture, columns: int) -> None:
-    """Targets of the cells of a picture: classes of the shape and of up to six letters whose centres they hold."""
+    """Targets of the cells of a picture: classes of the shape and of up to six letters whose centres they hold. Of
+    strange pictures, which may hold print that nobody is asked about, they are unknown."""
+    if picture.strange:
+        cells[:] = UNKNOWN
+        return
     for figure, x, y in picture.places:
         cells[int(y // CELL) * columns + int(x // CELL), :3] = (
             1 + SHAPE_NAMES.index(figure.shape),

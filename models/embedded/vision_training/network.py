@@ -23,6 +23,8 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 LETTERS_PER_CELL = 6
 LETTER_CLASSES = 100
+UNKNOWN = 255
+"""A target of a cell of which nothing is known."""
 SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 1 + len(SHAPE_NAMES), 1 + len(COLOR_NAMES), 1 + len(SIZE_NAMES)
 _SPREAD = 1024
 
@@ -334,8 +336,11 @@ class Auxiliary(nn.Module):
         self.head = nn.Linear(hidden_size, sum(self.sizes))
 
     def forward(self, vision: Tensor, targets: Tensor, still: Tensor) -> tuple[Tensor, Tensor]:
-        """targets int64 [R, 9], 0 for nothing; still float [R], 0 for cells that do not count -> losses of shapes and
-        of letters. Cells that hold something count as much as all others together."""
+        """targets int64 [R, 9], 0 for nothing; still float [R], 0 for cells that do not count, nor do those whose
+        targets are UNKNOWN -> losses of shapes and of letters. Cells that hold something count as much as all others
+        together."""
+        still = still * (targets[:, 0] != UNKNOWN)
+        targets = torch.where(targets == UNKNOWN, 0, targets)
         logits = linear(self.norm(vision), self.head).float().split(self.sizes, dim=-1)
         losses = []
         for group in (slice(0, 3), slice(3, 9)):

@@ -7,6 +7,8 @@ from random import Random
 
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import (
+    MANY,
+    MOST_SHAPES,
     SIDES,
     Turn,
     joined,
@@ -66,6 +68,8 @@ def shapes(random: Random, pictures: Sequence[Picture], held_out: bool, as_json:
     if pictures[0].lines or pictures[0].chart:
         return None
     figures = reading_order(pictures[0])
+    if len(figures) > MOST_SHAPES:
+        return turn_of(random, "list", MANY, {}, held_out, False)
     return turn_of(
         random,
         "list",

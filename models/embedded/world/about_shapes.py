@@ -9,6 +9,8 @@ from random import Random
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, plural
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import (
+    MANY,
+    MOST_SHAPES,
     SIDES,
     Turn,
     article,
@@ -66,6 +68,8 @@ def count(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: 
     one = random.choice(picture.figures) if picture.figures and random.random() < 0.85 else None
     shape_name = one.shape if one else random.choice(SHAPE_NAMES)
     color_name = one.color if one else random.choice(COLOR_NAMES)
+    if len(picture.figures) > MOST_SHAPES:
+        return turn_of(random, "count", MANY, {}, held_out, False, things="shapes")
     if kind == "all":
         number, single, many = len(picture.figures), "shape", "shapes"
     elif kind == "shape":
@@ -214,6 +218,8 @@ def describe(random: Random, pictures: Sequence[Picture], held_out: bool, as_jso
     picture = pictures[0]
     if picture.strange:
         return turn_of(random, "describe", ONLY, {}, held_out, False)
+    if len(picture.figures) > MOST_SHAPES:
+        return turn_of(random, "describe", MANY, {}, held_out, False)
     if as_json and (picture.chart or picture.lines or not picture.figures):
         return None
     task = "describe_chart" if picture.chart and random.random() < 0.5 else "describe"

@@ -129,22 +129,16 @@ def _upright(random: Random, canvas: Canvas, parts: Parts) -> Chart:
     middles = [left + step * (index + 0.5) for index in range(number)]
     for middle, value, shade in zip(middles, values, shades, strict=False):
         _bar(canvas, (middle - thickness / 2, up(value), middle + thickness / 2, bottom), shade, edge)
-    width = style.thickness
-    if style.base:
-        canvas.box((left, bottom, right, bottom + width), ink[1])
     high = frame.top + 5 if style.box else top - random.randint(0, 4)
-    if style.axis:
-        canvas.box((left - width, high, left, bottom + width), ink[1])
-    if style.box:
-        canvas.box((right, high, right + width, bottom + width), ink[1])
-        canvas.box((left - width, high, right + width, high + width), ink[1])
+    _upright_lines(canvas, style, ink[1], Frame(left, high, right, bottom))
     if style.marks:
         for tick in ticks:
-            canvas.box((left - width - 4, up(tick), left - width, up(tick) + 1), ink[1])
+            canvas.box((left - style.thickness - 4, up(tick), left - style.thickness, up(tick) + 1), ink[1])
         for middle in middles if under else ():
-            canvas.box((middle, bottom + width, middle + 1, bottom + width + under), ink[1])
+            end = bottom + style.thickness
+            canvas.box((middle, end, middle + 1, end + under), ink[1])
     for tick in ticks if style.ticks else ():
-        x = left - width - 6 - width_of(face, small, str(tick))
+        x = left - style.thickness - 6 - width_of(face, small, str(tick))
         canvas.text(str(tick), round(x), round(up(tick) - 0.6 * small), face, small, *ink, line=False)
     if style.named_axis:
         canvas.upward(random.choice(_AXIS_NAMES), name_at, (top + bottom) / 2, face, size, ink[1])
@@ -156,6 +150,18 @@ def _upright(random: Random, canvas: Canvas, parts: Parts) -> Chart:
         x = middle - width_of(face, size, text) / 2
         canvas.text(text, round(x), round(up(value) - size - gap), face, size, *ink, line=False)
     return Chart("bar", tuple(labels), tuple(values))
+
+
+def _upright_lines(canvas: Canvas, style: Style, shade: RGB, around: Frame) -> None:
+    """The lines around upright bars."""
+    width = style.thickness
+    if style.base:
+        canvas.box((around.left, around.bottom, around.right, around.bottom + width), shade)
+    if style.axis:
+        canvas.box((around.left - width, around.top, around.left, around.bottom + width), shade)
+    if style.box:
+        canvas.box((around.right, around.top, around.right + width, around.bottom + width), shade)
+        canvas.box((around.left - width, around.top, around.right + width, around.top + width), shade)
 
 
 def _lying(random: Random, canvas: Canvas, parts: Parts) -> Chart:

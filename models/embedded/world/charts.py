@@ -25,7 +25,7 @@ _PIES = 0.3
 _LEAST_LEGEND = 15
 
 
-def chart_picture(random: Random, *, held_out: bool, any_words: float = 0.35) -> Picture:
+def chart_picture(random: Random, *, held_out: bool, any_words: float = 0.5) -> Picture:
     """Bars with their names and values, with and without axes, or a pie with names and percentages. any_words: the
     share of charts whose names are of no common kind."""
     for _ in range(20):

@@ -1,15 +1,14 @@
-"""Short videos, and pictures of what the world does not hold."""
+"""Short videos of one shape."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
-import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import ImageDraw
 
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZES, look_of
-from models.embedded.world.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
+from models.embedded.world.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, finished, jpeg
 
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
 VIDEO_MIN_PIXELS = 128 * CELL**2
@@ -77,45 +76,3 @@ def _two_colors(random: Random, canvas: Canvas) -> list[tuple[str, tuple[int, in
         if shade is not None and all(name != other for other, _ in found):
             found.append((name, shade))
     return found
-
-
-def strange_picture(random: Random) -> Picture:
-    """Noise, clouds, stripes or scribbles: nothing that has a name here."""
-    width, height = canvas_size(random)
-    draws = np.random.default_rng(random.getrandbits(32))
-    kind = random.randrange(5)
-    if kind == 0:
-        pixels = draws.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels)
-    elif kind == 1:
-        cells = random.randint(3, 14)
-        image = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    elif kind == 2:
-        image = Image.fromarray(
-            draws.integers(0, 256, (random.randint(4, 16), random.randint(4, 16), 3), dtype=np.uint8)
-        )
-        image = image.resize((width, height), Image.Resampling.NEAREST)
-        image = image.rotate(random.uniform(-30, 30), expand=False).filter(
-            ImageFilter.GaussianBlur(random.uniform(0, 3))
-        )
-    elif kind == 3:
-        image = Image.new("RGB", (width, height), tuple(draws.integers(0, 256, 3).tolist()))
-        pen = ImageDraw.Draw(image)
-        for _ in range(random.randint(8, 30)):
-            points = draws.uniform(0, 1, (random.randint(3, 7), 2)) * (width, height)
-            fill = tuple(draws.integers(0, 256, 3).tolist())
-            if random.random() < 0.5:
-                pen.polygon([tuple(point) for point in points.tolist()], fill=fill)
-            else:
-                pen.line([tuple(point) for point in points.tolist()], fill=fill, width=random.randint(1, 6))
-    else:
-        base = draws.integers(0, 256, (6, 6, 3)).astype(np.float32)
-        coarse = np.asarray(Image.fromarray(base.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC))
-        fine = draws.normal(0, random.uniform(5, 40), (height, width, 1))
-        image = Image.fromarray(np.clip(coarse + fine, 0, 255).astype(np.uint8))
-    canvas = Canvas(random, 28, 28)
-    canvas.figures, canvas.lines, canvas.letters = [], [], []
-    picture = finished(canvas, [image])
-    picture.strange = True
-    return picture

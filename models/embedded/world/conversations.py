@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,13 +12,14 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.embedded.world import about_clips, about_prints, about_scenes, about_shapes, small_talk
+from models.embedded.world import about_clips, about_keys, about_prints, about_scenes, about_shapes, small_talk
 from models.embedded.world.charts import chart_picture
-from models.embedded.world.clips import strange_picture, video_clip
+from models.embedded.world.clips import video_clip
 from models.embedded.world.followups import follow_up
 from models.embedded.world.pictures import CELL, Picture
 from models.embedded.world.questions import Maker, Turn
-from models.embedded.world.scenes import shapes_picture, text_picture
+from models.embedded.world.scenes import crowded_picture, shapes_picture, text_picture
+from models.embedded.world.strange import strange_picture
 from models.qwen2_vl.positions import mrope_positions
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -26,8 +28,9 @@ SYSTEMS = (
     *("Describe what you see.", "You answer questions about pictures.", "Be brief and exact."),
 )
 _PATCH = 14
+_KEY = re.compile(r'"(\w+)":')
 _JSON_SHARE = 0.12
-_MOST_TURNS = {"shapes": 4, "text": 2, "chart": 3, "video": 3, "two": 2, "strange": 2, "none": 2}
+_MOST_TURNS = {"shapes": 4, "text": 2, "chart": 3, "video": 3, "two": 2, "strange": 2, "crowd": 2, "none": 2}
 """Few where an answer gives the next one away: what is copied teaches no seeing."""
 
 
@@ -61,11 +64,12 @@ _ABOUT_SHAPES: dict[Maker, float] = {
     about_shapes.compare_yn: 1.0,
     about_shapes.more_yn: 0.8,
     about_scenes.shapes: 1.2,
-    about_scenes.colors: 0.8,
+    about_scenes.colors: 1.6,
     about_scenes.at_place: 2.4,
     about_scenes.color_at: 2.0,
     about_scenes.larger_of: 1.2,
-    about_scenes.beside: 1.8,
+    about_scenes.beside: 2.2,
+    about_keys.shape_in_keys: 1.0,
     about_shapes.describe: 2.2,
     about_prints.read: 0.5,
     small_talk.thing: 1.2,
@@ -80,7 +84,8 @@ _ABOUT_CHARTS: dict[Maker, float] = {
     about_prints.chart_value: 3.5,
     about_prints.chart_kind: 0.5,
     about_prints.chart_bars: 1.0,
-    about_prints.chart_title: 0.8,
+    about_prints.chart_title: 1.0,
+    about_keys.bar_in_keys: 0.5,
     about_prints.chart_labels: 0.7,
     about_shapes.describe: 1.5,
     small_talk.thing: 0.3,
@@ -116,7 +121,12 @@ KINDS: dict[str, Kind] = {
         _two, {about_clips.which_more: 2.0, about_clips.which_has: 2.0, about_clips.in_nth: 4.0, small_talk.thing: 0.3}
     ),
     "strange": Kind(
-        lambda random, held_out: [strange_picture(random)], {about_shapes.describe: 3.0, small_talk.thing: 1.0}
+        lambda random, held_out: [strange_picture(random)],
+        {about_shapes.describe: 3.0, small_talk.not_known: 2.0, small_talk.thing: 1.0},
+    ),
+    "crowd": Kind(
+        lambda random, held_out: [crowded_picture(random)],
+        {about_shapes.describe: 1.0, about_scenes.shapes: 1.0, about_shapes.count: 1.0, small_talk.thing: 0.3},
     ),
     "none": Kind(
         lambda random, held_out: [],
@@ -140,7 +150,16 @@ MEASURED_KINDS: dict[str, Kind] = {
 }
 """For the gates: charts with names of a kind and with any words are measured apart, since the latter have to be read
 letter by letter."""
-SHARES = {"shapes": 0.32, "text": 0.32, "chart": 0.24, "video": 0.03, "two": 0.05, "strange": 0.01, "none": 0.03}
+SHARES = {
+    "shapes": 0.29,
+    "text": 0.27,
+    "chart": 0.28,
+    "video": 0.03,
+    "two": 0.05,
+    "strange": 0.04,
+    "crowd": 0.01,
+    "none": 0.03,
+}
 
 
 @dataclass(frozen=True)
@@ -186,8 +205,8 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
 @dataclass(frozen=True)
 class Tokens:
     """A conversation in ids. ids int32 [n]; vision int32 [n]: which row of the pictures' embeddings, or -1; labels
-    int32 [n]: the id to be said after each position, or -1; turns int32 [n]: index of the turn that a label is of;
-    positions int32 [3, n]."""
+    int32 [n]: the id to be said after each position, or -1, also where a key is forced; turns int32 [n]: index of the
+    turn that a label is of; positions int32 [3, n]."""
 
     ids: np.ndarray
     vision: np.ndarray
@@ -217,6 +236,18 @@ class Encoder:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def _forced(self, turn: Turn) -> list[int]:
+        """Which tokens of the answer say a key that is forced."""
+        if not turn.forced:
+            return []
+        spans = [match.span(1) for match in _KEY.finditer(turn.answer) if match[1] in turn.forced]
+        offsets = self._tokenizer.encode(turn.answer, add_special_tokens=False).offsets
+        return [
+            index
+            for index, (start, end) in enumerate(offsets)
+            if any(start < last and first < end for first, last in spans)
+        ]
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))
 
@@ -226,6 +257,7 @@ class Encoder:
         runs: list[tuple[int, tuple[int, int, int]]] = []
         vision: list[tuple[int, int]] = []
         labels: list[tuple[int, int, int]] = []
+        forced: list[int] = []
         rows = 0
         for index, turn in enumerate(turns):
             ids += [self.start, *self.encode("user\n")]
@@ -242,6 +274,7 @@ class Encoder:
             first = len(ids)
             ids += [*self.encode(turn.answer), self.end]
             labels.append((first, len(ids), index))
+            forced += [first + nth for nth in self._forced(turn)]
             ids += self.encode("\n")
         number = len(ids)
         rows_of, said, turn_of = (np.full(number, -1, np.int32) for _ in range(3))
@@ -252,6 +285,7 @@ class Encoder:
         for first, last, index in labels:
             said[first - 1 : last - 1] = whole[first:last]
             turn_of[first - 1 : last - 1] = index
+        said[[position - 1 for position in forced]] = -1
         positions, _ = mrope_positions(number, runs, merge_size=2)
         return Tokens(whole, rows_of, said, turn_of, positions)
 

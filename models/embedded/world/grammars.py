@@ -16,6 +16,15 @@ JSON_WISHES = (
     "(I need|I want|give me|return|output|write) (JSON|json)[ only| please| format]",
     "(use|only use) (JSON|json)[ please| format]",
 )
+KEY_WISHES = (
+    "(answer|reply|respond) (in|as|with|using) (JSON|json) with {keys}[ only| please]",
+    "(give|return|write) (the|your) (answer|reply|result) (in|as) (JSON|json) with {keys}[ only| please]",
+    "(as|in) (JSON|json) with {keys}[ only| please]",
+    "(I need|I want|give me|return|output|write) (JSON|json|a JSON object) with {keys}[ only| please]",
+    "(answer|reply|respond) (in|as) (JSON|json), use {keys}[ only| please]",
+)
+"""keys: what `wordings.named_keys` says."""
+KEY_WORDS = ("key", "field")
 BEFORE = (
     *("look at the picture. ", "please answer: ", "question: ", "quick question: ", "hi! ", "hello, ", "now, ", "ok, "),
     *("have a look: ", "tell me, ", "please, ", "and ", "so ", "look: ", "I have a question: ", "can you help me? "),

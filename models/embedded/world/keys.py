@@ -1,5 +1,5 @@
 """Keys of answers in JSON other than the usual ones: a request's schema may demand any of them, and the value has to be
-right under each."""
+right under each. A question may also name them."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ def varied(random: Random, facts: object, sentence: str) -> object:
             return dict(random.sample([(key, value), ("count", len(value))], 2))
     names = {key: random.choice((key, *others)) for key, others in _OTHER.items()}
     return _renamed(facts, names, random.random() < 0.3)
+
+
+def keys_of(facts: object) -> set[str]:
+    """At every depth."""
+    if isinstance(facts, list):
+        return set().union(*map(keys_of, facts))
+    if not isinstance(facts, dict):
+        return set()
+    return set(facts).union(*map(keys_of, facts.values()))
+
+
+def chosen(random: Random, facts: Mapping[str, object]) -> dict[str, object]:
+    """Some of `facts` in any order, each under its usual key or another one that means the same."""
+    kept = random.sample(sorted(facts), random.randint(1, len(facts)))
+    while True:
+        names = [random.choice((key, key, *_OTHER[key])) for key in kept]
+        if len(set(names)) == len(names):
+            return {name: facts[key] for name, key in zip(names, kept, strict=True)}
 
 
 def _renamed(facts: object, names: Mapping[str, str], backwards: bool) -> object:

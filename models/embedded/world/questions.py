@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from random import Random
 
 from models.embedded.world import wordings
-from models.embedded.world.keys import varied
+from models.embedded.world.keys import keys_of, varied
 from models.embedded.world.pictures import Figure, Picture
 
 ORDINALS = ("first", "second", "third")
+MOST_SHAPES = 6
+"""That are counted and named."""
+MANY = f"I see more than {MOST_SHAPES} shapes."
 SIDES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 """What is said of a shape on each side of another."""
 
@@ -28,6 +31,8 @@ class Turn:
     answer: str
     about: Figure | str | None = None
     """The figure or label of a chart that the answer names, for the next question's "it"."""
+    forced: frozenset[str] = frozenset()
+    """Keys of an answer in JSON that only a schema could have asked for: training does not want them from the model."""
 
 
 Maker = Callable[[Random, Sequence[Picture], bool, bool], Turn | None]
@@ -111,10 +116,10 @@ def turn_of(
     **slots: str,
 ) -> Turn:
     question = wordings.ask(random, task, held_out=held_out, json=as_json, **slots)
-    if as_json:
-        told = facts if held_out else varied(random, facts, answer)
-        return Turn(f"{task}_json", question, json.dumps(told))
-    return Turn(task, question, answer, about)
+    if not as_json:
+        return Turn(task, question, answer, about)
+    told = facts if held_out else varied(random, facts, answer)
+    return Turn(f"{task}_json", question, json.dumps(told), forced=frozenset(() if told == facts else keys_of(told)))
 
 
 def unique(picture: Picture, key: Callable[[Figure], str]) -> list[Figure]:

@@ -34,6 +34,24 @@ def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tupl
     return canvas.finish()
 
 
+def crowded_picture(random: Random) -> Picture:
+    """9 to 24 small shapes: more than are counted."""
+    while True:
+        canvas = Canvas(random, *canvas_size(random))
+        color, shape = random.choice(COLOR_NAMES), random.choice(SHAPE_NAMES)
+        alike = random.choices(("nothing", "color", "shape"), (0.6, 0.2, 0.2))[0]
+        for _ in range(random.randint(9, 24)):
+            _place(
+                random,
+                canvas,
+                shape if alike == "shape" else random.choice(SHAPE_NAMES),
+                color if alike == "color" else random.choice(COLOR_NAMES),
+                "small",
+            )
+        if len(canvas.figures) >= 9:
+            return canvas.finish()
+
+
 def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
     """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
     width, height = canvas_size(random)

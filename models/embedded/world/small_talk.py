@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from models.embedded.world import wordings
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, plural
 from models.embedded.world.pictures import Picture
 from models.embedded.world.questions import Maker, Turn, article, turn_of
@@ -49,11 +50,26 @@ who, skills = _small_talk("who", WHO), _small_talk("skills", SKILLS)
 hello, thanks = _small_talk("hello", HELLO), _small_talk("thanks", WELCOME)
 
 
+_SEEING = ("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read")
+
+
 def no_picture(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
     """A question of seeing where nothing is to be seen."""
-    task = random.choice(("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read"))
+    return Turn("no_picture", _of_seeing(random, random.choice(_SEEING), held_out), NO_PICTURE)
+
+
+def not_known(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    """A question of seeing about a picture of what this world does not hold."""
+    if not pictures[0].strange:
+        return None
+    task = random.choice((*_SEEING, "list", "colors", "chart_title", "chart_kind", "describe_chart"))
+    return Turn("not_known", _of_seeing(random, task, held_out), ONLY)
+
+
+def _of_seeing(random: Random, task: str, held_out: bool) -> str:
+    """A question about shapes that no picture needs to have."""
     shapes, colors = random.sample(SHAPE_NAMES, 2), random.sample(COLOR_NAMES, 2)
-    slots = {
+    slots: dict[str, str] = {
         "shape": shapes[0],
         "color": colors[0],
         "things": random.choice(("shapes", plural(shapes[0]), f"{colors[0]} {plural(shapes[0])}")),
@@ -62,5 +78,4 @@ def no_picture(random: Random, pictures: Sequence[Picture], held_out: bool, as_j
         "article": article(f"{colors[0]} {shapes[0]}"),
         "most": random.choice(("largest", "smallest", "biggest")),
     }
-    turn = turn_of(random, task, NO_PICTURE, {}, held_out, False, **slots)
-    return Turn("no_picture", turn.question, turn.answer)
+    return wordings.ask(random, task, held_out=held_out, json=False, keys=(), **slots)

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.byte_level import byte_alphabet
 from models.embedded.world import about_scenes, conversations, keys, small_talk, wordings
-from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS
+from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS, KEY_WORDS
 from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, plural
 
 SPECIAL_TOKENS = (
@@ -54,7 +54,7 @@ _JSON = (
     *("picture", "colors", "title", "labels", '"]', '"]}'),
     *("shapes", "yes", "no", "left", "right", "top", "bottom", "center", "above", "below", "up", "down", "none"),
     *("bar", "pie", "first", "second", "system", "user", "assistant", *COLOR_NAMES, *SHAPE_NAMES),
-    *("true", "false", " true", " false", *keys.NAMES),
+    *("true", "false", " true", " false", *keys.NAMES, *(" " + name for name in keys.NAMES if name.isalpha())),
 )  # fmt: skip
 
 
@@ -65,8 +65,9 @@ def words() -> list[str]:
     for task in GRAMMARS:
         for part in wordings.wordings(task):
             texts += part
-    for part in wordings.json_wordings():
+    for part in (*wordings.json_wordings(), *wordings.key_wordings()):
         texts += part
+    texts += (*KEY_WORDS, *(f"{word}s" for word in KEY_WORDS))
     texts += (*BEFORE, *AFTER)
     for text in texts:
         plain = re.sub(r"\{\w+\}", "", text)

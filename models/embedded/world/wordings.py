@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from zlib import crc32
 
-from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS, JSON_WISHES
+from models.embedded.world.grammars import AFTER, BEFORE, GRAMMARS, JSON_WISHES, KEY_WISHES, KEY_WORDS
 
 _HELD_OUT = 7
 _CONTRACTED = re.compile(r"\b(what|where|who|how) is\b")
@@ -25,13 +26,30 @@ def json_wordings() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _parted(sorted({text for grammar in JSON_WISHES for text in _expanded(grammar)}))
 
 
+@cache
+def key_wordings() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return _parted(sorted({text for grammar in KEY_WISHES for text in _expanded(grammar)}))
+
+
+def named_keys(random: Random, keys: Sequence[str]) -> str:
+    """'the keys "name" and "color"', "fields name, color", ..."""
+    word = random.choice(KEY_WORDS)
+    names = [f'"{key}"' for key in keys] if random.random() < 0.5 else list(keys)
+    last = random.choice((", ", " and "))
+    listed = ", ".join(names[:-1]) + last + names[-1] if len(names) > 1 else names[0]
+    return f"{random.choice(('the ', 'the ', ''))}{word if len(names) == 1 else word + 's'} {listed}"
+
+
 def _parted(every: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     held_out = tuple(text for text in every if not crc32(text.encode()) % _HELD_OUT)
     return tuple(text for text in every if crc32(text.encode()) % _HELD_OUT), held_out
 
 
-def ask(random: Random, task: str, *, held_out: bool, json: bool = False, **slots: str) -> str:
-    """A question of the task in one of its wordings, perhaps with a word before or after it."""
+def ask(
+    random: Random, task: str, *, held_out: bool, json: bool = False, keys: Sequence[str] = (), **slots: str
+) -> str:
+    """A question of the task in one of its wordings, perhaps with a word before or after it. json: it ends with a wish
+    for that, which names `keys` if there are any."""
     text = random.choice(wordings(task)[held_out]).format(**slots)
     if not held_out and random.random() < 0.15:
         text = random.choice(BEFORE) + text
@@ -45,7 +63,9 @@ def ask(random: Random, task: str, *, held_out: bool, json: bool = False, **slot
     ending = random.random()
     text += ("?" if asks else random.choice("!.")) if ending < 0.85 else "." if ending < 0.9 else ""
     if json:
-        wish = random.choice(json_wordings()[held_out])
+        wish = random.choice((key_wordings() if keys else json_wordings())[held_out])
+        if keys:
+            wish = wish.format(keys=named_keys(random, keys))
         if random.random() < 0.7:
             wish = wish[0].upper() + wish[1:]
         if random.random() < 0.25:

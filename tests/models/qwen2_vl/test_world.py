@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,11 +15,14 @@ import torch
 from safetensors.torch import save_file
 
 from models.embedded.train_qwen2_vl import Trainer, vocabulary_of
-from models.embedded.vision_training.network import Network, Shape
-from models.embedded.world import about_scenes, vocabulary
+from models.embedded.vision_training.blocks import _mark
+from models.embedded.vision_training.network import UNKNOWN, Auxiliary, Network, Shape
+from models.embedded.world import about_keys, about_scenes, about_shapes, small_talk, vocabulary
+from models.embedded.world.conversations import DEFAULT_SYSTEM, Encoder
 from models.embedded.world.keys import NAMES, varied
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import Maker, Turn, clearly_larger
+from models.embedded.world.scenes import crowded_picture
 
 SIDE = 300
 
@@ -38,6 +42,9 @@ CORNERS = picture(
     figure("green star", 50, 250),
     figure("black ring", 240, 260),
 )
+
+
+LARGE_AND_SMALL = picture(figure("red circle", 40, 40, 45), figure("blue star", 260, 150, 18))
 
 
 def turns(maker: Maker, shown: Picture, *, held_out: bool = False, as_json: bool = False) -> Sequence[Turn]:
@@ -125,6 +132,66 @@ def test_answers_in_json_keep_their_values_under_other_keys() -> None:
             ]
     answers = {json.dumps(varied(Random(seed), {"answer": "no"}, "No.")) for seed in range(500)}
     assert '{"exists": false}' in answers and not any(": true" in text for text in answers)
+
+
+def test_keys_that_only_a_schema_asks_for_are_not_learned(tmp_path: Path) -> None:
+    """The values under them are, and so are keys that the question names."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer()), "utf-8")
+    encoder = Encoder(tmp_path)
+
+    def learned(turn: Turn) -> str:
+        found = encoder.tokens([], [turn], DEFAULT_SYSTEM)
+        return encoder.decode([int(label) for label in found.labels if label >= 0])
+
+    seen = set()
+    for turn in turns(about_shapes.largest, LARGE_AND_SMALL, as_json=True):
+        told = json.loads(turn.answer)
+        for key, value in told.items():
+            assert (f'"{key}":' in learned(turn)) == (not turn.forced), turn
+            assert value in learned(turn), turn
+        if set(told) <= {"shape", "color"}:
+            continue
+        assert turn.forced == set(told)
+        seen |= turn.forced
+    assert {"colour", "form", "description"} <= seen
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_keys_of_an_answer_are_those_that_the_question_names(held_out: bool) -> None:
+    found = turns(about_keys.shape_in_keys, LARGE_AND_SMALL, held_out=held_out)
+    assert len({frozenset(json.loads(turn.answer)) for turn in found}) > 10
+    for turn in found:
+        told = json.loads(turn.answer)
+        after = re.split("(?:key|field)s? ", turn.question)[1]
+        assert [word for word in re.findall(r"\w+", after) if word in told][: len(told)] == list(told), turn
+        assert set(told.values()) <= {"circle", "red", "top left", "star", "blue", "right"}
+        assert {"circle", "red", "top left"}.isdisjoint(told.values()) or {"star", "blue", "right"}.isdisjoint(
+            told.values()
+        )
+        assert not turn.forced
+
+
+def test_of_a_crowd_it_is_said_that_there_are_more_shapes_than_are_counted() -> None:
+    shown = crowded_picture(Random(4))
+    assert len(shown.figures) > 8
+    for maker in (about_shapes.describe, about_shapes.count, about_scenes.shapes):
+        assert {turn.answer for turn in turns(maker, shown)} == {"I see more than 6 shapes."}
+
+
+def test_pictures_of_nothing_known_teach_only_that() -> None:
+    shown = replace(picture(), strange=True)
+    for maker in (about_shapes.describe, small_talk.not_known):
+        assert {turn.answer for turn in turns(maker, shown)} == {small_talk.ONLY}
+    cells = np.zeros((100, 9), np.uint8)
+    _mark(cells, shown, 10)
+    assert (cells == UNKNOWN).all()
+    assert not turns(small_talk.not_known, CORNERS)
+    heads = Auxiliary(8)
+    vision = torch.randn(6, 8)
+    known = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0, 0], [0] * 9] * 2)
+    more = torch.cat((known, torch.full((2, 9), UNKNOWN)))
+    for one, other in zip(heads(vision[:4], known, torch.ones(4)), heads(vision, more, torch.ones(6)), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_training_goes_on_with_the_words_of_another_vocabulary(tmp_path: Path) -> None:
