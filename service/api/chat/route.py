@@ -234,12 +234,12 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
                     break
         finally:
             limit.cancel()
+            job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
     _finish(context, job, index)
 
 
 def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
     context.metrics.observe("request_output_tokens", job.counts[index].tokens, model=job.model.name)
-    job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
     if calls := job.counts[index].calls:
         context.metrics.observe("tool_calls_total", calls, model=job.model.name)
         job.record.notes["tool_calls"] = sum(choice.calls for choice in job.counts)

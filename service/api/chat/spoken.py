@@ -301,15 +301,17 @@ class SpokenAnswer:
             meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
             spoken = self._named(feed.chunks())
             async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
-                async for chunk in chunks:
-                    if not self._counts.samples and len(chunk.audio) and self._streamed:
-                        waited = time.monotonic() - job.record.arrival
-                        context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                    self._count(chunk)
-                    if data := await encode_chunk(context, job, encoder, chunk, meter):
-                        yield data
+                try:
+                    async for chunk in chunks:
+                        if not self._counts.samples and len(chunk.audio) and self._streamed:
+                            waited = time.monotonic() - job.record.arrival
+                            context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
+                        self._count(chunk)
+                        if data := await encode_chunk(context, job, encoder, chunk, meter):
+                            yield data
+                finally:
+                    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
             meter.finish()
-            job.record.notes["audio_seconds"] = round(meter.seconds, 2)
         if tail := await context.encoders.finish(encoder):
             yield tail
 

@@ -191,13 +191,15 @@ async def _encoded(context: ServerContext, speech: PreparedSpeech, progress: Aud
         aclosing(feed.chunks()) as spoken,
         aclosing(with_pauses(spoken, progress.pauses)) as chunks,
     ):
-        async for chunk in chunks:
-            progress.add(chunk)
-            if data := await encode_chunk(context, job, encoder, chunk, meter):
-                yield data
+        try:
+            async for chunk in chunks:
+                progress.add(chunk)
+                if data := await encode_chunk(context, job, encoder, chunk, meter):
+                    yield data
+        finally:
+            job.record.notes["audio_seconds"] = round(meter.seconds, 2)
     tail = await context.encoders.finish(encoder)
     meter.finish()
-    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
     if tail:
         yield tail
 

@@ -166,6 +166,8 @@ class Session:
             waiting.cancel()
             draining.cancel()
         if message is None:
+            if self._messages.goodbye and self._utterance is None:
+                raise StreamClosed
             raise WebSocketDisconnect
         return message
 
