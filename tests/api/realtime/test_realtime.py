@@ -520,6 +520,12 @@ async def test_a_refused_update_changes_nothing(socket: ClientConnection) -> Non
     assert shown["instructions"] == "" and "speed" not in shown["audio"]["output"]
 
 
+async def test_fields_of_openai_that_say_nothing_are_taken(socket: ClientConnection) -> None:
+    empty = {"prompt": {}, "tracing": {}, "reasoning": {}, "include": []}
+    await tell(socket, "session.update", session=empty)
+    assert (await said(socket))["type"] == "session.updated"
+
+
 F = {"type": "function", "name": "f"}
 
 
