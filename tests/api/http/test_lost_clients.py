@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import threading
 import time
@@ -292,3 +293,15 @@ def test_a_websocket_that_its_client_closes_when_nothing_goes_on_was_not_left_ea
         assert vars(line)["outcome"] == ("aborted" if leave == "lost" else "ok")
         assert counted(server, endpoint=endpoint, outcome=vars(line)["outcome"], status="101")
     assert complaints(log) == []
+
+
+def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: pytest.LogCaptureFixture) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "!endless"}]}
+    with running_server() as server:
+        with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as socket:
+            socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            socket.send(json.dumps({"type": "response.create"}))
+            while "response.output_text.delta" not in str(socket.recv(GENEROUS)):
+                pass
+        assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
+        server.wait_idle(PATIENCE)
