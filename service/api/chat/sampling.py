@@ -68,9 +68,9 @@ def sampling_params(
     room = _room(processor, prompt_tokens, max_model_len)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
-    asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
-    max_tokens = min(asked, room, settings.max_output_tokens or room)
     min_tokens = body.min_tokens or 0
+    default = max(settings.default_output_tokens or room, min_tokens)
+    max_tokens = min(body.max_completion_tokens or body.max_tokens or default, room, settings.max_output_tokens or room)
     if min_tokens > max_tokens:
         raise bad_request(
             f"min_tokens: too high: {min_tokens} given, the completion can have at most {max_tokens} tokens.",
