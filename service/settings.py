@@ -332,6 +332,10 @@ class Settings(BaseSettings):
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
+        if not all(self.api_key):
+            raise ValueError("api_key: must not be empty")
+        if any(str(key) == key.get_secret_value() for key in self.api_key):
+            raise ValueError("api_key: the stars that --print-config writes are no key; write the key itself")
         has_keys = bool(self.keys())
         if not is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
             raise ValueError(

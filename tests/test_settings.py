@@ -105,6 +105,7 @@ def test_unknown_variables_are_named() -> None:
         ({"revision": "main"}, "revision"),
         ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
+        ({"api_key": [""]}, "api_key: must not be empty"),
         ({"solver_steps": (10, 3)}, "solver_steps"),
         ({"solver_steps": (33,)}, "solver_steps"),
         ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
@@ -227,6 +228,9 @@ def test_what_is_printed_is_a_settings_file_without_secrets(tmp_path: Path) -> N
     assert "very-secret" not in text and "very-secret" not in repr(settings)
     assert yaml.safe_load(text)["max_n"] == 3
     (tmp_path / "again.yaml").write_text(text)
+    with pytest.raises(SettingsError, match="api_key: the stars that --print-config writes are no key"):
+        load_settings(config=tmp_path / "again.yaml")
+    (tmp_path / "again.yaml").write_text(text.replace("*" * 10, "another"))
     again = load_settings(config=tmp_path / "again.yaml")
     assert again.model_dump(exclude={"api_key"}) == settings.model_dump(exclude={"api_key"})
 

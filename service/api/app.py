@@ -133,8 +133,8 @@ def create_context(
         lexicon=server_lexicon(settings),
         lora_voices=lora_voices(settings, catalog, voices.RESERVED),
     )
-    if isinstance(engine, EngineClient):
-        engine.in_use = lambda: context.admission.in_flight > 0
+    for client in [engine] if isinstance(engine, EngineClient) else engine.clients:
+        client.in_use = lambda: context.in_use
     return context
 
 

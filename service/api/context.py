@@ -73,6 +73,7 @@ class ServerContext:
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine accepts no more requests; then idle WebSockets are closed."""
     open_sockets: int = 0
+    """Open WebSockets, also those over which nothing is being answered."""
     unvoiced: set[object] = field(default_factory=set)
     """Spoken answers whose first words have not been sent to the speech model yet; the engine starts to drain only once
     there are none."""
@@ -82,6 +83,11 @@ class ServerContext:
     """Transcripts of all API processes; None: this is the only one, and `transcripts` has all."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process has a request, or a client that may send one over its WebSocket at any moment."""
+        return self.admission.in_flight > 0 or self.open_sockets > 0
 
     def keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keeps a background task until it has ended; the server cancels it when it stops."""

@@ -65,7 +65,7 @@ class EngineClient:
         """The newest heartbeat since the engine was started."""
         self.on_state: Callable[[EngineState], None] = lambda state: None
         self.in_use: Callable[[], bool] = lambda: False
-        """Whether a caller is about to send a request, so that the engine must not sleep."""
+        """Whether a caller has requests, or may send one at any moment, so that the engine must not sleep."""
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0

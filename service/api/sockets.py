@@ -26,6 +26,8 @@ NOT_JSON = 1007
 POLICY = 1008
 FAILED = 1011
 TRY_LATER = 1013
+GOODBYES = (1000, GOING_AWAY, 1005)
+"""Codes in the close frames of clients that are done: also of a page that is left, and of a frame without a code."""
 
 
 class StreamClosed(Exception):
@@ -42,7 +44,8 @@ class Session(Protocol):
 
     async def run(self) -> None:
         """Returns or raises at the end: ApiError or EngineError if the connection cannot be served any further,
-        StreamClosed to close it, WebSocketDisconnect if the client has gone."""
+        StreamClosed to close it, or if the client has closed it when nothing was going on, WebSocketDisconnect if the
+        client has gone."""
         ...
 
     async def send_error(self, error: ApiError) -> None: ...
@@ -86,6 +89,8 @@ class Inbox:
         client has gone."""
         self._handled = 0
         """What the last message that was taken is charged with."""
+        self.goodbye = False
+        """Whether the client has closed the socket because it is done, and has not just vanished."""
         self._reader = asyncio.create_task(self._read())
 
     async def next(self) -> str | bytes | None:
@@ -105,6 +110,8 @@ class Inbox:
         while True:
             received = await self._socket.receive()
             if received["type"] == "websocket.disconnect":
+                # A lost connection has 1005, too, but no reason, not even an empty one.
+                self.goodbye = received.get("code") in GOODBYES and "reason" in received
                 await self._waiting.put((None, 0))
                 return
             message = received.get("text") or received.get("bytes") or b""

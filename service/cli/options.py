@@ -83,7 +83,7 @@ def check_writable(*files: Path | None) -> None:
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:
     """`named`, or the key in the environment for this server; "" for none. OPENAI_API_KEY belongs to another service,
     so it is sent only to loopback servers."""
-    ours = environ.get(ENV_PREFIX + "API_KEY", "").split(",")[0].strip()
+    ours = next(iter(environ.get(ENV_PREFIX + "API_KEY", "").split()), "")
     theirs = environ.get("OPENAI_API_KEY", "") if is_loopback(urlsplit(url).hostname or "") else ""
     return named or ours or theirs
 

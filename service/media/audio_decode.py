@@ -28,6 +28,10 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 BLOCK_FRAMES = 16_384
 # libsndfile reports such lengths for unfinished FLAC streams, of which it cannot read more than the first block.
 UNKNOWN_LENGTH = 1 << 40
+# From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
+UNKNOWN_SIZE = 0x7FFF_0000
+SLIP = 100
+"""A WAV may lack this fraction (1 / n) of what its header tells: some programs count the header, too."""
 SILENCE = 10 ** (-80 / 20)
 
 Block = tuple[int, np.ndarray]
@@ -67,6 +71,8 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
 
 
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
+    if _is_cut_wav(data):
+        raise InputError(field, "the audio is damaged or truncated")
     if _for_soundfile(data):
         try:
             file = soundfile.SoundFile(io.BytesIO(data))
@@ -78,6 +84,20 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
                     yield from _read_soundfile(file, field)
                     return
     yield from _read_av(data, field)
+
+
+def _is_cut_wav(data: bytes) -> bool:
+    """Whether a WAV ends before its samples do. libsndfile reads those that are there, whatever the header tells."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return False
+    place = 12
+    while place + 8 <= len(data):
+        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8
+        if name == b"data":
+            return size < UNKNOWN_SIZE and size - (len(data) - place) > size // SLIP
+        place += size + size % 2
+    return False
 
 
 def _for_soundfile(data: bytes) -> bool:

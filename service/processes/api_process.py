@@ -113,7 +113,7 @@ class SupervisorConnection:
 
     def _doze(self, number: int) -> None:
         attached = all(client.phase == "ready" for client in self._engines.clients)
-        if self._context.admission.in_flight or self._engines.in_flight or not attached:
+        if self._context.in_use or self._engines.in_flight or not attached:
             self._control.send(Wake())
             return
         for client in self._engines.clients:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from asyncio.subprocess import Process
 from functools import partial
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from benchmarks.footprint import children, inspect
 from service.api import engine_client
@@ -76,3 +78,15 @@ def test_chat_and_speech_wake_an_engine_whose_process_had_ended(monkeypatch: pyt
     if standing_by is not None:
         assert standing_by.taken == waited and len(waited) == 2
     assert engines() <= others
+
+
+def test_an_open_websocket_keeps_the_engine_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "HEARTBEAT_CHECK_SECONDS", 0.05)
+    with running_server(sleep_after=0.2) as server:
+        with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as client:
+            assert "session.created" in str(client.recv())
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "wake up"}]}
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
+            time.sleep(1)
+            assert server.context.engine.phase == "ready"
+        wait(lambda: server.context.engine.phase == "asleep", GENEROUS, "the engine sleeps once the socket is closed")

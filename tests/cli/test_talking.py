@@ -281,7 +281,8 @@ def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("http://127.0.0.1:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
         ("http://localhost:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
-        ("http://[::1]:8000", "", {"OPENAI_API_KEY": "theirs", "REPRISE_API_KEY": "ours,second"}, "ours"),
+        ("http://[::1]:8000", "", {"OPENAI_API_KEY": "theirs", "REPRISE_API_KEY": "ours second"}, "ours"),
+        ("http://127.0.0.1:8000", "", {"REPRISE_API_KEY": "with,comma"}, "with,comma"),
         ("https://models.example", "", {"OPENAI_API_KEY": "theirs"}, ""),
         ("https://localhost.example", "", {"OPENAI_API_KEY": "theirs"}, ""),
         ("https://models.example", "", {"REPRISE_API_KEY": "ours"}, "ours"),

@@ -159,6 +159,23 @@ def test_one_that_was_cut_short_is_not_taken_for_something_else(data: bytes) -> 
     assert refusal(data[:24]) == "the audio is damaged or truncated"
 
 
+@pytest.mark.parametrize("kept", [0.3, 0.5, 0.95])
+@pytest.mark.parametrize("format", ["WAV", "FLAC"])
+def test_nor_for_a_shorter_one(format: str, kept: float) -> None:
+    data = sound(tone(440, 48_000), 48_000, format)
+    assert refusal(data[: int(len(data) * kept)]) in ("the audio is damaged", "the audio is damaged or truncated")
+
+
+@pytest.mark.parametrize("size", [44, 0x7FFFF000, 0xFFFFFFFF])
+def test_a_wav_whose_header_does_not_know_its_length_is_read_to_its_end(size: int) -> None:
+    """2 GB and more are unknown; 44 stands for as many bytes more than there are, those of the header."""
+    data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))
+    place = data.index(b"data") + 4
+    told = size if size != 44 else len(data) - place - 4 + 44
+    data[place : place + 4] = struct.pack("<I", told)
+    assert len(decode(bytes(data))) == 16_000
+
+
 @pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
 def test_attacker_sized_format(channels: int, rate: int) -> None:
     data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))

@@ -20,6 +20,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 import pytest
+from websockets.asyncio.client import connect
 
 from benchmarks.footprint import children, inspect
 from service.api import engine_client
@@ -307,6 +308,18 @@ async def test_a_process_with_a_request_keeps_the_engines_awake(monkeypatch: pyt
             assert await one.ask("still here") == "still here"
             await anext(pieces)
         await until(lambda: not other.context.admission.in_flight, what="the stream's end was seen")
+        await made.doze()
+        assert made.starts == [1]
+
+
+async def test_so_does_one_with_an_open_websocket_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(monkeypatch) as made:
+        other = made.members[1]
+        async with connect(other.url.replace("http", "ws") + "/v1/realtime?model=tiny") as client:
+            assert "session.created" in str(await client.recv())
+            await asyncio.wait_for(sleep_once(made.engines, made.processes), GENEROUS)
+            await made.wait_awake()
+        await until(lambda: not other.context.in_use, what="the socket is closed")
         await made.doze()
         assert made.starts == [1]
 

@@ -238,7 +238,7 @@ class TextAssembler:
         parts.reasoning += thought
         self._say(said, parts)
         if self._calls is not None:
-            parts.content += self._calls.flush()
+            parts.content += self._calls.flush(complete=finish_reason == "stop")
             if self._calls.calls and finish_reason == "stop":
                 finish_reason = "tool_calls"
         if not self._cutter.stopped:

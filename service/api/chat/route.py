@@ -96,6 +96,8 @@ class ChatJob:
     tools: ToolUse | None
     grammar: str
     """ChatRequest.grammar."""
+    formatted: bool
+    """Whether an answer that calls nothing has to match a format."""
     record: RequestRecord
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
@@ -173,7 +175,19 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     id = f"chatcmpl-{uuid.uuid4().hex}"
     counts = [ChoiceCounts() for _ in sampling]
     return ChatJob(
-        id, int(time.time()), model, prompt, max_model_len, sampling, stops, tools, grammar, record, counts, spoken
+        id,
+        int(time.time()),
+        model,
+        prompt,
+        max_model_len,
+        sampling,
+        stops,
+        tools,
+        grammar,
+        bool(answer),
+        record,
+        counts,
+        spoken,
     )
 
 
@@ -204,7 +218,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         min_tokens=sampling.min_tokens,
         reasoning_markers=processor.reasoning_markers,
         reasoning_opened=opens_reasoning(processor, job.prompt),
-        calls=ToolCallParser(forced=job.tools.forced) if job.tools else None,
+        calls=ToolCallParser(forced=job.tools.forced, either=job.formatted) if job.tools else None,
     )
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
     request_id, arrival = f"{job.id}-{index}", job.record.arrival
@@ -234,12 +248,12 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
                     break
         finally:
             limit.cancel()
+            job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
     _finish(context, job, index)
 
 
 def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
     context.metrics.observe("request_output_tokens", job.counts[index].tokens, model=job.model.name)
-    job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
     if calls := job.counts[index].calls:
         context.metrics.observe("tool_calls_total", calls, model=job.model.name)
         job.record.notes["tool_calls"] = sum(choice.calls for choice in job.counts)

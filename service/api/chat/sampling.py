@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 from models.processor import ChatProcessor
 from service.api.chat.schema import REFUSED, ChatRequestBody
@@ -30,9 +31,14 @@ def refuse_unsupported(body: ChatRequestBody) -> None:
     """ApiError 400 for the first field that is not supported and would change the output."""
     for field, neutral in REFUSED.items():
         value = getattr(body, field)
-        if value is not None and not any(value == harmless for harmless in neutral):
+        if value is not None and not any(alike(value, harmless) for harmless in neutral):
             instead = f"; use {INSTEAD[field]}" if field in INSTEAD else ""
             raise bad_request(f"{field}: not supported by this server{instead}.", field, "unsupported_parameter")
+
+
+def alike(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same: 0 is not false, though Python takes one for the other."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def stop_strings(body: ChatRequestBody) -> tuple[str, ...]:
@@ -62,9 +68,9 @@ def sampling_params(
     room = _room(processor, prompt_tokens, max_model_len)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
-    asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
-    max_tokens = min(asked, room, settings.max_output_tokens or room)
     min_tokens = body.min_tokens or 0
+    default = max(settings.default_output_tokens or room, min_tokens)
+    max_tokens = min(body.max_completion_tokens or body.max_tokens or default, room, settings.max_output_tokens or room)
     if min_tokens > max_tokens:
         raise bad_request(
             f"min_tokens: too high: {min_tokens} given, the completion can have at most {max_tokens} tokens.",

@@ -30,7 +30,7 @@ from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.api.steps import step_report
-from service.catalog import OPENAI_PCM_RATE
+from service.catalog import OPENAI_PCM_RATE, HostedModel
 
 AHEAD = 2
 """Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is
@@ -80,11 +80,7 @@ def check_audio(context: ServerContext, audio: AudioParams) -> None:
     """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
     not be decided yet."""
     hosted = [model for model in context.catalog.models if model.kind == "speech"]
-    name = audio.model or context.settings.spoken_answer_model
-    model = None if name is None else context.catalog.get(name)
-    if name is not None and model not in hosted:
-        message = f"audio.model: no speech model of this name is served; {context.served('speech')}."
-        raise bad_request(message, "audio.model", "model_not_found")
+    model = _named_model(context, audio)
     if model is None and len(hosted) == 1:
         model = hosted[0]
     try:
@@ -96,10 +92,22 @@ def check_audio(context: ServerContext, audio: AudioParams) -> None:
         raise _within_audio(error) from error
 
 
-def _speech_model(context: ServerContext, audio: AudioParams) -> str:
+def _named_model(context: ServerContext, audio: AudioParams) -> HostedModel | None:
+    """The speech model that the request or else the setting names, if any."""
     name = audio.model or context.settings.spoken_answer_model
-    if name is not None:
-        return name
+    if name is None:
+        return None
+    model = context.catalog.get(name)
+    if model is None or model.kind != "speech":
+        message = f"audio.model: no speech model of this name is served; {context.served('speech')}."
+        raise bad_request(message, "audio.model", "model_not_found")
+    return model
+
+
+def _speech_model(context: ServerContext, audio: AudioParams) -> str:
+    named = _named_model(context, audio)
+    if named is not None:
+        return named.name
     hosted = [model.name for model in context.catalog.models if model.kind == "speech"]
     if len(hosted) > 1:
         message = (
@@ -301,15 +309,17 @@ class SpokenAnswer:
             meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
             spoken = self._named(feed.chunks())
             async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
-                async for chunk in chunks:
-                    if not self._counts.samples and len(chunk.audio) and self._streamed:
-                        waited = time.monotonic() - job.record.arrival
-                        context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                    self._count(chunk)
-                    if data := await encode_chunk(context, job, encoder, chunk, meter):
-                        yield data
+                try:
+                    async for chunk in chunks:
+                        if not self._counts.samples and len(chunk.audio) and self._streamed:
+                            waited = time.monotonic() - job.record.arrival
+                            context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
+                        self._count(chunk)
+                        if data := await encode_chunk(context, job, encoder, chunk, meter):
+                            yield data
+                finally:
+                    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
             meter.finish()
-            job.record.notes["audio_seconds"] = round(meter.seconds, 2)
         if tail := await context.encoders.finish(encoder):
             yield tail
 

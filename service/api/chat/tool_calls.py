@@ -16,6 +16,8 @@ from msgspec import UNSET
 from models.tools import CALL_END, CALL_START
 from service.api.chat.tool_schema import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallEntry
 
+CALL_HEAD = '\n{"name": "'
+"""What follows the opening tag of every call that the grammar allows."""
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
@@ -36,13 +38,15 @@ class ToolCallParser:
     """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
 
     calls: number of calls that have begun. White space around calls is dropped. forced: the answer consists of calls,
-    so it has no text, even if it is cut within the first tag.
+    so it has no text, even if it is cut within the first tag. either: the answer consists of calls, or of a text that
+    matches a format: tags inside that text belong to it.
     """
 
-    def __init__(self, *, forced: bool = False) -> None:
+    def __init__(self, *, forced: bool = False, either: bool = False) -> None:
         self.calls = 0
         self.forced = forced
-        self._state: Literal["text", "name", "colon", "arguments", "end"] = "text"
+        self._state: Literal["undecided", "said", "text", "name", "colon", "arguments", "end"]
+        self._state = "undecided" if either and not forced else "text"
         self._held = ""
         self._depth = 0
         self._in_string = False
@@ -50,8 +54,10 @@ class ToolCallParser:
 
     @property
     def in_call(self) -> bool:
-        """Whether the text so far ends between the tags of a call."""
-        return self._state != "text"
+        """Whether the text so far ends between the tags of a call, or of what may still become one."""
+        if self._state == "undecided":
+            return self._held.lstrip("\n").startswith(CALL_START)
+        return self._state not in ("said", "text")
 
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
         """(text, parts of calls) of the next chunk."""
@@ -59,7 +65,11 @@ class ToolCallParser:
         said, deltas = "", []
         while True:
             state = self._state
-            if state == "text":
+            if state == "undecided":
+                self._decide()
+            elif state == "said":
+                said, self._held = said + self._held, ""
+            elif state == "text":
                 said += self._take_text()
             elif state == "arguments":
                 deltas += self._take_arguments()
@@ -68,11 +78,20 @@ class ToolCallParser:
             if self._state == state:
                 return said, deltas
 
-    def flush(self) -> str:
-        """Text that was held back, at the end of the answer. A call without a name is dropped."""
+    def flush(self, *, complete: bool = False) -> str:
+        """Text that was held back, at the end of the answer. A call without a name is dropped. complete: the answer
+        has ended by itself, so what might have become a call is a text."""
+        text = (complete and self._state == "undecided") or not self.in_call
         held, self._held = self._held, ""
-        kept = self._state == "text" and not self.forced and not (self.calls and held.isspace())
-        return held if kept else ""
+        return held if text and not self.forced and not (self.calls and held.isspace()) else ""
+
+    def _decide(self) -> None:
+        """Whether the answer is calls or a text, as soon as its beginning tells."""
+        begun, call = self._held.lstrip("\n"), CALL_START + CALL_HEAD
+        if begun.startswith(call):
+            self._state = "text"
+        elif not call.startswith(begun):
+            self._state = "said"
 
     def _take_text(self) -> str:
         """Text up to the next tag. Holds back what may be the beginning of a tag, and white space that may precede

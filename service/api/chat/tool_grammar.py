@@ -15,6 +15,7 @@ from service.api.chat.grammar import json_schema_grammar, lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.loose_schema import looser_schemas
 from service.api.chat.schema_form import with_options
+from service.api.chat.tool_calls import CALL_HEAD
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError
 
@@ -44,7 +45,7 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
     rules = [
         *_TEXT,
         f"SEPARATOR: {json.dumps(chr(10) + CALL_START)}",
-        f"""call: {json.dumps(chr(10) + '{"name": "')} function {json.dumps("}" + chr(10) + CALL_END)}""",
+        f"""call: {json.dumps(CALL_HEAD)} function {json.dumps("}" + chr(10) + CALL_END)}""",
         f"function: {' | '.join(map(_function, use.callable))}",
     ]
     if use.forced:

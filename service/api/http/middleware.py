@@ -118,6 +118,7 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "websocket.accept":
                 status = SWITCHED
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
             elif message["type"] == "websocket.close" and status == CLIENT_CLOSED:
                 status = 403
             elif message["type"] == "websocket.http.response.start":

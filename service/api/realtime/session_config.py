@@ -30,10 +30,10 @@ Metadata = Annotated[
 ]
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "tracing": (),
-    "prompt": (),
+    "tracing": ({},),
+    "prompt": ({},),
     "include": ([],),
-    "reasoning": (),
+    "reasoning": ({},),
 }
 """Unsupported fields, with the values that change nothing and are accepted."""
 

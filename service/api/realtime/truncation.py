@@ -12,8 +12,9 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.http.errors import ApiError
 from service.api.realtime.session_config import RetentionRatio
 
-ANSWER_SHARE = 8
-"""This fraction (1 / n) of the context is kept free for an answer without max_output_tokens."""
+ANSWER_SHARE, LARGEST_SHARE = 8, 2
+"""These fractions (1 / n) of the context are kept free for an answer without max_output_tokens, and at most for one
+with."""
 Attempt = Callable[[ChatRequestBody], Awaitable[ChatJob]]
 
 
@@ -28,7 +29,7 @@ class _Room:
     def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
         """share: fraction of the allowed tokens."""
         context = job.max_model_len
-        answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
+        answer = min(body.max_completion_tokens or context // ANSWER_SHARE, context // LARGEST_SHARE)
         allowed = context - answer - self.beside
         allowed = allowed if self.most is None else min(allowed, self.most)
         return len(job.prompt.token_ids) - self.beside <= share * allowed

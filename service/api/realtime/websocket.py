@@ -139,6 +139,8 @@ class Session:
             waiting.cancel()
             draining.cancel()
         if event is None:
+            if self._events.goodbye and (self._answer is None or self._answer.ended):
+                raise StreamClosed
             raise WebSocketDisconnect
         return event
 

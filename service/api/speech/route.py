@@ -77,10 +77,11 @@ async def speak(request: Request) -> Response:
     try:
         async with asyncio.timeout(context.settings.request_timeout):
             speech = await unless_disconnected(request, _prepare(context, body, record))
-            if body.stream_format == "sse":
-                return _event_response(context, speech)
-            if body.stream is not False:
-                return _audio_response(context, speech)
+        if body.stream_format == "sse":
+            return _event_response(context, speech)
+        if body.stream is not False:
+            return _audio_response(context, speech)
+        async with asyncio.timeout(_seconds(context, speech)):
             data = await unless_disconnected(request, _whole(context, speech))
     except ClientLeft:
         record.outcome = "aborted"
@@ -135,6 +136,11 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     return PreparedSpeech(job, script, captions, request, tokens, max_seconds)
 
 
+def _seconds(context: ServerContext, speech: PreparedSpeech) -> float:
+    """How long the answer may take: a listener who hears all of it is no slow request."""
+    return context.settings.request_timeout + speech.max_seconds
+
+
 def _headers(job: SpeechJob) -> dict[str, str]:
     """Content type, and the audio format for players of raw pcm."""
     return {
@@ -150,7 +156,7 @@ def _audio_response(context: ServerContext, speech: PreparedSpeech) -> Response:
     return LiveResponse(
         _encoded(context, speech, AudioProgress(speech)),
         media_type=headers.pop("content-type"),
-        timeout=context.settings.request_timeout + speech.max_seconds,
+        timeout=_seconds(context, speech),
         write_timeout=context.settings.write_timeout,
         headers=headers,
     )
@@ -191,13 +197,15 @@ async def _encoded(context: ServerContext, speech: PreparedSpeech, progress: Aud
         aclosing(feed.chunks()) as spoken,
         aclosing(with_pauses(spoken, progress.pauses)) as chunks,
     ):
-        async for chunk in chunks:
-            progress.add(chunk)
-            if data := await encode_chunk(context, job, encoder, chunk, meter):
-                yield data
+        try:
+            async for chunk in chunks:
+                progress.add(chunk)
+                if data := await encode_chunk(context, job, encoder, chunk, meter):
+                    yield data
+        finally:
+            job.record.notes["audio_seconds"] = round(meter.seconds, 2)
     tail = await context.encoders.finish(encoder)
     meter.finish()
-    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
     if tail:
         yield tail
 
@@ -206,7 +214,7 @@ def _event_response(context: ServerContext, speech: PreparedSpeech) -> Response:
     return LiveResponse(
         _events(context, speech),
         media_type=EVENT_STREAM,
-        timeout=context.settings.request_timeout + speech.max_seconds,
+        timeout=_seconds(context, speech),
         write_timeout=context.settings.write_timeout,
         keep_alive=(context.settings.keep_alive, KEEP_ALIVE),
         on_error=error_event,

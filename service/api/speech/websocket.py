@@ -166,6 +166,8 @@ class Session:
             waiting.cancel()
             draining.cancel()
         if message is None:
+            if self._messages.goodbye and self._utterance is None:
+                raise StreamClosed
             raise WebSocketDisconnect
         return message
 
@@ -269,8 +271,11 @@ class Utterance:
         feed = await self._text.feed
         if feed is not None:
             meter = PlaybackMeter(self._context, self._job.model.name, self._arrival, live=True)
-            async with feed:
-                await self._speak(feed, meter)
+            try:
+                async with feed:
+                    await self._speak(feed, meter)
+            finally:
+                self._note(meter.seconds)
             meter.finish()
         await send(self._context, self._socket, SessionDone(self._files, "length" if self._truncated else "stop"))
 
@@ -295,6 +300,15 @@ class Utterance:
                     encoder = None
         if encoder is not None:
             await self._done(size + await self._send_audio(await self._context.encoders.finish(encoder)), None)
+
+    def _note(self, seconds: float) -> None:
+        """Adds what was spoken to the access log line of the connection."""
+        notes = self._job.record.notes
+        before = notes.get("audio_seconds", 0.0)
+        assert isinstance(before, float)
+        notes["audio_seconds"] = round(before + seconds, 2)
+        if self._truncated:
+            notes["truncated"] = True
 
     def _samples(self, seconds: float) -> int:
         return round(seconds * self._rate)

@@ -91,7 +91,7 @@ class SpeechScheduler:
             if self._live() and load > policy.max_load:
                 return Refusal(
                     "load",
-                    f"{len(self._live())} streams use {load:.0%} of real time with this one",
+                    f"with this one, {len(self._live()) + 1} streams would use {load:.0%} of real time",
                     self.forecast.next_finish(self._running),
                 )
             prompts = self._prompts_with(stream)

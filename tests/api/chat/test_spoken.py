@@ -340,6 +340,14 @@ def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str
     assert error["param"] == param and error["message"].startswith(param)
 
 
+def test_a_chat_model_as_the_one_that_speaks_is_told_of_the_speech_models(talking: Talking) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **SPOKEN}
+    body["audio"] = {"format": "wav", "model": "tiny"}
+    answer = httpx.post(f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
+    error = json.loads(answer.content)["error"]
+    assert error["code"] == "model_not_found" and "speech models here: " in error["message"]
+
+
 def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="no speech model is served"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **SPOKEN)

@@ -16,8 +16,8 @@ from service.link.messages import ChatDelta
 from tests.support.tool_samples import call_text
 
 
-def parse(chunks: list[str]) -> tuple[str, list[ToolCallDelta]]:
-    parser = ToolCallParser()
+def parse(chunks: list[str], **options: bool) -> tuple[str, list[ToolCallDelta]]:
+    parser = ToolCallParser(**options)
     said, deltas = "", []
     for chunk in chunks:
         text, calls = parser.feed(chunk)
@@ -89,6 +89,28 @@ def test_an_answer_that_is_cut_short_is_a_beginning(end: int) -> None:
 def test_what_only_looks_like_a_tag_is_text() -> None:
     for text in ("a <tool_cal", "<tool_call", "1 < 2 \n ", "<tool_calls>", " \n"):
         assert parse(list(text)) == (text, [])
+
+
+@given(st.text(st.sampled_from("ab<tool_call>/\n{}é"), max_size=30), st.booleans(), places)
+def test_an_answer_with_a_format_is_text_to_its_end_or_calls(text: str, whole: bool, where: list[int]) -> None:
+    tag = "<tool_call>" if whole else ""
+    for answer in (f"x{text}{tag}{text}", f"\n{tag}{text}x", f"{tag}{text}"):
+        parser, said = ToolCallParser(either=True), ""
+        for chunk in cut(answer, where):
+            more, deltas = parser.feed(chunk)
+            said += more
+            assert not deltas
+        assert said + parser.flush(complete=True) == answer
+    made = "\n".join(call_text("add", text=text) for _ in range(2))
+    said, deltas = parse(cut("\n\n" + made, where), either=True)
+    assert said == "" and calls(deltas) == [("add", json.dumps({"text": text}, ensure_ascii=False))] * 2
+
+
+@pytest.mark.parametrize("end", range(1, 70))
+def test_of_an_answer_with_a_format_too_a_call_that_is_cut_short_says_nothing(end: int) -> None:
+    whole = call_text("add", a=1, b="}")
+    (said, deltas), (plainly, others) = parse([whole[:end]], either=True), parse([whole[:end]])
+    assert (said, calls(deltas)) == (plainly, calls(others))
 
 
 def assemble(

@@ -422,6 +422,23 @@ def test_an_answer_with_a_format_may_begin_with_reasoning(client: OpenAI) -> Non
     assert (message.reasoning_content, message.content) == ("hm", '{"ok": true}')
 
 
+@pytest.mark.parametrize("said", ['{"tag": "<tool_call>"}', f'{{"a": {json.dumps(ROME)}}}', '{"tag": "<tool_c'])
+@pytest.mark.parametrize("stream", [False, True])
+def test_tags_in_an_answer_with_a_format_belong_to_it(client: OpenAI, said: str, stream: bool) -> None:
+    answer = ask(client, said, response_format={"type": "json_object"}, stream=stream)
+    if stream:
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == said
+    else:
+        choice = answer.choices[0]
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
+
+
+@pytest.mark.parametrize("stop", ["{", "name", '"'])
+def test_stop_strings_do_not_end_a_call_beside_a_format(client: OpenAI, stop: str) -> None:
+    answer = ask(client, ROME, response_format={"type": "json_object"}, stop=[stop])
+    assert called(answer.choices[0].message) == [("get_weather", {"city": "Rome"})]
+
+
 def test_forced_calls_come_without_reasoning_that_the_prompt_does_not_open() -> None:
     thinking = Reasoning("◁think▷", "◁/think▷", opened=False)
     grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced=True, several=True), reasoning=thinking)

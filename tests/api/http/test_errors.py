@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from websockets.sync.client import connect
 
 from service.api.http.json_body import MAX_SIGNS
 from tests.api.chat.test_chat import frame_list, picture
@@ -345,3 +346,12 @@ def test_a_good_request_id_is_kept(server: RunningServer, given: str) -> None:
 def test_a_bad_request_id_is_replaced(server: RunningServer, given: str | bytes) -> None:
     response = httpx.get(f"{server.url}/health", headers={"x-request-id": given})
     assert response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime?model=tiny", "/v1/audio/speech/stream"])
+def test_the_answer_to_a_handshake_has_the_request_id_too(server: RunningServer, path: str) -> None:
+    url = server.url.replace("http", "ws") + path
+    with connect(url, additional_headers={"x-request-id": "mine-1"}) as socket:
+        assert socket.response is not None and socket.response.headers["x-request-id"] == "mine-1"
+    with connect(url) as socket:
+        assert socket.response is not None and socket.response.headers["x-request-id"].startswith("req_")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from openai import APIError, OpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from service.api.http.auth import KeyRing
-from service.link.config import EngineConfig
+from service.link.config import Channel, EngineConfig
 from service.link.engine_link import EngineExit, EngineLink, InlineLink, ProcessLink
 from service.link.engine_socket import OnOutputs
+from service.link.messages import Outputs, SpeechDelta, SpeechRequest, Stop
 from service.server import quiet_uvicorn
+from tests.support import fake_engine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -175,6 +180,31 @@ def test_a_request_without_a_token_in_its_time_is_refused(stream: bool) -> None:
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body("!silent", stream=stream))
         assert response.status_code == 504 and response.json()["error"]["code"] == "timeout"
         server.wait_idle()
+
+
+def speaks_late(config: EngineConfig, channel: Channel) -> None:
+    """An engine that answers after a second."""
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
+    while True:
+        for command in channel.receive(0.05):
+            if isinstance(command, SpeechRequest):
+                time.sleep(1)
+                audio = np.zeros(4800, np.float32)
+                done = SpeechDelta(command.request_id, audio, 0, segment_done=True, finished=True)
+                channel.send(Outputs(speech=(done,)))
+            elif isinstance(command, Stop):
+                return
+
+
+@pytest.mark.parametrize("options", [{"stream": False}, {"stream": True}, {"stream_format": "sse"}])
+def test_speech_may_take_as_long_as_it_is_heard_in_addition(options: dict[str, Any]) -> None:
+    """A text of six letters may have 46 patches of 0.1 s."""
+    talking = running_server(
+        talking_catalog(), lambda config: InlineLink(config, speaks_late), fixed_voices=False, request_timeout=0.5
+    )
+    with talking as server:
+        answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hello.", **options}, timeout=GENEROUS)
+        assert answer.status_code == 200, answer.text
 
 
 def test_a_client_that_reads_nothing_is_dropped() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from socket import SHUT_RDWR
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from starlette.types import Message, Receive, Scope, Send
+from websockets.sync.client import connect
 
 from service.api.http.admission import Admission
 from service.api.http.errors import ResponseCut
@@ -234,3 +237,71 @@ def test_so_does_one_that_waits_for_a_voice_to_be_made(
         assert making.cancelled.wait(GENEROUS), "the client has gone"
         server.wait_idle(PATIENCE)
         assert vars(access_line(log, "/v1/audio/speech"))["outcome"] == "aborted"
+
+
+def never_ends(config: EngineConfig, channel: Channel) -> None:
+    """An engine that gives a little audio and no more."""
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
+    while True:
+        for command in channel.receive(0.05):
+            if isinstance(command, SpeechRequest):
+                audio = np.zeros(48_000, np.float32)
+                delta = SpeechDelta(command.request_id, audio, 0, segment_done=False, finished=False)
+                channel.send(Outputs(speech=(delta,)))
+            elif isinstance(command, Stop):
+                return
+
+
+def left_line(server: RunningServer, log: pytest.LogCaptureFixture, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The access log line of a client that leaves after the first bytes of a stream."""
+    with httpx.stream("POST", server.url + path, json=body, timeout=GENEROUS) as answer:
+        next(answer.iter_raw())
+    line = vars(access_line(log, path))
+    assert line["outcome"] == "aborted"
+    return line
+
+
+def test_the_line_of_a_chat_that_was_left_has_its_tokens(log: pytest.LogCaptureFixture) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
+    with running_server() as server:
+        assert left_line(server, log, "/v1/chat/completions", body)["tokens"] > 0
+
+
+def test_the_line_of_speech_that_was_left_has_its_seconds(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
+    with running_server(talker, lambda config: InlineLink(config, never_ends), fixed_voices=False) as server:
+        line = left_line(server, log, "/v1/audio/speech", {"input": "Hello.", "response_format": "pcm"})
+    assert line["audio_seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"), [("/v1/realtime?model=tiny", "realtime"), ("/v1/audio/speech/stream", "speech")]
+)
+@pytest.mark.parametrize("leave", ["without a code", "with a code", "lost"])
+def test_a_websocket_that_its_client_closes_when_nothing_goes_on_was_not_left_early(
+    log: pytest.LogCaptureFixture, path: str, endpoint: str, leave: str
+) -> None:
+    with running_server() as server:
+        with connect(server.url.replace("http", "ws") + path) as socket:
+            if leave == "without a code":
+                with socket.protocol_mutex:
+                    socket.protocol.send_close()
+                    socket.send_data()
+            elif leave == "lost":
+                socket.socket.shutdown(SHUT_RDWR)
+            line = None if leave == "with a code" else access_line(log, path.partition("?")[0])
+        line = line or access_line(log, path.partition("?")[0])
+        assert vars(line)["outcome"] == ("aborted" if leave == "lost" else "ok")
+        assert counted(server, endpoint=endpoint, outcome=vars(line)["outcome"], status="101")
+    assert complaints(log) == []
+
+
+def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: pytest.LogCaptureFixture) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "!endless"}]}
+    with running_server() as server:
+        with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as socket:
+            socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            socket.send(json.dumps({"type": "response.create"}))
+            while "response.output_text.delta" not in str(socket.recv(GENEROUS)):
+                pass
+        assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
+        server.wait_idle(PATIENCE)

@@ -255,6 +255,8 @@ def test_null_is_served(server: RunningServer) -> None:
         ("do_sample", False),
         ("prompt_embeds", "x"),
         ("stop_regex", ["a"]),
+        ("prompt_logprobs", 0),
+        ("best_of", True),
     ],
 )
 def test_extensions_that_would_change_the_answer_are_refused(server: RunningServer, field: str, value: Any) -> None:

@@ -520,6 +520,12 @@ async def test_a_refused_update_changes_nothing(socket: ClientConnection) -> Non
     assert shown["instructions"] == "" and "speed" not in shown["audio"]["output"]
 
 
+async def test_fields_of_openai_that_say_nothing_are_taken(socket: ClientConnection) -> None:
+    empty = {"prompt": {}, "tracing": {}, "reasoning": {}, "include": []}
+    await tell(socket, "session.update", session=empty)
+    assert (await said(socket))["type"] == "session.updated"
+
+
 F = {"type": "function", "name": "f"}
 
 
@@ -602,6 +608,21 @@ async def test_the_oldest_turns_are_left_out_where_truncation_is_auto(
     assert [text[0] for role, text in conversing.seen[-1] if role == "user"] == ["d", "e"]
     await tell(socket, "conversation.item.retrieve", item_id="e")
     assert (await said(socket))["item"]["id"] == "e", "items stay in the conversation"
+
+
+@pytest.mark.usefixtures("whole_prompts")
+@pytest.mark.parametrize(("most", "kept"), [(500, "abcde"), (1000, "bcde"), (2000, "cde"), (4000, "cde")])
+async def test_as_many_turns_are_left_out_as_make_room_for_the_longest_answer(
+    conversing: Conversing, socket: ClientConnection, most: int, kept: str
+) -> None:
+    """Of 4096 tokens, of which the five turns take about 3300."""
+    session = {"output_modalities": ["text"], "truncation": "auto", "max_output_tokens": most}
+    await tell(socket, "session.update", session=session)
+    await said(socket)
+    for name in "abcde":
+        await add(socket, f"{name} " + "x" * 650)
+    await answer(socket)
+    assert "".join(text[0] for role, text in conversing.seen[-1] if role == "user") == kept
 
 
 async def test_a_last_turn_that_does_not_fit_is_an_error_with_truncation_too(socket: ClientConnection) -> None:

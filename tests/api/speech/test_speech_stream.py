@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,21 @@ async def test_each_segment_is_a_file_and_the_connection_stays(server: RunningSe
         await tell(socket, "session.close")
         with pytest.raises(websockets.ConnectionClosedOK):
             await asyncio.wait_for(socket.recv(), GENEROUS)
+
+
+async def test_the_line_of_a_connection_has_the_seconds_of_all_its_texts(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with session(server) as socket:
+            await tell(socket, "session.config", **config(max_len=2))
+            for text in ("One. Two.", "Three."):
+                await tell(socket, "input.text", text=text)
+                await tell(socket, "input.done")
+                await heard(socket)
+        lines = lambda: [vars(line) for line in caplog.records if line.name == "reprise.access"]  # noqa: E731
+        await until(lambda: bool(lines()), what="the connection is logged")
+    assert lines()[0]["audio_seconds"] == 0.96 and lines()[0]["truncated"]
 
 
 async def test_done_without_text(server: RunningServer) -> None:
