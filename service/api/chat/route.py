@@ -172,22 +172,20 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
-    id = f"chatcmpl-{uuid.uuid4().hex}"
-    counts = [ChoiceCounts() for _ in sampling]
     return ChatJob(
-        id,
-        int(time.time()),
-        model,
-        prompt,
-        max_model_len,
-        sampling,
-        stops,
-        tools,
-        grammar,
-        bool(answer),
-        record,
-        counts,
-        spoken,
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        prompt=prompt,
+        max_model_len=max_model_len,
+        sampling=sampling,
+        stops=stops,
+        tools=tools,
+        grammar=grammar,
+        formatted=bool(answer),
+        record=record,
+        counts=[ChoiceCounts() for _ in sampling],
+        spoken=spoken,
     )
 
 
