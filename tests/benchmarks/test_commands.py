@@ -14,10 +14,10 @@ import pytest
 from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
-from benchmarks.reading import PEERS, RESULTS, Results
-from benchmarks.record import table
-from benchmarks.report import ROOT
-from benchmarks.tables import TABLES
+from benchmarks.record import RESULTS, table
+from benchmarks.report.documents import ROOT
+from benchmarks.report.results import PEERS, Results
+from benchmarks.report.tables.index import TABLES
 from service.cli.bench.spec import Record, SpeechLoad
 
 
@@ -232,7 +232,7 @@ def test_every_command_names_a_module_and_every_peer_an_adapter() -> None:
 def test_nothing_of_the_benchmarks_needs_av() -> None:
     """A machine that only measures may lack it."""
     modules = {command.command.split()[2].removeprefix("benchmarks.") for command in COMMANDS}
-    scripts = [*sorted(modules), "report", "cpu", "peers.__main__"]
+    scripts = [*sorted(modules), "report.__main__", "cpu", "peers.__main__"]
     code = "import sys; sys.modules['av'] = None\n" + "\n".join(f"import benchmarks.{name}" for name in scripts)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

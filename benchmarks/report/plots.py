@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
-from benchmarks.figures import listeners_of
-from benchmarks.formatting import model_name
-from benchmarks.reading import Missing, Results
-from benchmarks.server_tables import gpu_busy, server_of
+from benchmarks.report.figures import gpu_busy, listeners_of
+from benchmarks.report.formatting import model_name, server_of
+from benchmarks.report.results import Missing, Results
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]

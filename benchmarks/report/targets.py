@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks import figures
-from benchmarks.figures import Figure, Peer
-from benchmarks.formatting import NAMES, sides
+from benchmarks.report import figures
+from benchmarks.report.figures import Figure, Peer
+from benchmarks.report.formatting import NAMES, sides
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bound_tables import UNPROFILED, bounds
-from benchmarks.bounds import bound_of
-from benchmarks.reading import Results
-from benchmarks.targets import StepOf
+from benchmarks.report.bounds import bound_of
+from benchmarks.report.results import Results
+from benchmarks.report.tables.targets import UNPROFILED, bounds
+from benchmarks.report.targets import StepOf
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",

@@ -1,26 +1,16 @@
-"""Fills the figures of the documentation from benchmarks/results, and draws the plots.
-
-    python -m benchmarks.report [--check]
-
-A region of README.md, docs/*.md or benchmarks/README.md between `<!-- figures: NAME -->` and `<!-- /figures -->` is
-replaced by the table or plot of that name, so that no figure is typed by hand. --check writes nothing and fails if a
-region or a plot does not match the results. Plots need the extra `report` (matplotlib).
-"""
+"""Regions of documents, which the tables and plots of benchmarks/results fill, and which of them are out of date."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.plots import PLOTS, Plot, digest
-from benchmarks.reading import Missing, Results
-from benchmarks.tables import TABLES
+from benchmarks.report.plots import PLOTS, Plot, digest
+from benchmarks.report.results import Missing, Results
+from benchmarks.report.tables.index import TABLES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMAGES = Path("docs/images")
 _REGION = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- /figures -->)", re.S)
 
@@ -84,18 +74,3 @@ def write(root: Path, results: Results) -> list[Path]:
         except Missing:
             path.unlink()
     return changed
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args(words).check
-    changed = stale(ROOT, Results()) if check else write(ROOT, Results())
-    for path in changed:
-        print(("stale: " if check else "written: ") + str(path.relative_to(ROOT)))
-    if check and changed:
-        sys.exit("run `python -m benchmarks.report`")
-
-
-if __name__ == "__main__":
-    main()

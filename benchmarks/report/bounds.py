@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.reading import Missing, Result, Results
 from benchmarks.replay_profile import grouped
-from benchmarks.targets import StepOf
+from benchmarks.report.results import Missing, Result, Results
+from benchmarks.report.targets import StepOf
 
 GEMMS = (
     "gemms",

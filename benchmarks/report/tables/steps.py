@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.commands import BY_RESULT, COMMANDS
-from benchmarks.decoder_floors import full_size_prefill_floor
-from benchmarks.formatting import (
+from benchmarks.report.figures import floor_ms, of_bfloat16, over_floor
+from benchmarks.report.formatting import (
     NAMES,
     absent,
     markdown,
@@ -19,17 +19,7 @@ from benchmarks.formatting import (
     sourced_table,
     spread,
 )
-from benchmarks.reading import Missing, Result, Results
-
-
-def floor_ms(row: dict[str, Any]) -> float:
-    """Roofline of an encoder pass, a decode step or a prefill; results of prefills did not always have it."""
-    return float(row["floor_ms"]) if "floor_ms" in row else 1e3 * full_size_prefill_floor(row["model"], row["rows"])
-
-
-def over_floor(row: dict[str, Any]) -> float:
-    """Multiple of the roofline: of the step, or of its bare graph where that alone was timed."""
-    return float(row.get("replay_ms", row["graph_ms"])) / floor_ms(row)
+from benchmarks.report.results import Missing, Result, Results
 
 
 def _timed(row: dict[str, Any]) -> list[str]:
@@ -193,14 +183,6 @@ def memory(results: Results) -> str:
 
     head = ["load", "model", "captured graphs, GB", "whole GPU in use, GB"]
     return sourced_table(results, [c.result for c in COMMANDS if "_http_" in c.result], block, head)
-
-
-def of_bfloat16(result: Result, row: dict[str, Any]) -> float:
-    """Time of a row with weights in e4m3, divided by that with bfloat16 ones; of bare graphs where only those were
-    timed."""
-    plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
-    key = "replay_ms" if "replay_ms" in row and "replay_ms" in plain else "graph_ms"
-    return float(row[key] / plain[key])
 
 
 def quantization_decode(results: Results) -> str:

@@ -1,9 +1,32 @@
-"""Tables of how a server is operated: waking, overload, chat beside speech, several GPUs, Ray Serve."""
+"""Tables of how a server is operated: start, waking, overload, chat beside speech, several GPUs, Ray Serve."""
 
 from __future__ import annotations
 
-from benchmarks.formatting import NAMES, number, percent, sourced_table
-from benchmarks.reading import Result, Results
+from benchmarks.commands import COMMANDS
+from benchmarks.report.formatting import NAMES, number, percent, sourced_table
+from benchmarks.report.results import Result, Results
+
+
+def startup(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                NAMES[result.facts["model"]],
+                number(result.facts["weight_bytes"] / 1e9),
+                "full" if row["kernel_cache"] == "warm" else "empty",
+                number(row["ready_s"]),
+                number(row["load_s"]),
+                number(row["capture_s"]),
+                f"{row['captures_at_ready']} of {row['captures']}",
+                number(row["captured_s"]),
+            ]
+            for row in result.rows
+        ]
+
+    head = ["model", "weights, GB", "kernel cache", "ready, s", "loading, s", "capturing, s", "captured when ready"]
+    return sourced_table(
+        results, [c.result for c in COMMANDS if c.result.startswith("startup_")], block, [*head, "all captured, s"]
+    )
 
 
 def waking(results: Results) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.commands import BY_RESULT
-from benchmarks.reading import Missing, Result, Results
+from benchmarks.report.results import Missing, Result, Results
 
 NAMES = {
     "qwen2_vl_2b": "Qwen2-VL-2B",
@@ -62,6 +62,15 @@ def device_mark(result: Result) -> str:
 def model_name(result: Result, model: str) -> str:
     """Of a row of `result`, with its device where that is not an H100."""
     return NAMES[model] + device_mark(result)
+
+
+def server_of(result: Result) -> str:
+    """What was under a load of benchmarks.serving: the engine, its version, its API processes where there are more."""
+    engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
+    flags = result.facts.get("flags", [])
+    asked = flags[flags.index("--api-processes") + 1] if "--api-processes" in flags else "1"
+    count = int(result.facts.get("api_processes") or asked)
+    return f"{engine}, {count} API processes" if count > 1 else engine
 
 
 def spread(row: dict[str, Any], name: str) -> str:

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from benchmarks.commands import COMMANDS
-from benchmarks.comparisons import COMPARISONS
-from benchmarks.figures import held_listeners
-from benchmarks.formatting import number
-from benchmarks.plots import PLOTS, digest
-from benchmarks.reading import PEERS, RESULTS, Missing, Results
-from benchmarks.record import record
-from benchmarks.report import ROOT, documents, filled, images_from, stale, write
+from benchmarks.record import RESULTS, record
+from benchmarks.report.comparisons import COMPARISONS
+from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
+from benchmarks.report.figures import held_listeners
+from benchmarks.report.formatting import number
+from benchmarks.report.plots import PLOTS, digest
+from benchmarks.report.results import PEERS, Missing, Results
+from benchmarks.report.tables.index import TABLES
+from benchmarks.report.tables.targets import targets
+from benchmarks.report.targets import TARGETS
 from benchmarks.search import highest
-from benchmarks.tables import TABLES, targets
-from benchmarks.targets import TARGETS
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",

@@ -1,14 +1,40 @@
-"""Single figures of benchmarks/results, each read when it is asked for; all raise Missing where it is not measured."""
+"""Single figures of benchmarks/results, of a row or each read when it is asked for; then all raise Missing where it is
+not measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from benchmarks.reading import Missing, Result, Results
-from benchmarks.step_tables import floor_ms, of_bfloat16, over_floor
+from benchmarks.decoder_floors import full_size_prefill_floor
+from benchmarks.report.results import Missing, Result, Results
 
 Figure = Callable[[Results], float]
 Peer = Callable[[Results], float | str]
+
+
+def floor_ms(row: dict[str, Any]) -> float:
+    """Roofline of an encoder pass, a decode step or a prefill; results of prefills did not always have it."""
+    return float(row["floor_ms"]) if "floor_ms" in row else 1e3 * full_size_prefill_floor(row["model"], row["rows"])
+
+
+def over_floor(row: dict[str, Any]) -> float:
+    """Multiple of the roofline: of the step, or of its bare graph where that alone was timed."""
+    return float(row.get("replay_ms", row["graph_ms"])) / floor_ms(row)
+
+
+def of_bfloat16(result: Result, row: dict[str, Any]) -> float:
+    """Time of a row with weights in e4m3, divided by that with bfloat16 ones; of bare graphs where only those were
+    timed."""
+    plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
+    key = "replay_ms" if "replay_ms" in row and "replay_ms" in plain else "graph_ms"
+    return float(row[key] / plain[key])
+
+
+def gpu_busy(row: dict[str, Any]) -> float | None:
+    """The share of a load's time in which steps ran (older results: steps_share); None where it is not told."""
+    share: float | None = row.get("gpu_busy_share", row.get("steps_share"))
+    return share
 
 
 def of_row(result: str, key: str, **wanted: object) -> Figure:

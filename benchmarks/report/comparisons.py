@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, arrivals, chat, nano, of_row, speech, vllm
+from benchmarks.report.figures import Figure, arrivals, chat, nano, of_row, speech, vllm
 
 
 @dataclass(frozen=True)
