@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import SIZES, make
+from benchmarks.loads.highest_rate import highest
 from benchmarks.record import Row, record
-from benchmarks.search import highest
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad
 

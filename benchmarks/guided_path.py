@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.guided import invoice
-from benchmarks.paced_masks import MASKS, PacedMasks
+from benchmarks.loads.invoices import invoice
 from benchmarks.record import Row, record
 from benchmarks.served_checkpoints import VOCABULARY, miniature_directory
+from benchmarks.servers.paced_masks import MASKS, PacedMasks
 from benchmarks.stages import Stages
 from models.media import Prompt
 from models.protocol import Bucket, Capturable

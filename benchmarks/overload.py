@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.record import Row, write
 from benchmarks.served_checkpoints import served_directory
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad, Record
 

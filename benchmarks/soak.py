@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak --minutes 15 [--clients 3] [--pause 0.5] [--checkpoint NAME ...] [-- server flags]
 
-The requests are those of benchmarks/mixed_traffic.py. Without --checkpoint the models of the package are served.
+The requests are those of benchmarks/loads/mixed_traffic.py. Without --checkpoint the models of the package are served.
 SIGTERM to this process ends the load early; the result says after how many minutes.
 """
 
@@ -25,10 +25,10 @@ import httpx
 import torch
 
 from benchmarks.checkpoints import make
-from benchmarks.footprint import Footprint, footprint
-from benchmarks.mixed_traffic import MixedTraffic
+from benchmarks.loads.mixed_traffic import MixedTraffic
 from benchmarks.record import table, write
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.servers.footprint import Footprint, footprint
+from benchmarks.servers.process import Server, random_weights, serve
 
 WARM_UP = 45.0
 """Seconds after which pools, caches and decoders have reached their final size."""
@@ -133,24 +133,12 @@ async def run(server: Server, temporary: Path, arguments: argparse.Namespace) ->
         "faults": [*faults(before, samples, after), *(f"request: {problem}" for problem in soak.traffic.problems)],
         "underruns": soak.traffic.underruns,
         "restarts": server.metric("reprise_engine_restarts_total"),
-        "before": facts_of(before),
-        "after": facts_of(after),
+        "before": before.facts(),
+        "after": after.facts(),
         "threads_in_thirds": thirds(samples, "threads"),
         "peak_resident_bytes": {
             role: max(sample.resident_bytes.get(role, 0) for sample in samples) for role in after.resident_bytes
         },
-    }
-
-
-def facts_of(state: Footprint) -> dict[str, Any]:
-    """In the form of a result."""
-    return {
-        "processes": state.processes,
-        "descriptors": state.descriptors,
-        "threads": state.threads,
-        "tasks": state.tasks,
-        "resident_bytes": state.resident_bytes,
-        "busy": list(state.busy),
     }
 
 

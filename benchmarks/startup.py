@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
 from benchmarks.record import Row, record
-from benchmarks.server import Server, gpu_used_bytes, serve
+from benchmarks.servers.process import Server, gpu_used_bytes, serve
 from benchmarks.tokenizers import PUBLISHED, grow_file
 from benchmarks.weights import write_weights
 from service.cli.bench.run import run_load

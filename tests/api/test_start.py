@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from benchmarks.checkpoints import GOLDEN
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from benchmarks.tokenizers import PUBLISHED, grow_file
 from models.errors import CheckpointError
 from service.api.engine_client import EngineClient

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
+from benchmarks.loads.speech import row_of
 from benchmarks.peers import __main__ as compare
 from benchmarks.record import RESULTS, table
 from benchmarks.report.documents import ROOT
@@ -143,13 +144,13 @@ def test_a_row_of_speech_counts_and_names_the_underruns_of_whole_streams() -> No
         Record(start=10.0, status=200, duration=2.0, audio=1.0, underrun=0.25),
         Record(start=12.0, status=200, duration=2.0, audio=1.0, underrun=0.5, error="failed"),
     ]
-    row = speech_http.figures(load, records)
+    row = row_of(load, records)
     assert row["streams_with_underrun"] == 1 and row["underruns"] == [{"begun_s": 1.0, "silent_s": 0.25}]
     assert table([{"underruns": row["underruns"] * 20}]).split() == ["underruns", "20"]
 
 
 def test_a_rate_without_a_request_behind_the_ramp_does_not_count_as_sustained() -> None:
-    row = speech_http.figures(SpeechLoad(url="", model="tts", requests=0, seed=0), [])
+    row = row_of(SpeechLoad(url="", model="tts", requests=0, seed=0), [])
     assert row["requests"] == 0 and not speech_http._sustained(row)
 
 

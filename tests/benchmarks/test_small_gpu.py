@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoints import make
-from benchmarks.server_log import LONGEST_LINE, memory_facts
+from benchmarks.servers.memory_log import LONGEST_LINE, memory_facts
 from benchmarks.small_gpu import CASES, GIB, SPEECH, counts, loads, shrink
 from service.cli.bench.spec import ChatLoad, Record
 from service.engine.memory import Room, plan_pages

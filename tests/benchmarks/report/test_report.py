@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.commands import COMMANDS
+from benchmarks.loads.highest_rate import highest
 from benchmarks.record import RESULTS, record
 from benchmarks.report.comparisons import COMPARISONS
 from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
@@ -22,7 +23,6 @@ from benchmarks.report.results import PEERS, Missing, Results
 from benchmarks.report.tables.index import TABLES
 from benchmarks.report.tables.targets import targets
 from benchmarks.report.targets import TARGETS
-from benchmarks.search import highest
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",

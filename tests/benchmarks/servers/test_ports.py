@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import ports
-from benchmarks.ports import LOOPBACK, reserved_port
+from benchmarks.servers import ports
+from benchmarks.servers.ports import LOOPBACK, reserved_port
 
 
 def test_a_port_is_nobody_elses_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

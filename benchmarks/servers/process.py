@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ports import reserved_port
+from benchmarks.servers.ports import reserved_port
 
 START_TIMEOUT = 600.0
 ANSWER_TIMEOUT = STOP_TIMEOUT = 120.0

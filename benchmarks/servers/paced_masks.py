@@ -1,6 +1,6 @@
 """Mask servers that take fixed times, without a processor: a process, which `PacedMasks` starts.
 
-python -m benchmarks.paced_masks DESCRIPTOR ...     # of the servers' ends of their connections
+python -m benchmarks.servers.paced_masks DESCRIPTOR ...     # of the servers' ends of their connections
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PacedMasks:
     def __init__(self) -> None:
         self._ends = [Pipe() for _ in range(SERVERS)]
         theirs = [end.fileno() for _, end in self._ends]
-        words = ("-m", "benchmarks.paced_masks", *map(str, theirs))
+        words = ("-m", "benchmarks.servers.paced_masks", *map(str, theirs))
         self.process = subprocess.Popen([sys.executable, *words], pass_fds=theirs, stdin=subprocess.PIPE)
         self.hosts = [_PacedHost(ours) for ours, _ in self._ends]
 

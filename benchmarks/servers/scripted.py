@@ -1,6 +1,6 @@
 """`reprise serve` with chat answers that read as SCRIPT, whatever tokens the model draws; each token is still decoded.
 
-    python -m benchmarks.scripted_server serve --port 8000 ...
+    python -m benchmarks.servers.scripted serve --port 8000 ...
 
 Random weights write no sentences, and the ends of sentences decide when a spoken answer begins.
 """

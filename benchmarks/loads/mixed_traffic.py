@@ -24,7 +24,7 @@ import soundfile
 from PIL import Image
 from websockets.asyncio.client import connect
 
-from benchmarks.server import Server
+from benchmarks.servers.process import Server
 
 BYTES_PER_SECOND = 96_000
 """Bytes per second of 16-bit audio at 48 kHz."""

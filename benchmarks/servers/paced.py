@@ -1,6 +1,6 @@
 """An engine without a model that answers at a GPU's rate, and `reprise serve` with that engine.
 
-    REPRISE_PACE=0.003 python -m benchmarks.paced_engine --port 8000 ...
+    REPRISE_PACE=0.003 python -m benchmarks.servers.paced --port 8000 ...
 
 A chat request has its first token at once; then every PACE seconds each running request has one more, up to max_tokens.
 A speech request has its first patch at once and one more each PACE seconds, to its longest length. Reference audio has
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.own_engine import serve_with
+from benchmarks.servers.own_engine import serve_with
 from service.graphs.observations import Observation
 from service.link.config import Channel, EngineConfig
 from service.link.messages import (
@@ -34,7 +34,7 @@ from service.link.messages import (
 )
 
 PACE = float(os.environ.get("REPRISE_PACE", "0.003"))
-ENTRY = "benchmarks.paced_engine:engine"
+ENTRY = "benchmarks.servers.paced:engine"
 HEARTBEAT = 0.5
 VOCABULARY = 64
 """Tokens are this many lowest ids in turn: letters and signs of a byte-level vocabulary."""

@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -62,6 +63,17 @@ class Footprint:
         if self.tasks > before.tasks:
             found.append(f"tasks: {before.tasks} -> {self.tasks}")
         return found
+
+    def facts(self) -> dict[str, Any]:
+        """In the form of a result."""
+        return {
+            "processes": self.processes,
+            "descriptors": self.descriptors,
+            "threads": self.threads,
+            "tasks": self.tasks,
+            "resident_bytes": self.resident_bytes,
+            "busy": list(self.busy),
+        }
 
 
 def children(pid: int) -> list[int]:

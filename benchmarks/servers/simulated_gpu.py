@@ -1,7 +1,7 @@
 """`reprise serve` with an engine that launches on a simulated GPU: everything except the GPU is real, down to the
 engine's loop.
 
-    REPRISE_DILATION=4 python -m benchmarks.simulated_gpu --port 8000 ...
+    REPRISE_DILATION=4 python -m benchmarks.servers.simulated_gpu --port 8000 ...
 
 The engine's process, scheduler, pacing, plans and buffers are those of a server; a miniature of the model stands in for
 its networks and computes nothing. A launch takes as long as in the committed results of Qwen2-VL-2B on an H100
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.own_engine import serve_with
 from benchmarks.record import RESULTS
+from benchmarks.servers.own_engine import serve_with
 from models.media import MediaItem
 from models.protocol import Bucket, BufferSpec, Capturable
 from service.engine import start
@@ -40,7 +40,7 @@ from service.graphs.pool import Capture, GraphPool, RouteSeconds
 from service.link.config import Channel, EngineConfig
 
 DILATION = float(os.environ.get("REPRISE_DILATION", "1"))
-ENTRY = "benchmarks.simulated_gpu:engine"
+ENTRY = "benchmarks.servers.simulated_gpu:engine"
 MODEL = "qwen2_vl_2b"
 PAIR = 3.5e-9
 """Seconds of a query and a cached key: of 300 tokens behind 1024 and of 32 x 40 behind 700 in
@@ -51,6 +51,8 @@ NEVER = 1e3
 """Seconds of an eager run, so long that none is chosen, since there is nothing to run."""
 
 
+KV_CACHE_TOKENS = 262_144
+"""--kv-cache-tokens of a server of it."""
 ANY_PAGES = 1 << 20
 """A GPU has one width of block tables, for any sequence."""
 

@@ -1,6 +1,6 @@
 """`reprise serve` that gives freed memory back when it gets SIGUSR1, so that what is resident is what it holds.
 
-    python -m benchmarks.trimmed_server serve [server flags]
+    python -m benchmarks.servers.trimmed serve [server flags]
 
 A server keeps freed memory for the next pictures (service/heap.py). How much depends on how many requests met, which is
 chance, and hides what requests leave behind.

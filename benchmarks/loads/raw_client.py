@@ -113,7 +113,7 @@ def run(errand: Errand) -> list[Answer]:
 @contextmanager
 def started(errand: Errand) -> Iterator[subprocess.Popen[bytes]]:
     """A client at work in the background; it is stopped at the end if it has not finished."""
-    command = [sys.executable, "-m", "benchmarks.raw_client"]
+    command = [sys.executable, "-m", "benchmarks.loads.raw_client"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(errand))

@@ -1,6 +1,6 @@
-"""`reprise serve` over a simulated GPU that marks when a request comes by each point of its way (host_path.py).
+"""`reprise serve` over a simulated GPU that marks when a request comes by each point of its way (benchmarks.host_path).
 
-    REPRISE_MARKS=/tmp/marks [REPRISE_MARKED_GPU=1] python -m benchmarks.marked_server --port 8000 ...
+    REPRISE_MARKS=/tmp/marks [REPRISE_MARKED_GPU=1] python -m benchmarks.servers.marked --port 8000 ...
 
 With REPRISE_MARKED_GPU the engine computes on the machine's own GPU; speech is marked only there. API process and
 engine append to one file: the number of a POINT and the time on the machine's monotonic clock, which both read. Whose
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import simulated_gpu
-from benchmarks.own_engine import serve_with
+from benchmarks.servers import simulated_gpu
+from benchmarks.servers.own_engine import serve_with
 from service.api.chat import route
 from service.api.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
@@ -39,7 +39,7 @@ from service.link.messages import ChatRequest, Command, Outputs, SpeechRequest
 
 MARKS = "REPRISE_MARKS"
 MARKED_GPU = "REPRISE_MARKED_GPU"
-ENTRY = "benchmarks.marked_server:engine"
+ENTRY = "benchmarks.servers.marked:engine"
 POINTS = (
     "received",
     "parsed",

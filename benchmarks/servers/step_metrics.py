@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.record import Row
-from benchmarks.server import Server
+from benchmarks.servers.process import Server
 
 PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")
 """Kinds of reprise_steps_total in which a prompt is computed."""
