@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.commands import BY_RESULT, Command
-from benchmarks.record import commit, folder
+from benchmarks.measure.record import commit, folder
 from benchmarks.report.results import Missing, Results
 
 LEAST_SECONDS = 20.0

@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.loads.raw_client import Answer, Errand, collect, started
-from benchmarks.record import Row, table, write
+from benchmarks.measure.record import Row, table, write
 from benchmarks.servers.footprint import children, inspect
 from benchmarks.servers.process import Server, random_weights, serve
 from models.media import ChatMessage, ContentPart, source_digest

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import SIZES, make
+from benchmarks.checkpoints.published import SIZES, make
+from benchmarks.checkpoints.served import served_directory
 from benchmarks.loads.speech import SOLVER_STEPS, VOICES
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import Clients, run_together, summary
 from service.cli.bench.spec import ChatLoad, Record, SpeechLoad

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.checkpoints.served import TINY_MODEL, miniature_directory
 from benchmarks.loads.raw_client import answers
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import TINY_MODEL, miniature_directory
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.footprint import processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.simulated_gpu import KV_CACHE_TOKENS

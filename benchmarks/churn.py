@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from benchmarks.loads.mixed_traffic import Kind, MixedTraffic
-from benchmarks.record import table, write
+from benchmarks.measure.record import table, write
 from benchmarks.servers.footprint import Footprint, footprint
 from benchmarks.servers.process import Server, serve
 

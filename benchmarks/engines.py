@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.loads.speech import SOLVER_STEPS
-from benchmarks.record import Row, record
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad

@@ -26,9 +26,9 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from benchmarks.checkpoints.tokenizers import PUBLISHED
 from benchmarks.loads.invoices import invoice
-from benchmarks.record import Row, table, write
-from benchmarks.tokenizers import PUBLISHED
+from benchmarks.measure.record import Row, table, write
 from service.api.chat.grammar import json_schema_grammar
 from service.engine.chat.matchers import spelled
 from service.link.grammar_limits import LIMITS

@@ -25,10 +25,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.checkpoints import SIZES
+from benchmarks.checkpoints.published import SIZES
+from benchmarks.checkpoints.served import served_directory
 from benchmarks.loads.invoices import invoice
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_beside, run_load
 from service.cli.bench.spec import ChatLoad, Record

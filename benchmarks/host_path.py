@@ -28,11 +28,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.served import miniature_directory, served_directory
 from benchmarks.loads.raw_client import Answer, answers
 from benchmarks.loads.speech import SOLVER_STEPS
-from benchmarks.record import Row, commit, record
-from benchmarks.served_checkpoints import miniature_directory, served_directory
+from benchmarks.measure.record import Row, commit, record
 from benchmarks.servers import simulated_gpu
 from benchmarks.servers.footprint import processor_seconds
 from benchmarks.servers.marked import MARKED_GPU, MARKS, POINTS, read_marks

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.record import Row, record
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.ports import reserved_port
 from benchmarks.servers.process import Server
 from service.cli.bench.spec import ChatLoad

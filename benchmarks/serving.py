@@ -27,9 +27,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import SIZES
-from benchmarks.record import Row, record, version_of
-from benchmarks.served_checkpoints import TINY_MODEL, served_directory
+from benchmarks.checkpoints.published import SIZES
+from benchmarks.checkpoints.served import TINY_MODEL, served_directory
+from benchmarks.measure.record import Row, record, version_of
 from benchmarks.servers.footprint import children, processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.step_metrics import busy_shares, longest, prefill_routes, reached, read

@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.served import served_directory
+from benchmarks.checkpoints.weights import can_write, write_weights
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.memory_log import memory_facts
 from benchmarks.servers.own_engine import serve_with
 from benchmarks.servers.process import Server, random_weights, serve
-from benchmarks.weights import can_write, write_weights
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.engine import start

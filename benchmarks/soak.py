@@ -24,9 +24,9 @@ from typing import Any, Literal
 import httpx
 import torch
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.loads.mixed_traffic import MixedTraffic
-from benchmarks.record import table, write
+from benchmarks.measure.record import table, write
 from benchmarks.servers.footprint import Footprint, footprint
 from benchmarks.servers.process import Server, random_weights, serve
 
@@ -147,7 +147,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.5, help="mean seconds between a client's requests")
-    parser.add_argument("--checkpoint", action="append", default=[], help="a name of benchmarks/checkpoints.py")
+    parser.add_argument(
+        "--checkpoint", action="append", default=[], help="a name of benchmarks/checkpoints/published.py"
+    )
     parser.add_argument("flags", nargs="*", help="of the server, after --")
     arguments = parser.parse_args()
     with ExitStack() as stack:

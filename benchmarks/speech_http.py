@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.loads.highest_rate import highest
 from benchmarks.loads.speech import SOLVER_STEPS, VOICES, row_of
-from benchmarks.record import Row, record
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
 from service.cli.bench.spec import Record, SpeechLoad

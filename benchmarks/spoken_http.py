@@ -28,8 +28,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, record
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.scripted import SCRIPT
 

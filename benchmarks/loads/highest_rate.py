@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.record import Row
+from benchmarks.measure.record import Row
 
 
 def highest(

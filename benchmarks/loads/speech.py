@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.record import Row
+from benchmarks.measure.record import Row
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.cli.bench.run import summary
 from service.cli.bench.spec import Record, SpeechLoad

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.replay_profile import grouped
+from benchmarks.measure.kernel_times import grouped
 from benchmarks.report.results import Missing, Result, Results
 from benchmarks.report.targets import StepOf
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.decoder_floors import full_size_prefill_floor
 from benchmarks.report.results import Missing, Result, Results
+from benchmarks.roofline.decoders import full_size_prefill_floor
 
 Figure = Callable[[Results], float]
 Peer = Callable[[Results], float | str]

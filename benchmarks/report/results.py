@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS
+from benchmarks.measure.record import RESULTS
 
 PEERS = "peers_h100.jsonl"
 

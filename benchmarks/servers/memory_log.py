@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from benchmarks.record import Row
+from benchmarks.measure.record import Row
 
 LONGEST_LINE = 300
 """Characters that are kept of a line."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import RESULTS
+from benchmarks.measure.record import RESULTS
 from benchmarks.servers.own_engine import serve_with
 from models.media import MediaItem
 from models.protocol import Bucket, BufferSpec, Capturable

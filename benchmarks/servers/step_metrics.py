@@ -7,7 +7,7 @@ import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.record import Row
+from benchmarks.measure.record import Row
 from benchmarks.servers.process import Server
 
 PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")

@@ -14,8 +14,8 @@ import pytest
 from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.loads.speech import row_of
+from benchmarks.measure.record import RESULTS, table
 from benchmarks.peers import __main__ as compare
-from benchmarks.record import RESULTS, table
 from benchmarks.report.documents import ROOT
 from benchmarks.report.results import PEERS, Results
 from benchmarks.report.tables.index import TABLES

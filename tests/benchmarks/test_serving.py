@@ -6,18 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from benchmarks import serving
-from benchmarks.served_checkpoints import TINY_ENTRIES, TINY_MODEL, served_directory
 from benchmarks.serving import TINY, beside
-from benchmarks.tokenizers import PUBLISHED, grow_words
-from models.registry import family_of, resolve
 from service.cli.bench.spec import Record
-from service.cli.bench.words import WORDS, text
-from tests.support.golden import GOLDEN
 from tests.support.servers import running_server
 
 SMALLEST = replace(
@@ -72,24 +65,6 @@ def test_a_long_prompt_that_no_stream_was_beside_is_not_counted() -> None:
     row = beside(streams, [Record(start=1.9, status=200, first=3.0)])
     assert row["long_prompts"] == 0 and "first_p50_ms" not in row
     assert (row["requests"], row["succeeded"], row["refused"]) == (3, 2, 1)
-
-
-def test_a_word_is_a_token_of_the_grown_tokenizer_and_what_it_writes_reads_the_same() -> None:
-    published = json.loads((GOLDEN / "qwen2_vl/tokenizer.json").read_text())
-    grown = Tokenizer.from_str(json.dumps(grow_words(published, WORDS)))
-    assert grown.get_vocab_size() == PUBLISHED
-    for token in published["added_tokens"]:
-        assert grown.token_to_id(token["content"]) == token["id"]
-    assert len(grown.encode(" " + text(np.random.default_rng(0), 500)).ids) == 500
-    words = [identifier for token, identifier in grown.get_vocab().items() if token.startswith("\u0120")]
-    drawn = np.random.default_rng(1).choice(sorted(words), 300).tolist()
-    assert grown.encode(grown.decode(drawn)).ids == drawn
-
-
-def test_the_miniature_is_a_checkpoint_without_weights(tmp_path: Path) -> None:
-    directory = served_directory(TINY_MODEL, tmp_path)
-    processor = resolve(family_of(directory).processor)(directory)
-    assert processor.vocab_size == TINY_ENTRIES and not list(directory.glob("*.safetensors"))
 
 
 def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:

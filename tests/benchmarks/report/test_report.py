@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.commands import COMMANDS
-from benchmarks.loads.highest_rate import highest
-from benchmarks.record import RESULTS, record
+from benchmarks.measure.record import RESULTS
 from benchmarks.report.comparisons import COMPARISONS
 from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
 from benchmarks.report.figures import held_listeners
@@ -269,35 +267,6 @@ def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_pat
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def test_the_highest_rate_is_searched_between_holding_and_not() -> None:
-    asked: list[float] = []
-
-    def measure(rate: float) -> dict[str, Any]:
-        asked.append(rate)
-        return {"rate": rate, "succeeded": 1}
-
-    rows = list(highest(measure, lambda row: row["rate"] <= 33, (20, 40, 60), 5))
-    assert asked == [20, 40, 30, 35]
-    assert [(row["rate"], row["sustained"]) for row in rows] == [(20, True), (40, False), (30, True), (35, False)]
-    (row,) = highest(lambda rate: {"rate": rate, "succeeded": 0}, lambda row: True, (1.0,), 1.0)
-    assert row["sustained"] is False
-
-
-def test_a_run_that_is_cut_short_leaves_what_it_has_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-
-    def measured() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        yield {"rate": 40, "value": 1}, {"hits": 0}
-        yield {"rate": 20, "value": 2}, {"hits": 1}
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        record("some_run", measured(), model="some model")
-    written = json.loads((tmp_path / "some_run.json").read_text())
-    assert [row["rate"] for row in written["rows"]] == [20, 40]
-    assert (written["model"], written["hits"]) == ("some model", 1)
 
 
 def test_engines_under_one_load_stand_in_one_table_and_our_other_runs_in_another(results: Results) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.kernels import choose_e4m3
 from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.report.formatting import NAMES

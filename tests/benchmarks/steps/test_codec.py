@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.codec_precision import LOUDNESS, PUBLISHED, decibels, latents, random_codec, streamed
+from benchmarks.steps.codec import LOUDNESS, PUBLISHED, decibels, latents, random_codec, streamed
 
 
 @torch.inference_mode()

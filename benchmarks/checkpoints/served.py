@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarks.checkpoints import GOLDEN, make
-from benchmarks.tokenizers import PUBLISHED, grow_file
+from benchmarks.checkpoints.published import GOLDEN, make
+from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
 from service.cli.bench.words import WORDS
 
 TINY_MODEL = "qwen2_vl"

@@ -1,13 +1,39 @@
-"""Rooflines of an H100: the larger of arithmetic over its measured bf16 rate and bytes over its measured bandwidth."""
+"""Rooflines of the vision encoders of the published sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-FLOPS = 798e12
-"""FLOP/s of a bf16 GEMM of 8192 x 8192 x 8192 on random data, measured."""
-BYTES = 3.0e12
-"""Bytes per second of a device-to-device copy, measured."""
+import numpy as np
+
+from benchmarks.roofline.h100 import BYTES, FLOPS
+from models.protocol import Plan, VisionEncoder
+from models.qwen3_vl.vision import Qwen3VLEncoder
+
+
+def encoder_floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) -> float:
+    """Roofline of a pass in seconds, from the plan's own segments. embeds: rows that the pass puts out.
+
+    Raises ValueError for a family whose arithmetic is not here.
+    """
+    if isinstance(encoder, Qwen3VLEncoder):
+        vision, levels = encoder.config, len(encoder.deepstack)
+        sizes = vision.depth, vision.hidden_size, vision.intermediate_size, vision.out_features
+        return qwen3_vl_encoder(_lengths(plan, "cu_seqlens"), *sizes, levels)
+    if name.startswith("qwen2_vl"):
+        return qwen2_vl_encoder(_lengths(plan, "cu_seqlens"), 1536 if name.endswith("2b") else 3584)
+    if name.startswith("qwen2_5_vl"):
+        frames, windows = _lengths(plan, "cu_seqlens"), _lengths(plan, "cu_window_seqlens")
+        return qwen2_5_vl_encoder(frames, windows, 2048 if name.endswith("3b") else 3584)
+    if name.startswith("kimi_vl"):
+        return moonvit_encoder(_lengths(plan, "cu_seqlens"))
+    if name.startswith("minicpmv"):
+        return minicpmv_encoder(_lengths(plan, "cu_slices"), embeds // 64, 64, 4096)
+    raise ValueError(f"{name} has no roofline: add its family to benchmarks/roofline/encoders.py")
+
+
+def _lengths(plan: Plan, name: str) -> Sequence[int]:
+    return [int(length) for length in np.diff(plan.arrays[name]) if length]
 
 
 def qwen2_vl_encoder(sequences: Sequence[int], out_features: int) -> float:

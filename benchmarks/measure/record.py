@@ -19,7 +19,7 @@ import torch
 
 Row = dict[str, Any]
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("triton", "transformers", "numpy", "pillow", "fastapi", "uvicorn", "msgspec", "pyzmq", "av")
 """Whose versions a result names, beside those of python and torch; a missing package is null."""
 

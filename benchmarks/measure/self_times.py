@@ -1,4 +1,4 @@
-"""How long one thread is in each of several functions."""
+"""Self times: how long one thread is in each of several functions, without those that they call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Stages:
-    """Seconds of a thread by stage: of each function, without those that it calls."""
+class SelfTimes:
+    """Seconds of a thread by stage, the name that is given to a function."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.replay_profile import by_kernel, grouped
+from benchmarks.measure.kernel_times import by_kernel, grouped
 
 
 def event(name: str, ts: float, dur: float, grid: list[int] | None = None, cat: str = "kernel") -> dict[str, Any]:

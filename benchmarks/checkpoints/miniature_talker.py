@@ -3,7 +3,7 @@
 It speaks noise of moderate loudness and stops after a few seconds. Values are scaled uniform numbers, so the same bytes
 come out on every machine.
 
-    python -m benchmarks.miniature_talker DIRECTORY
+    python -m benchmarks.checkpoints.miniature_talker DIRECTORY
 """
 
 from __future__ import annotations

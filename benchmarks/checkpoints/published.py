@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-GOLDEN = Path(__file__).parents[1] / "tests/golden"
+GOLDEN = Path(__file__).parents[2] / "tests/golden"
 
 _QWEN_VISION = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
 _QWEN_TEXT = {

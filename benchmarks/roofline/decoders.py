@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks import floors
-from benchmarks.checkpoints import make
-from benchmarks.full_size import load
+from benchmarks.checkpoints.published import make
+from benchmarks.roofline import h100
+from benchmarks.steps.full_size import load
 from models.decoder import CausalDecoder
 from models.kimi_vl.language import LatentDecoder
 from models.layers.moe import MixtureOfExperts
@@ -27,7 +27,7 @@ def decode_floor(decoder: Decoder, rows: int, context: int) -> float:
     heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
     left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
     cached = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    return (_read_bytes(decoder, rows, left_out) + rows * context * cached) / floors.BYTES
+    return (_read_bytes(decoder, rows, left_out) + rows * context * cached) / h100.BYTES
 
 
 def prefill_floor(decoder: Decoder, tokens: int) -> float:
@@ -41,12 +41,12 @@ def prefill_floor(decoder: Decoder, tokens: int) -> float:
             share = chosen[id(weight)] / weight.shape[0] if id(weight) in chosen else 1.0
             linear += 2 * tokens * share * weight.numel()
     attention = len(decoder.cache_specs()) * tokens**2 * _attended_width(decoder)
-    return max((linear + attention) / floors.FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / floors.BYTES)
+    return max((linear + attention) / h100.FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / h100.BYTES)
 
 
 @cache
 def full_size_prefill_floor(name: str, tokens: int) -> float:
-    """prefill_floor of one of benchmarks.checkpoints.SIZES in bfloat16."""
+    """prefill_floor of one of benchmarks.checkpoints.published.SIZES in bfloat16."""
     return prefill_floor(_without_weights(name), tokens)
 
 
@@ -80,5 +80,7 @@ def _attended_width(decoder: nn.Module) -> int:
         text = decoder.config
         return text.num_attention_heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
     if not isinstance(decoder, CausalDecoder):
-        raise TypeError(f"{type(decoder).__name__} has no roofline of prefills: add it to benchmarks/decoder_floors.py")
+        raise TypeError(
+            f"{type(decoder).__name__} has no roofline of prefills: add it to benchmarks/roofline/decoders.py"
+        )
     return 2 * decoder.config.block.num_heads * decoder.config.block.head_dim

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, table, write
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import Row, table, write
 from models.checkpoint import Quantization
 from models.protocol import Bucket, Capturable
 from models.registry import family_of, resolve
@@ -51,9 +51,9 @@ def captured(
 
 @torch.inference_mode()
 def measure_each(kind: str, names: Sequence[str], measure: Callable[[str, Path, torch.device], list[Row]]) -> list[Row]:
-    """Rows of all models of `names` (benchmarks.checkpoints.SIZES), one after the other on the first GPU. measure:
-    called with a model's name, directory and device. The result file KIND_NAMES is written after each model, so that a
-    failing model does not lose the rows of others.
+    """Rows of all models of `names` (benchmarks.checkpoints.published.SIZES), one after the other on the first GPU.
+    measure: called with a model's name, directory and device. The result file KIND_NAMES is written after each model,
+    so that a failing model does not lose the rows of others.
     """
     device = torch.device("cuda", 0)
     rows: list[Row] = []
