@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.commands import BY_RESULT, Command
-from benchmarks.reading import Missing, Results
-from benchmarks.record import commit, folder
+from benchmarks.measure.record import commit, folder
+from benchmarks.report.results import Missing, Results
 
 LEAST_SECONDS = 20.0
 """Seconds. With less time left, no further command is started."""

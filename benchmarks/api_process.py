@@ -2,9 +2,10 @@
 
     python -m benchmarks.api_process [decode] [speech] [requests] [parts] [first] [processes]
 
-An engine without a model answers at a GPU's rate (benchmarks.paced_engine) and clients that parse nothing take it
-(benchmarks.raw_client), each in a process of its own. Costs are processor time of the API process, all its threads
-together, so that they are valid even on a busy machine; rates and latencies are valid only if three cores are free.
+An engine without a model answers at a GPU's rate (benchmarks.servers.paced) and clients that parse nothing take it
+(benchmarks.loads.raw_client), each in a process of its own. Costs are processor time of the API process, all its
+threads together, so that they are valid even on a busy machine; rates and latencies are valid only if three cores are
+free.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import make
-from benchmarks.footprint import children, inspect
-from benchmarks.raw_client import Answer, Errand, collect, started
-from benchmarks.record import Row, table, write
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import make
+from benchmarks.loads.raw_client import Answer, Errand, collect, started
+from benchmarks.measure.record import Row, table, write
+from benchmarks.servers.footprint import children, inspect
+from benchmarks.servers.process import Server, random_weights, serve
 from models.media import ChatMessage, ContentPart, source_digest
 from models.processor import ChatProcessor
 from service.api.chat.schema import ChatRequestBody
@@ -66,7 +67,7 @@ def _server(model: str, step: float, *more: str) -> Iterator[Server]:
         flags += ["--max-in-flight", "1024", "--media-threads", "8", "--log-level", "warning", *more]
         if "--api-processes" not in more:
             flags += ["--api-processes", "1"]
-        with serve(*flags, environment={"REPRISE_PACE": str(step)}, program=["benchmarks.paced_engine"]) as server:
+        with serve(*flags, environment={"REPRISE_PACE": str(step)}, program=["benchmarks.servers.paced"]) as server:
             yield server
 
 

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import SIZES, make
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
-from benchmarks.server import Server, random_weights, serve
-from benchmarks.speech_http import VOICES
+from benchmarks.checkpoints.published import SIZES, make
+from benchmarks.checkpoints.served import served_directory
+from benchmarks.loads.speech import SOLVER_STEPS, VOICES
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import Clients, run_together, summary
 from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
 
-SOLVER_STEPS = 10
 MOST_AUDIO = 1_000.0
 """Seconds of audio per second that no server reaches, so that the streams never use up their requests."""
 SETTINGS = ("--max-in-flight", "2048", "--max-waiting", "1024", "--media-threads", "8", "--encoder-threads", "8")

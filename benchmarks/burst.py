@@ -2,9 +2,10 @@
 
     python -m benchmarks.burst [--dilation 4] [--api-processes 1] [--rounds 3] [--name burst]
 
-Real clients, API processes, pictures and tokenizer, and the real engine but for its GPU (benchmarks.simulated_gpu),
-whose launches take published times. So the result shows what the processors do, and says nothing about a GPU. Times are
-divided by the dilation, processor seconds are not. New chats follow those that end, as in `benchmarks.serving closed`.
+Real clients, API processes, pictures and tokenizer, and the real engine but for its GPU
+(benchmarks.servers.simulated_gpu), whose launches take published times. So the result shows what the processors do, and
+says nothing about a GPU. Times are divided by the dilation, processor seconds are not. New chats follow those that end,
+as in `benchmarks.serving closed`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.footprint import processor_seconds
-from benchmarks.raw_client import answers
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import TINY_MODEL, miniature_directory
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.served import TINY_MODEL, miniature_directory
+from benchmarks.loads.raw_client import answers
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.footprint import processor_seconds
+from benchmarks.servers.process import Server, random_weights, serve
+from benchmarks.servers.simulated_gpu import KV_CACHE_TOKENS
 from service.cli.bench.spec import ChatLoad
 from service.cli.bench.traffic import payload
 
@@ -32,7 +34,6 @@ SIDE, TEXT_WORDS, SYSTEM_TOKENS, TOKENS = 448, 128, 500, 128
 FOLLOWING = 2
 """Number of chats for each stream."""
 SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", str(STREAMS), "--media-threads", "8")
-POSITIONS = "262144"
 PASSES = ("encoder", "mixed", "decode")
 
 
@@ -80,9 +81,14 @@ def _launches(server: Server) -> dict[str, float]:
 
 def measured(dilation: float, processes: int, rounds: int, streams: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*random_weights([miniature_directory(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
+        flags = [
+            *random_weights([miniature_directory(Path(folder))]),
+            *SETTINGS,
+            "--kv-cache-tokens",
+            str(KV_CACHE_TOKENS),
+        ]
         flags += ["--api-processes", str(processes), "--log-level", "warning"]
-        program = ["benchmarks.simulated_gpu"]
+        program = ["benchmarks.servers.simulated_gpu"]
         with serve(*flags, environment={"REPRISE_DILATION": str(dilation)}, program=program) as server:
             answers(server.url, bodies(4, 1, tokens=2), 4)  # From now on the system prompt is cached.
             for index in range(rounds):

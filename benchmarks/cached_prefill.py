@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.checkpoints import SIZES, make
-from benchmarks.full_size import load
-from benchmarks.record import Row, record
-from benchmarks.timing import host_milliseconds, milliseconds
+from benchmarks.checkpoints.published import SIZES, make
+from benchmarks.measure.record import Row, record
+from benchmarks.measure.timing import host_milliseconds, milliseconds
+from benchmarks.steps.full_size import load
 from models.media import MediaItem, PlaceholderRange, Prompt
 from models.protocol import ChatModel
 from models.registry import family_of

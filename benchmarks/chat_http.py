@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import SIZES, make
-from benchmarks.record import Row, record
-from benchmarks.search import highest
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import SIZES, make
+from benchmarks.loads.highest_rate import highest
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.churn [--requests 30000] [--clients 8] [-- server flags]
 
-The requests are those of benchmarks/mixed_traffic.py, an equal number of each kind: answers, aborts, uploads of voices,
-bad media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files must be
-the same as before; resident memory may grow by GROWTH_RATIO, or must not grow in a further round. A soak looks for
-growth with time, this one for growth with requests.
+The requests are those of benchmarks/loads/mixed_traffic.py, an equal number of each kind: answers, aborts, uploads of
+voices, bad media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files
+must be the same as before; resident memory may grow by GROWTH_RATIO, or must not grow in a further round. A soak looks
+for growth with time, this one for growth with requests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.footprint import Footprint, footprint
-from benchmarks.mixed_traffic import Kind, MixedTraffic
-from benchmarks.record import table, write
-from benchmarks.server import Server, serve
-from benchmarks.soak import facts_of
+from benchmarks.loads.mixed_traffic import Kind, MixedTraffic
+from benchmarks.measure.record import table, write
+from benchmarks.servers.footprint import Footprint, footprint
+from benchmarks.servers.process import Server, serve
 
 TOKENS, PATCHES = 6, 4
 """Tokens of the longest answers: short, since requests are counted, not work."""
@@ -67,7 +66,7 @@ async def settled(server: Server, temporary: Path, before: Footprint | None = No
     after SETTLE_SECONDS."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        os.kill(server.pid, signal.SIGUSR1)  # benchmarks/trimmed_server.py
+        os.kill(server.pid, signal.SIGUSR1)  # benchmarks/servers/trimmed.py
         await asyncio.sleep(1.5)  # longer than between two heartbeats, by which gauges are set
         now = await asyncio.to_thread(footprint, server.pid, server.url, temporary)
         if not (now.busy if before is None else now.left_over(before)) or time.monotonic() > deadline:
@@ -110,9 +109,9 @@ async def run(server: Server, temporary: Path, requests: int, clients: int) -> d
         "rounds": seed - 1,
         "seconds": round(seconds, 1),
         "faults": [*found, *([f"the engine was restarted {restarts:g} times"] if restarts else [])],
-        "before": facts_of(before),
-        "before_last_round": facts_of(start),
-        "after": facts_of(after),
+        "before": before.facts(),
+        "before_last_round": start.facts(),
+        "after": after.facts(),
     }
 
 
@@ -123,7 +122,7 @@ def churn(requests: int, clients: int, flags: Sequence[str] = ()) -> dict[str, A
         temporary = folder / "tmp"
         temporary.mkdir()
         flags = [*flags, "--voices-dir", str(folder / "voices")]
-        program = ("benchmarks.trimmed_server", "serve")
+        program = ("benchmarks.servers.trimmed", "serve")
         server = stack.enter_context(serve(*flags, environment={"TMPDIR": str(temporary)}, program=program))
         return asyncio.run(run(server, temporary, requests, clients))
 

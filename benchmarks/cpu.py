@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.encoder import pictures
-from benchmarks.full_size import captured
-from benchmarks.record import RESULTS, table, write
-from benchmarks.speech_steps import live_state
+from benchmarks.measure.record import RESULTS, table, write
+from benchmarks.steps.encoder import pictures
+from benchmarks.steps.full_size import captured
+from benchmarks.steps.speech import live_state
 from models.processor import ChatProcessor
 from models.protocol import ChatModel, Plan, SpeechModel
 from models.registry import family_of, resolve

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, record
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import make
+from benchmarks.loads.speech import SOLVER_STEPS
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 
 CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
-SOLVER_STEPS = 10
 GPUS = (1, 2)
 REASONS = ("affinity", "spilled", "load", "moved")
 

@@ -3,8 +3,8 @@ no GPU.
 
     python -m benchmarks.forced_tokens
 
-The answers are handwritten for the schema of benchmarks.guided. The vocabulary has the published size, with JSON's
-punctuation and, with `names`, words; without them a name takes several tokens.
+The answers are handwritten for the schema of benchmarks.loads.invoices. The vocabulary has the published size, with
+JSON's punctuation and, with `names`, words; without them a name takes several tokens.
 
 `forced`: tokens that follow from what was written before. `saved`: the share of steps that need not run if tokens of a
 run are decoded together. The first token of a run gains nothing, since its step is already running when the host learns
@@ -26,9 +26,9 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from benchmarks.guided import invoice
-from benchmarks.record import Row, table, write
-from benchmarks.tokenizers import PUBLISHED
+from benchmarks.checkpoints.tokenizers import PUBLISHED
+from benchmarks.loads.invoices import invoice
+from benchmarks.measure.record import Row, table, write
 from service.api.chat.grammar import json_schema_grammar
 from service.engine.chat.matchers import spelled
 from service.link.grammar_limits import LIMITS

@@ -25,10 +25,11 @@ from typing import Any
 
 import httpx
 
-from benchmarks.checkpoints import SIZES
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import SIZES
+from benchmarks.checkpoints.served import served_directory
+from benchmarks.loads.invoices import invoice
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_beside, run_load
 from service.cli.bench.spec import ChatLoad, Record
 
@@ -56,30 +57,6 @@ class Scale:
 
 FULL = Scale((32, 64), 768, 32, 8)
 TINY = Scale((2,), 12, 2, 1)
-
-
-def invoice(number: int = 0) -> dict[str, Any]:
-    """A schema whose answers are longer than any round; other numbers make other grammars."""
-    line = {
-        "type": "object",
-        "properties": {
-            "article": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
-            "description": {"type": "string", "maxLength": 60},
-            "quantity": {"type": "integer", "minimum": 1, "maximum": 1000 + number},
-            "price": {"type": "number", "minimum": 0},
-            "unit": {"enum": ["piece", "kg", "hour", "box"]},
-        },
-        "required": ["article", "description", "quantity", "price", "unit"],
-        "additionalProperties": False,
-    }
-    lines = {"type": "array", "items": line, "minItems": 200}
-    names = {"customer": {"type": "string", "maxLength": 40}, "date": {"type": "string", "format": "date"}}
-    return {
-        "type": "object",
-        "properties": {**names, "lines": lines},
-        "required": ["customer", "date", "lines"],
-        "additionalProperties": False,
-    }
 
 
 def body(model: str, tokens: int, seed: int, schema: dict[str, Any] | None) -> dict[str, Any]:

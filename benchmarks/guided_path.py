@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.guided import invoice
-from benchmarks.paced_masks import MASKS, PacedMasks
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import VOCABULARY, miniature_directory
-from benchmarks.stages import Stages
+from benchmarks.checkpoints.served import VOCABULARY, miniature_directory
+from benchmarks.loads.invoices import invoice
+from benchmarks.measure.record import Row, record
+from benchmarks.measure.self_times import SelfTimes
+from benchmarks.servers.paced_masks import MASKS, PacedMasks
 from models.media import Prompt
 from models.protocol import Bucket, Capturable
 from service.api.chat.grammar import json_schema_grammar
@@ -81,7 +81,7 @@ while True:
 """
 
 
-STAGES = Stages()
+STAGES = SelfTimes()
 
 
 class Gpu:

@@ -5,11 +5,11 @@ With `--gpu voxcpm2` that of a first piece of audio.
     python -m benchmarks.host_path --gpu qwen2_vl_2b [--rounds 2]       # host_path_gpu_qwen2_vl_2b
 
 Real clients, API process, pictures, tokenizer of published size and engine; the GPU is simulated
-(benchmarks.simulated_gpu), so that the result says nothing of one, unless --gpu names a model of full size to be served
-with random weights on the machine's own. `alone` asks one request at a time and takes the GPU's seconds away from the
-time to its first token; `together` has several open and counts processor time of both processes for a request. With
---old another checkout's server runs beside this one's, and rounds alternate. Values are lower quartiles, since other
-work on the machine only adds; those with p50 in their names medians.
+(benchmarks.servers.simulated_gpu), so that the result says nothing of one, unless --gpu names a model of full size to
+be served with random weights on the machine's own. `alone` asks one request at a time and takes the GPU's seconds away
+from the time to its first token; `together` has several open and counts processor time of both processes for a request.
+With --old another checkout's server runs beside this one's, and rounds alternate. Values are lower quartiles, since
+other work on the machine only adds; those with p50 in their names medians.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.burst import POSITIONS
-from benchmarks.checkpoints import make
-from benchmarks.footprint import processor_seconds
-from benchmarks.marked_server import MARKED_GPU, MARKS, POINTS, read_marks
-from benchmarks.raw_client import Answer, answers
-from benchmarks.record import Row, commit, record
-from benchmarks.served_checkpoints import miniature_directory, served_directory
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.served import miniature_directory, served_directory
+from benchmarks.loads.raw_client import Answer, answers
+from benchmarks.loads.speech import SOLVER_STEPS
+from benchmarks.measure.record import Row, commit, record
+from benchmarks.servers import simulated_gpu
+from benchmarks.servers.footprint import processor_seconds
+from benchmarks.servers.marked import MARKED_GPU, MARKS, POINTS, read_marks
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 from service.cli.bench.traffic import payload
 
@@ -74,7 +75,6 @@ INPUTS = (
 
 SPEECH = "voxcpm2"
 SPEECH_INPUTS = (Input("speech, 13 words", 0, 13, 0, speech_seconds=0.32),)
-SOLVER_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,13 @@ def _directory(model: str | None, parent: Path) -> Path:
     return make(model, parent) if model == SPEECH else served_directory(model, parent)
 
 
+def marked_server(checkout: Path | None) -> str:
+    """Its module in this checkout, or in another one, which may be from before there was benchmarks/servers."""
+    module = "benchmarks.servers.marked"
+    here = checkout is None or (checkout / f"{module.replace('.', '/')}.py").exists()
+    return module if here else "benchmarks.marked_server"
+
+
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.host_path", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -200,14 +207,14 @@ def main(words: Sequence[str] | None = None) -> Path:
         made = _directory(chosen.gpu, Path(folder))
         flags = [*random_weights([made]), *SETTINGS, "--api-processes", "1", "--log-level", "warning"]
         if not chosen.gpu:
-            flags += ["--kv-cache-tokens", POSITIONS]
+            flags += ["--kv-cache-tokens", str(simulated_gpu.KV_CACHE_TOKENS)]
         sides = []
         for name, checkout in checkouts.items():
             marks = Path(folder) / name
             serving = serve(
                 *flags,
                 environment={MARKS: str(marks)} | ({MARKED_GPU: "1"} if chosen.gpu else {}),
-                program=["benchmarks.marked_server"],
+                program=[marked_server(checkout)],
                 checkout=checkout,
             )
             sides.append(Side(name, stack.enter_context(serving), marks, made.name))

@@ -8,19 +8,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.full_size import captured, free, load, show
-from benchmarks.record import Row, table, write
-from benchmarks.speech_steps import CONTEXT, MODEL, PAGE_SIZE, live_state
-from benchmarks.timing import milliseconds
-from models.layers.lora import rows_arrays
-from models.lora import LoraBank, LoraLayout
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import Row, table, write
+from benchmarks.measure.timing import milliseconds
+from benchmarks.steps.full_size import captured, free, load, show
+from benchmarks.steps.speech import CONTEXT, MODEL, PAGE_SIZE, filled_bank, live_state, with_adapters
+from models.lora import LoraBank
 from models.protocol import Plan, SpeechModel
 from service.engine.pages import pages_for
 from service.engine.start import engine_stream
@@ -28,29 +26,8 @@ from service.graphs.pool import GraphPool
 
 ROWS = (1, 8, 64)
 ADAPTERS = (0, 1, 11, 32)
-SLOTS = 32
 RUNS = 5
 REPEATS = 20
-GROUPS = ("lm", "dit")
-"""The layers that the published fine-tuning changes by default."""
-
-
-def filled_bank(model: SpeechModel, rank: int, device: torch.device) -> LoraBank:
-    layout = LoraLayout(model.lora_places(), GROUPS, rank)
-    bank = LoraBank(layout, SLOTS, device, torch.bfloat16)
-    bank.table.normal_(std=0.01)
-    return bank
-
-
-def adapters_of(rows: int, distinct: int) -> np.ndarray:
-    """Adapter of each row, sorted as a step has them; every adapter has about as many rows. 0: no row has one."""
-    return np.full(rows, -1) if distinct == 0 else np.sort(np.arange(rows) % distinct)
-
-
-def with_adapters(plan: Plan, distinct: int) -> Plan:
-    """A decode step's plan whose rows have `distinct` adapters."""
-    arrays = rows_arrays(adapters_of(plan.required["rows"], distinct), SLOTS)
-    return replace(plan, arrays={**plan.arrays, **{f"lora_{name}": array for name, array in arrays.items()}})
 
 
 def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:

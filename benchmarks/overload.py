@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Row, write
-from benchmarks.served_checkpoints import served_directory
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.served import served_directory
+from benchmarks.measure.record import Row, write
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad, Record
 
@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help=f"{EMBEDDED}, or a name of benchmarks/checkpoints.py")
+    parser.add_argument("model", help=f"{EMBEDDED}, or a name of benchmarks/checkpoints/published.py")
     parser.add_argument("--factor", type=float, default=3.0, help="arrivals by capacity")
     parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds to the first token of a good answer")

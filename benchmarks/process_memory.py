@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, table, write
-from benchmarks.tokenizers import grow_file
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.tokenizers import grow_file
+from benchmarks.measure.record import Row, table, write
 from models.registry import family_of, resolve
 from service.api.chat.grammar import regex_grammar
 from service.engine.chat.guidance import Guidance

@@ -23,8 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks import decode
-from benchmarks.full_size import free, measure_each
-from benchmarks.record import Row, record, table
+from benchmarks.measure.record import Row, record, table
+from benchmarks.steps.full_size import free, measure_each
 from models.checkpoint import Quantization
 from models.embedded.gates_qwen2_vl import DIRECTORY, NAMES, examples
 from models.embedded.world.conversations import Example

@@ -27,9 +27,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.ports import reserved_port
-from benchmarks.record import Row, record
-from benchmarks.server import Server
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.ports import reserved_port
+from benchmarks.servers.process import Server
 from service.cli.bench.spec import ChatLoad
 from service.cli.bench.traffic import payload
 

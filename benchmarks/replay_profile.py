@@ -14,22 +14,20 @@ kernels together, and `replay_ms`, the time of the step through the runner witho
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import decode, encoder, lora, speech_steps
-from benchmarks.checkpoints import make
-from benchmarks.full_size import captured, free, load
-from benchmarks.record import Row, table, write
-from benchmarks.timing import milliseconds
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.kernel_times import grouped, traced
+from benchmarks.measure.record import table, write
+from benchmarks.measure.timing import milliseconds
+from benchmarks.steps import decoder, encoder, speech
+from benchmarks.steps.full_size import captured, free, load
 from models.checkpoint import Quantization
 from models.processor import ChatProcessor
 from models.protocol import VisionEncoder
@@ -39,73 +37,9 @@ from service.graphs.pool import GraphPool
 from service.graphs.runner import Run
 
 POOL_BYTES = 24 << 30
-REPLAYS = 6
-GAP_US = 200.0
-"""A longer pause separates two replays."""
-KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 SIDE = 448
 """Of a square picture in a video."""
 RANK = 32
-GROUPS = {
-    "attention": (
-        r"sdpa|flash|fmha|_(varlen|decode|combine|paged_prefill|prefill_combine|local_attention|lengthen)_kernel"
-    ),
-    "adapters": r"^_(shrink|expand)_kernel",
-    "GEMMs": r"gemm|gemv|nvjet|cutlass|cublas|splitK|linear_kernel",
-    "norms and rotation": r"norm_kernel|rotary|rotate|_latent_kernel",
-}
-"""What the names of kernels contain; the first match counts, without one a kernel belongs to the rest."""
-REST = "rest"
-
-
-def group_of(kernel: str) -> str:
-    return next((group for group, pattern in GROUPS.items() if re.search(pattern, kernel)), REST)
-
-
-def grouped(rows: Iterable[Row]) -> dict[str, float]:
-    """Milliseconds of a replay for each group of kernels, and of all."""
-    totals = dict.fromkeys((*GROUPS, REST), 0.0)
-    for row in rows:
-        totals[group_of(row["kernel"])] += row["all_us"] / 1e3
-    return {**{group: total for group, total in totals.items() if total}, "all": sum(totals.values())}
-
-
-def by_kernel(events: Iterable[dict[str, Any]], replays: int) -> list[Row]:
-    """Events of a Chrome trace (ts and dur in us) -> for each kernel and grid the number of its calls in a replay, the
-    microseconds from the end of the previous kernel to the end of one call, and those of all calls; the most expensive
-    first."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    last = None
-    for event in sorted((e for e in events if e.get("cat") in KINDS), key=lambda e: e["ts"] + e["dur"]):
-        end = event["ts"] + event["dur"]
-        took = event["dur"] if last is None or end - last > GAP_US else end - last
-        last = end
-        groups.setdefault((event["name"], str(event["args"].get("grid", ""))), []).append(took)
-    rows = [
-        {
-            "kernel": name,
-            "grid": grid,
-            "calls": len(times) / replays,
-            "each_us": sum(times) / len(times),
-            "all_us": sum(times) / replays,
-        }
-        for (name, grid), times in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -row["all_us"])
-
-
-def traced(call: Callable[[], object]) -> list[Row]:
-    for _ in range(5):
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(REPLAYS):
-            call()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return by_kernel(json.loads(path.read_text())["traceEvents"], REPLAYS)
 
 
 Step = Callable[[], list[Run]]
@@ -113,25 +47,25 @@ Step = Callable[[], list[Run]]
 
 def decode_step(name: str, model: Any, size: str, pool: GraphPool) -> Step:
     """Of `size` rows in the middle of their answers or utterances."""
-    if name == speech_steps.MODEL:
-        runner, plan, _ = speech_steps.captured_decode(model, int(size), pool)
+    if name == speech.MODEL:
+        runner, plan, _ = speech.captured_decode(model, int(size), pool)
     else:
-        runner, plan, _ = decode.captured_decode(name, model.decoder, int(size), pool)
+        runner, plan, _ = decoder.captured_decode(name, model.decoder, int(size), pool)
     return lambda: [runner.run(plan)]
 
 
 def adapted_step(name: str, model: Any, size: str, pool: GraphPool, *, adapters: int) -> Step:
     """Of `size` streams that have so many adapters."""
-    bank = lora.filled_bank(model, RANK, pool.device)
-    runner, plan, _ = speech_steps.captured_decode(model, int(size), pool, bank)
-    adapted = lora.with_adapters(plan, adapters)
+    bank = speech.filled_bank(model, RANK, pool.device)
+    runner, plan, _ = speech.captured_decode(model, int(size), pool, bank)
+    adapted = speech.with_adapters(plan, adapters)
     return lambda: [runner.run(adapted)]
 
 
 def prefill_step(name: str, model: Any, size: str, pool: GraphPool) -> Step:
     """TOKENS, or TOKENS+CACHED behind so many cached ones."""
     tokens, _, cached = size.partition("+")
-    runner, plan = decode.captured_prefill(name, model.decoder, int(tokens), pool, int(cached or 0))
+    runner, plan = decoder.captured_prefill(name, model.decoder, int(tokens), pool, int(cached or 0))
     return lambda: [runner.run(plan)]
 
 

@@ -20,10 +20,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks import floors
-from benchmarks.full_size import captured, show
-from benchmarks.record import Row, write
-from benchmarks.timing import milliseconds
+from benchmarks.measure.record import Row, write
+from benchmarks.measure.timing import milliseconds
+from benchmarks.roofline import h100
+from benchmarks.steps.full_size import captured, show
 from models.protocol import Decoder, Plan
 from service.engine.chat.slot_state import Float, Int, SlotState
 from service.engine.chat.steps import SampleStep, Sampling
@@ -110,7 +110,7 @@ def measure(name: str, rows: int, vocabulary: int, device: torch.device) -> Row:
     row: Row = {"case": name, "rows": rows, "vocabulary": vocabulary, "graph_ms": replay["median"]}
     row |= {"graph_p10_ms": replay["p10"], "graph_p90_ms": replay["p90"]}
     if device.type == "cuda":
-        row["floor_ms"] = 1e3 * rows * vocabulary * 2 / floors.BYTES
+        row["floor_ms"] = 1e3 * rows * vocabulary * 2 / h100.BYTES
     return row
 
 

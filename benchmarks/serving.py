@@ -27,12 +27,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.checkpoints import SIZES
-from benchmarks.footprint import children, processor_seconds
-from benchmarks.record import Row, record, version_of
-from benchmarks.served_checkpoints import TINY_MODEL, served_directory
-from benchmarks.server import Server, random_weights, serve
-from benchmarks.server_steps import busy_shares, longest, prefill_routes, reached, read
+from benchmarks.checkpoints.published import SIZES
+from benchmarks.checkpoints.served import TINY_MODEL, served_directory
+from benchmarks.measure.record import Row, record, version_of
+from benchmarks.servers.footprint import children, processor_seconds
+from benchmarks.servers.process import Server, random_weights, serve
+from benchmarks.servers.step_metrics import busy_shares, longest, prefill_routes, reached, read
 from service.cli.bench.run import run_beside, run_load, summary, warm_up
 from service.cli.bench.spec import ChatLoad, Record
 

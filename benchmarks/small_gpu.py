@@ -7,7 +7,8 @@ as it would there; the engine is told the small GPU's size. Full size in the pub
 disk where there is a writer of them. Each server answers many requests at once, then pictures of 2048 x 2048 or long
 texts, then one picture of the largest size that the processor does not shrink. That may be too large for the GPU:
 `largest_refusals` says how it was refused. `free_bytes_least`: of the small GPU's memory, seen every POLL_SECONDS from
-the server's start to its end; that of a load ends with it. The row also has what the log says of memory (server_log).
+the server's start to its end; that of a load ends with it. The row also has what the log says of memory
+(benchmarks.servers.memory_log).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.own_engine import serve_with
-from benchmarks.record import Row, record
-from benchmarks.served_checkpoints import served_directory
-from benchmarks.server import Server, random_weights, serve
-from benchmarks.server_log import memory_facts
-from benchmarks.weights import can_write, write_weights
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.served import served_directory
+from benchmarks.checkpoints.weights import can_write, write_weights
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.memory_log import memory_facts
+from benchmarks.servers.own_engine import serve_with
+from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.engine import start

@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak --minutes 15 [--clients 3] [--pause 0.5] [--checkpoint NAME ...] [-- server flags]
 
-The requests are those of benchmarks/mixed_traffic.py. Without --checkpoint the models of the package are served.
+The requests are those of benchmarks/loads/mixed_traffic.py. Without --checkpoint the models of the package are served.
 SIGTERM to this process ends the load early; the result says after how many minutes.
 """
 
@@ -24,11 +24,11 @@ from typing import Any, Literal
 import httpx
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.footprint import Footprint, footprint
-from benchmarks.mixed_traffic import MixedTraffic
-from benchmarks.record import table, write
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import make
+from benchmarks.loads.mixed_traffic import MixedTraffic
+from benchmarks.measure.record import table, write
+from benchmarks.servers.footprint import Footprint, footprint
+from benchmarks.servers.process import Server, random_weights, serve
 
 WARM_UP = 45.0
 """Seconds after which pools, caches and decoders have reached their final size."""
@@ -133,24 +133,12 @@ async def run(server: Server, temporary: Path, arguments: argparse.Namespace) ->
         "faults": [*faults(before, samples, after), *(f"request: {problem}" for problem in soak.traffic.problems)],
         "underruns": soak.traffic.underruns,
         "restarts": server.metric("reprise_engine_restarts_total"),
-        "before": facts_of(before),
-        "after": facts_of(after),
+        "before": before.facts(),
+        "after": after.facts(),
         "threads_in_thirds": thirds(samples, "threads"),
         "peak_resident_bytes": {
             role: max(sample.resident_bytes.get(role, 0) for sample in samples) for role in after.resident_bytes
         },
-    }
-
-
-def facts_of(state: Footprint) -> dict[str, Any]:
-    """In the form of a result."""
-    return {
-        "processes": state.processes,
-        "descriptors": state.descriptors,
-        "threads": state.threads,
-        "tasks": state.tasks,
-        "resident_bytes": state.resident_bytes,
-        "busy": list(state.busy),
     }
 
 
@@ -159,7 +147,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.5, help="mean seconds between a client's requests")
-    parser.add_argument("--checkpoint", action="append", default=[], help="a name of benchmarks/checkpoints.py")
+    parser.add_argument(
+        "--checkpoint", action="append", default=[], help="a name of benchmarks/checkpoints/published.py"
+    )
     parser.add_argument("flags", nargs="*", help="of the server, after --")
     arguments = parser.parse_args()
     with ExitStack() as stack:

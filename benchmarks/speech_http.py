@@ -19,22 +19,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, record
-from benchmarks.search import highest
-from benchmarks.server import Server, random_weights, serve
-from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
-from service.cli.bench.run import run_load, summary
+from benchmarks.checkpoints.published import make
+from benchmarks.loads.highest_rate import highest
+from benchmarks.loads.speech import SOLVER_STEPS, VOICES, row_of
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
+from service.cli.bench.run import run_load
 from service.cli.bench.spec import Record, SpeechLoad
 
 MODEL = "voxcpm2"
-SOLVER_STEPS = 10
-VOICES = (DEFAULT_VOICE, *OPENAI_VOICES)
-"""Streams of one voice share the keys of its reference, so listeners have different ones."""
 FIRST_AUDIO_P95 = 0.150
 """Seconds of time to first audio up to which a rate without an underrun counts as sustained."""
-_MOST_NAMED = 20
-"""Of streams with an underrun."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ def listeners(server: Server, scale: Scale) -> Iterator[Row]:
     def measure(rate: float) -> Row:
         load = _arriving(server, scale, rate, scale.ramp + scale.counted)
         records = behind_ramp(run_load(load, processes=scale.processes), scale.ramp)
-        return {"rate": rate, "listeners": rate * scale.short, **figures(load, records)}
+        return {"rate": rate, "listeners": rate * scale.short, **row_of(load, records)}
 
     return highest(measure, _sustained, scale.listener_rates, math.inf)
 
@@ -156,30 +151,7 @@ def _sustained(row: Row) -> bool:
 
 
 def _row(load: SpeechLoad, processes: int) -> Row:
-    return figures(load, run_load(load, processes=processes))
-
-
-def figures(load: SpeechLoad, records: list[Record]) -> Row:
-    """A row of what the clients of `load` saw. underruns: when their streams began, after the first request."""
-    result = summary(load, records)
-    row = {"format": load.response_format, "utterance_s": load.seconds}
-    row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
-    row |= {name: result[name] for name in ("failures",) if name in result}
-    if not result["succeeded"]:
-        return row
-    row |= {
-        f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p10", "p25", "p50", "p75", "p90", "p95", "p99")
-    }
-    row |= {f"rtf_{name}": result["realtime_factor"][name] for name in ("p10", "p50", "p90", "p95")}
-    row |= {"audio_s_per_s": result["audio_seconds_per_second"], "requests_per_s": result["requests_per_second"]}
-    if load.response_format == "pcm":
-        row |= {"streams_with_underrun": result["streams_with_underrun"], "underrun_s": result["underrun_seconds"]}
-        if late := [record for record in records if record.underrun and not record.error]:
-            begin = min(record.start for record in records)
-            row["underruns"] = [{"begun_s": one.start - begin, "silent_s": one.underrun} for one in late[:_MOST_NAMED]]
-    if load.rate:
-        row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]
-    return row
+    return row_of(load, run_load(load, processes=processes))
 
 
 RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {

@@ -14,65 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.full_size import captured, load, show
-from benchmarks.record import table, write
-from benchmarks.timing import milliseconds
-from models.lora import LoraBank
-from models.protocol import Plan, SpeechModel
-from service.engine.pages import pages_for
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import table, write
+from benchmarks.measure.timing import milliseconds
+from benchmarks.roofline.speech import FLOOR_MS
+from benchmarks.steps.full_size import captured, load, show
+from benchmarks.steps.speech import CONTEXT, MODEL, captured_decode
+from models.protocol import SpeechModel
 from service.engine.speech.codec_stream import CodecStream
-from service.engine.speech.inputs import emitted, slot_state
+from service.engine.speech.inputs import emitted
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 
-MODEL = "voxcpm2"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-CONTEXT = 256
-PAGE_SIZE = 16
 FLOW = 20
 """Number of steps in a row, each of which takes step_ms; the codec of the last one is waited for."""
-FLOOR_MS = {1: 2.54, 2: 2.54, 4: 2.55, 8: 2.56, 16: 2.6, 32: 5.14, 64: 9.06, 128: 16.96, 256: 32.8}
-"""specs: 7.6 GB at 3.0 TB/s, from 32 streams on 87.8 GFLOP a stream at 700 TFLOP/s; the codec not counted. Beyond 64
-the language models' weights and cache at that speed, and 84.3 GFLOP a stream."""
-
-
-def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Slots 1..rows in the middle of an utterance, each with pages of its own."""
-    pages = pages_for(model.max_positions, PAGE_SIZE)
-    state = slot_state(model, rows, pages, device)
-    used = pages_for(CONTEXT + 512, PAGE_SIZE)
-    for slot in range(1, rows + 1):
-        first = 1 + (slot - 1) * used
-        state["block_table"][slot, :used] = torch.arange(first, first + used, dtype=torch.int32, device=device)
-    state["last_patch"].normal_()
-    state["length"].fill_(CONTEXT)
-    state["step"].fill_(CONTEXT)
-    state["active"].fill_(True)
-    state["active"][0] = False
-    state["cfg"].fill_(2.0)
-    state["temperature"].fill_(1.0)
-    state["seed"].copy_(torch.arange(rows + 1, device=device))
-    state["min_patches"].fill_(1 << 20)
-    state["max_patches"].fill_(1 << 20)
-    return state
-
-
-def captured_decode(
-    model: SpeechModel, bucket: int, pool: GraphPool, bank: LoraBank | None = None
-) -> tuple[GraphRunner, Plan, dict[str, torch.Tensor]]:
-    """One captured step of streams in the middle of their utterances. With a bank the plan needs the rows' adapters
-    (benchmarks.lora.with_adapters)."""
-    state = live_state(model, bucket, pool.device)
-    pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
-    caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
-    for cache in caches:
-        for values in cache.values():
-            values.normal_()
-    step = model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE, bank)
-    plan = Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, required={"rows": bucket})
-    return captured(MODEL, "decode", step, [plan.required], pool), plan, state
 
 
 def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:

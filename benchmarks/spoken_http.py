@@ -2,7 +2,7 @@
 
     python -m benchmarks.spoken_http [--tiny] [-- server flags]
 
-A JPEG of 448 x 448 and a question; the answer is read from a script (benchmarks/scripted_server.py), so that its first
+A JPEG of 448 x 448 and a question; the answer is read from a script (benchmarks/servers/scripted.py), so that its first
 clause has 8 tokens and all of it 40, each decoded one by one. Full size and random weights; --tiny serves the embedded
 models. `alone` asks one at a time, `arrivals` 32 conversations at random moments of a minute, `burst` all 32 at once.
 The server needs PyAV: it levels the built-in voice and turns 48 kHz into pcm16 at 24 kHz.
@@ -28,10 +28,10 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from benchmarks.checkpoints import make
-from benchmarks.record import Row, record
-from benchmarks.scripted_server import SCRIPT
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, random_weights, serve
+from benchmarks.servers.scripted import SCRIPT
 
 RATE = 24_000
 SILENCE = 33
@@ -176,7 +176,7 @@ def main() -> None:
         flags = ["--voices-dir", f"{folder}/voices", "--log-level", "warning", *more]
         if not tiny:
             flags += random_weights([make(name, Path(folder)) for name in ("qwen2_vl_2b", "voxcpm2")])
-        with serve(*flags, program=["benchmarks.scripted_server", "serve"]) as server:
+        with serve(*flags, program=["benchmarks.servers.scripted", "serve"]) as server:
             models = sorted(server.models(), key=lambda name: "voxcpm2" in name)
             result = "spoken_http_tiny" if tiny else "spoken_http"
             record(result, measured(server, models, scale), side=scale.side, tokens=len(SCRIPT), flags=more)

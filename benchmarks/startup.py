@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.checkpoints import GOLDEN, SIZES, make
-from benchmarks.record import Row, record
-from benchmarks.server import Server, gpu_used_bytes, serve
-from benchmarks.tokenizers import PUBLISHED, grow_file
-from benchmarks.weights import write_weights
+from benchmarks.checkpoints.published import GOLDEN, SIZES, make
+from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
+from benchmarks.checkpoints.weights import write_weights
+from benchmarks.measure.record import Row, record
+from benchmarks.servers.process import Server, gpu_used_bytes, serve
 from service.cli.bench.run import run_load
 from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 

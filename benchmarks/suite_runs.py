@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.record import Row, commit, folder, write
+from benchmarks.measure.record import Row, commit, folder, write
 
 ROOT = Path(__file__).parent.parent
 BUSY = "while True: pass"

@@ -21,13 +21,13 @@ from typing import IO, Any
 
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.decode import captured_decode, captured_prefill
-from benchmarks.encoder import fitting_bucket, pictures, video
-from benchmarks.full_size import captured, load
-from benchmarks.record import write
-from benchmarks.speech_steps import captured_decode as captured_speech
-from benchmarks.timing import milliseconds
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.record import write
+from benchmarks.measure.timing import milliseconds
+from benchmarks.steps.decoder import captured_decode, captured_prefill
+from benchmarks.steps.encoder import fitting_bucket, pictures, video
+from benchmarks.steps.full_size import captured, load
+from benchmarks.steps.speech import captured_decode as captured_speech
 from models.registry import family_of, resolve
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
-from benchmarks.record import table
+from benchmarks.measure.record import table
 
 NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "gemms", "routed", "e4m3", "persistent")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
-from benchmarks.record import table
+from benchmarks.measure.record import table
 from models.layers.kernels import gemm_table_sm90
 from models.layers.kernels.gemm_types import Choice, Shape, Variant
 

@@ -16,19 +16,19 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks import decode
-from benchmarks.full_size import free, load, measure_each
 from benchmarks.kernels.e4m3 import BLOCKS, MODELS, blocks_name
 from benchmarks.kernels.gemms import Part
-from benchmarks.record import Row, table
-from benchmarks.timing import milliseconds
+from benchmarks.measure.record import Row, table
+from benchmarks.measure.timing import milliseconds
+from benchmarks.steps import decoder as steps
+from benchmarks.steps.full_size import free, load, measure_each
 from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape
 from models.protocol import Decoder
 from service.graphs.pool import GraphPool
 
 SIZES = {"qwen2b": "qwen2_vl_2b", "qwen7b": "qwen2_vl_7b"}
-"""Names of benchmarks.checkpoints."""
+"""Names of benchmarks.checkpoints.published."""
 
 
 def shape_of(part: Part) -> Shape:
@@ -61,10 +61,10 @@ def _tried(
         if part.outputs % blocks.outputs:
             continue
         chosen[shape_of(part)] = blocks
-        runner, plan, state = decode.captured_decode(name, decoder, 1, GraphPool(device, decode.POOL_BYTES))
+        runner, plan, state = steps.captured_decode(name, decoder, 1, GraphPool(device, steps.POOL_BYTES))
         graph = runner.graph_for(plan.required)
         assert graph is not None
-        decode.fill(state, 1)
+        steps.fill(state, 1)
         ms = milliseconds(graph.capture.replay, repeats=40)["median"]
         print(part.name, blocks_name(blocks), round(ms, 4), flush=True)
         yield blocks, ms

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.record import commit
+from benchmarks.measure.record import commit
 from service.tuning.gemms import WrongResult
 from service.tuning.timer import Run, replay_us
 

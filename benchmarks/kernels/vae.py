@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.codec_precision import PUBLISHED
 from benchmarks.kernels.timing import Case
+from benchmarks.steps.codec import PUBLISHED
 from models.layers.precision import Precision
 from models.voxcpm2 import vae_layers
 from models.voxcpm2.audio_vae import CodecDecoder

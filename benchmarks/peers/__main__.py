@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import BY_RESULT
-from benchmarks.record import table, version_of, write
+from benchmarks.measure.record import table, version_of, write
 
 PACKAGES = {
     "transformers": "transformers",

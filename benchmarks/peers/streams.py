@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speech_http import figures
+from benchmarks.loads.speech import row_of
 from service.cli.bench.spec import Record, SpeechLoad
 from service.cli.bench.traffic import payload
 
@@ -28,7 +28,7 @@ async def closed(speak: Speak, sample_rate: int, streams: Sequence[int], seconds
         texts = [payload(load, rng)["input"] for _ in range(load.requests + 2 * count)]
         await _loop(speak, sample_rate, iter(texts[: 2 * count]), count)
         records = await _loop(speak, sample_rate, iter(texts[2 * count :]), count)
-        rows.append({"streams": count, **figures(load, records)})
+        rows.append({"streams": count, **row_of(load, records)})
     return rows
 
 

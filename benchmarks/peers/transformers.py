@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from benchmarks.checkpoints import make
-from benchmarks.timing import milliseconds
+from benchmarks.checkpoints.published import make
+from benchmarks.measure.timing import milliseconds
 
 EMBEDDED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 TEXT_TOKENS = 128

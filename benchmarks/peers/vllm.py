@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 
 BATCHES = (1, 8, 32)
 STEPS = 128

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import transformers  # noqa: F401  (before the stub, which it would take for the real thing)
 
-from benchmarks.checkpoints import GOLDEN, make
+from benchmarks.checkpoints.published import GOLDEN, make
+from benchmarks.checkpoints.weights import write_weights
 from benchmarks.peers.streams import closed
-from benchmarks.weights import write_weights
 
 SOLVER_STEPS, CFG = 10, 2.0
 SECONDS, TINY_SECONDS = 10.08, 0.96

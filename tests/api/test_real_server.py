@@ -23,7 +23,7 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
-from benchmarks.footprint import engine_pid
+from benchmarks.servers.footprint import engine_pid
 from tests.media.samples import video
 from tests.support.endless import ENDLESS_TOKENS, FLAGS, endless_checkpoint
 from tests.support.processes import ROOT, ServerProcess, served, stand_still

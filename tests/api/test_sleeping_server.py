@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from service.api import engine_client
 from service.catalog import load_catalog
 from service.link import standby as standby_module

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.checkpoints import GOLDEN
-from benchmarks.footprint import children, inspect
-from benchmarks.tokenizers import PUBLISHED, grow_file
+from benchmarks.checkpoints.published import GOLDEN
+from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
+from benchmarks.servers.footprint import children, inspect
 from models.errors import CheckpointError
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines

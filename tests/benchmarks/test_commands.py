@@ -13,11 +13,12 @@ import pytest
 
 from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
+from benchmarks.loads.speech import row_of
+from benchmarks.measure.record import RESULTS, table
 from benchmarks.peers import __main__ as compare
-from benchmarks.reading import PEERS, RESULTS, Results
-from benchmarks.record import table
-from benchmarks.report import ROOT
-from benchmarks.tables import TABLES
+from benchmarks.report.documents import ROOT
+from benchmarks.report.results import PEERS, Results
+from benchmarks.report.tables.index import TABLES
 from service.cli.bench.spec import Record, SpeechLoad
 
 
@@ -143,13 +144,13 @@ def test_a_row_of_speech_counts_and_names_the_underruns_of_whole_streams() -> No
         Record(start=10.0, status=200, duration=2.0, audio=1.0, underrun=0.25),
         Record(start=12.0, status=200, duration=2.0, audio=1.0, underrun=0.5, error="failed"),
     ]
-    row = speech_http.figures(load, records)
+    row = row_of(load, records)
     assert row["streams_with_underrun"] == 1 and row["underruns"] == [{"begun_s": 1.0, "silent_s": 0.25}]
     assert table([{"underruns": row["underruns"] * 20}]).split() == ["underruns", "20"]
 
 
 def test_a_rate_without_a_request_behind_the_ramp_does_not_count_as_sustained() -> None:
-    row = speech_http.figures(SpeechLoad(url="", model="tts", requests=0, seed=0), [])
+    row = row_of(SpeechLoad(url="", model="tts", requests=0, seed=0), [])
     assert row["requests"] == 0 and not speech_http._sustained(row)
 
 
@@ -232,7 +233,7 @@ def test_every_command_names_a_module_and_every_peer_an_adapter() -> None:
 def test_nothing_of_the_benchmarks_needs_av() -> None:
     """A machine that only measures may lack it."""
     modules = {command.command.split()[2].removeprefix("benchmarks.") for command in COMMANDS}
-    scripts = [*sorted(modules), "report", "cpu", "peers.__main__"]
+    scripts = [*sorted(modules), "report.__main__", "cpu", "peers.__main__"]
     code = "import sys; sys.modules['av'] = None\n" + "\n".join(f"import benchmarks.{name}" for name in scripts)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cached_prefill, decode, encoder, floors, replay_profile, timing
+from benchmarks import cached_prefill, decode, encoder, replay_profile
 from benchmarks.cached_prefill import Shape
-from benchmarks.checkpoints import make
-from benchmarks.decoder_floors import full_size_prefill_floor
-from benchmarks.full_size import load
+from benchmarks.measure import timing
+from benchmarks.steps import decoder
+from benchmarks.steps.encoder import pictures
+from benchmarks.steps.full_size import load
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.catalog import embedded_models
@@ -46,50 +47,22 @@ def tiny() -> Path:
     return next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "chat")
 
 
-@pytest.mark.parametrize("name", encoder.WORK)
-def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> None:
-    directory = make(name, tmp_path)
-    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
-    tower = load(directory, torch.device("meta")).encoder
-    least = []
-    for width, height in ((448, 448), (1024, 1024)):
-        (item,) = encoder.pictures(width, height)[1](processor)
-        (plan,) = encoder.plans_of(tower, [item], tower.default_buckets()[-1])
-        bucket = encoder.fitting_bucket(tower.default_buckets(), plan)
-        assert all(bucket[size] >= needed for size, needed in plan.required.items())
-        least.append(encoder.floor(name, tower, plan, item.num_embeds))
-    # An H100 takes longer than a fifth of a millisecond to read any of these towers.
-    assert 2e-4 < least[0] < least[1] < 1
-
-
-def test_a_prefills_least_time_is_its_arithmetic_or_its_experts() -> None:
-    """By hand, of Qwen2-VL-2B's 28 layers and of 48 layers of 128 experts, 8 of which a token takes."""
-    per_token = 28 * (2048 * 1536 + 1536 * 1536 + 3 * 8960 * 1536)
-    attention = 28 * 1024**2 * 2 * 12 * 128
-    expected = (2 * 1024 * per_token + attention) / floors.FLOPS
-    assert full_size_prefill_floor("qwen2_vl_2b", 1024) == pytest.approx(expected, rel=1e-6)
-    experts = 48 * 3 * 768 * 2048 * 128
-    others = 48 * (5120 * 2048 + 2048 * 4096 + 128 * 2048)
-    read = 2 * (experts * (1 - (1 - 8 / 128) ** 384) + others) / floors.BYTES
-    assert full_size_prefill_floor("qwen3_vl_30b_a3b", 384) == pytest.approx(read, rel=1e-3)
-
-
 @pytest.mark.usefixtures("brief")
 def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor: ChatProcessor = resolve(family_of(tiny).processor)(tiny)
     model = load(tiny, CPU)
-    items = encoder.pictures(64, 48, 2)[1](processor)
+    items = pictures(64, 48, 2)[1](processor)
     seen = encoder.measure_one("qwen2_vl_2b", "2 x 64x48", model.encoder, items, GraphPool(CPU, 1 << 30))
     assert seen["patches"] == sum(item.num_patches for item in items) <= seen["bucket"]
     assert seen["embeds"] == sum(item.num_embeds for item in items)
-    monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
+    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
     step = decode.measure_decode("tiny", model.decoder, 2, GraphPool(CPU, 1 << 30))
     prefill = decode.measure_prefill("tiny", model.decoder, 24, GraphPool(CPU, 1 << 30))
     assert (prefill["kind"], prefill["rows"]) == ("prefill", 24)
     for row in (seen, step, prefill):
         assert row["over_floor"] == row["replay_ms"] / row["floor_ms"]
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
-    assert (step["rows"], step["context"]) == (2, decode.CONTEXT) and step["host_ms"] > 0
+    assert (step["rows"], step["context"]) == (2, decoder.CONTEXT) and step["host_ms"] > 0
 
 
 @pytest.mark.usefixtures("brief")
@@ -113,7 +86,7 @@ def test_rows_of_prefills_with_cached_context(tiny: Path, deepstack: bool) -> No
     ],
 )
 def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:
-    monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
+    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
     monkeypatch.setattr(replay_profile, "SIDE", 28)
     given = replay_profile.arguments_of(["tiny", *words])
     result, _, step = replay_profile.way_of(given, tiny)
@@ -121,14 +94,6 @@ def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words
     model = load(tiny, CPU, quantization=given.quantization)
     for size in given.sizes:
         assert [run.route for run in step("tiny", model, size, GraphPool(CPU, 1 << 30))()] == ["replay"]
-
-
-def test_a_cached_prefill_replays_what_an_eager_pass_gives(tiny: Path) -> None:
-    """The last rows of a prompt, behind the first ones."""
-    runner, plan = decode.captured_prefill("tiny", load(tiny, CPU).decoder, 8, GraphPool(CPU, 1 << 30), cached=40)
-    replayed = runner.run(plan).outputs["hidden"].clone()
-    eager = runner.run(plan, eager="disabled").outputs["hidden"]
-    assert replayed.isfinite().all() and torch.equal(replayed, eager)
 
 
 def test_a_profile_of_adapters_has_them_in_its_rows() -> None:

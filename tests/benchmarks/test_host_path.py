@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_path
-from benchmarks.marked_server import MARK, POINTS, read_marks
-from benchmarks.raw_client import Answer
+from benchmarks.loads.raw_client import Answer
+from benchmarks.servers.marked import MARK, POINTS, read_marks
 from tests.support.golden import GOLDEN
 
 
@@ -26,6 +26,13 @@ def test_stages_end_at_their_points_and_all_but_the_gpu_is_the_host() -> None:
     assert found.pop("read_ms") == pytest.approx(3)
     assert list(found) == [f"{point}_ms" for point in POINTS if point != "computed"]
     assert list(found.values()) == pytest.approx([1] * len(found))
+
+
+def test_the_server_of_an_older_checkout_is_found(tmp_path: Path) -> None:
+    assert host_path.marked_server(None) == host_path.marked_server(Path(__file__).parents[2])
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/marked_server.py").touch()
+    assert host_path.marked_server(tmp_path) == "benchmarks.marked_server"
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.server_log import LONGEST_LINE, memory_facts
+from benchmarks.checkpoints.published import make
+from benchmarks.servers.memory_log import LONGEST_LINE, memory_facts
 from benchmarks.small_gpu import CASES, GIB, SPEECH, counts, loads, shrink
 from service.cli.bench.spec import ChatLoad, Record
 from service.engine.memory import Room, plan_pages

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.footprint import Footprint
+from benchmarks.servers.footprint import Footprint
 from benchmarks.soak import GROWTH_BYTES, faults, thirds
 
 MIB = 1 << 20

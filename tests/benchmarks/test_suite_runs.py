@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import suite_runs
-from benchmarks.footprint import children
+from benchmarks.servers.footprint import children
 
 TESTS = """
 import os

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.footprint import children, engine_pid
+from benchmarks.servers.footprint import children, engine_pid
 from tests.support.api_processes import api_pids, only
 from tests.support.processes import ServerProcess, served, stand_still
 from tests.support.victims import CHAT, SMALL, Listener, chat, endless, small_and_endless, speech

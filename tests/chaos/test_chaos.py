@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.footprint import children, engine_pid, inspect
+from benchmarks.servers.footprint import children, engine_pid, inspect
 from tests.media.samples import sound, tone
 from tests.support.endless import ENDLESS_TOKENS
 from tests.support.processes import served, stand_still

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.churn import GROWTH_RATIO, churn, faults
-from benchmarks.footprint import Footprint
+from benchmarks.servers.footprint import Footprint
 from service.hub import EMBEDDED
 from tests.support import miniature
 

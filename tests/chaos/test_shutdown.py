@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.footprint import children, engine_pid
+from benchmarks.servers.footprint import children, engine_pid
 from tests.support.processes import served, stand_still
 from tests.support.victims import (
     SMALL,

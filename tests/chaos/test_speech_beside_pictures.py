@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.footprint import footprint, wait_settled
+from benchmarks.servers.footprint import footprint, wait_settled
 from tests.media.samples import encoded, picture
 from tests.support.processes import ServerProcess, served
 from tests.support.victims import REQUEST_SECONDS, data_url

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.footprint import children
+from benchmarks.servers.footprint import children
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
 from service.cli.bench import command

@@ -22,7 +22,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.footprint import children
+from benchmarks.servers.footprint import children
 from service.cli.client import ApiClient
 from service.cli.main import app, main
 from service.cli.outputs import write_audio

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from benchmarks.footprint import footprint, wait_settled
+from benchmarks.servers.footprint import footprint, wait_settled
 from tests.support.processes import ROOT, served
 from tests.support.victims import SMALL
 from tests.support.waiting import GENEROUS

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.ports import reserved_port
+from benchmarks.servers.ports import reserved_port
 from tests.deploy.promql import DEPLOY
 from tests.support.waiting import GENEROUS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.footprint import engine_pid
+from benchmarks.servers.footprint import engine_pid
 from tests.deploy.monitoring import alerting, scraping
 from tests.support.processes import served
 from tests.support.victims import SMALL

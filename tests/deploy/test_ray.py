@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from benchmarks import ray_hop
-from benchmarks.footprint import children
+from benchmarks.servers.footprint import children
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
 from tests.support.processes import ROOT

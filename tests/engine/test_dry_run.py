@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open as real_safe_open
 from typer.testing import CliRunner
 
-from benchmarks.checkpoints import make
-from benchmarks.formatting import NAMES
+from benchmarks.checkpoints.published import make
+from benchmarks.report.formatting import NAMES
 from models.registry import family_of, resolve
 from service.catalog import embedded_models
 from service.cli.main import app

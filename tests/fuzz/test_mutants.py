@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.footprint import footprint
+from benchmarks.servers.footprint import footprint
 from tests.support.mutants import Mutant, mutants
 from tests.support.processes import served
 from tests.support.victims import SMALL, Patient

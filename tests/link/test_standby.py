@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from service.link import standby as standby_module
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineExit, ProcessLink

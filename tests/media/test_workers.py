@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.footprint import inspect
+from benchmarks.servers.footprint import inspect
 from models.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment

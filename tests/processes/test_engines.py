@@ -20,7 +20,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from service.cli.main import app
 from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from service.api import engine_client
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext

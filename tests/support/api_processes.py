@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.footprint import children
+from benchmarks.servers.footprint import children
 from tests.support.processes import stand_still
 
 

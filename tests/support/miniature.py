@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from benchmarks import miniature_talker
+from benchmarks.checkpoints import miniature_talker
 
 
 @cache

@@ -21,7 +21,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from benchmarks.footprint import Footprint, footprint, wait_settled
+from benchmarks.servers.footprint import Footprint, footprint, wait_settled
 from service.api.chat.grammar_checks import QUICK
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from benchmarks.kernels.offline import ARCHITECTURES
 from models.layers.kernels import gemm_configs, gemm_store, gemm_types, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant

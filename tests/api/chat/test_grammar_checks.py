@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.footprint import children, inspect
+from benchmarks.servers.footprint import children, inspect
 from service.api.chat import grammar as grammars
 from service.api.chat import grammar_checks
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar

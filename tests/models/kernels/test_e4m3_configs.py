@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.checkpoints import make
-from benchmarks.formatting import NAMES
+from benchmarks.checkpoints.published import make
 from benchmarks.kernels import choose_e4m3
 from benchmarks.kernels.offline import ARCHITECTURES
+from benchmarks.report.formatting import NAMES
 from models.layers.e4m3 import GROUP, E4M3Weight
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.persistent import faster
-from benchmarks.record import RESULTS
+from benchmarks.measure.record import RESULTS
 from models.layers.gemm import gemm as reference
 from models.layers.kernels import gemm, persistent_gemm
 from models.layers.kernels.gpu import INTERPRETER, Gpu

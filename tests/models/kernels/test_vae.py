@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.codec_precision import PUBLISHED, decibels, latents, random_codec, streamed
+from benchmarks.steps.codec import PUBLISHED, decibels, latents, random_codec, streamed
 from models.layers.precision import Precision
 from models.voxcpm2 import audio_vae, vae_layers
 from models.voxcpm2.audio_vae import CodecDecoder

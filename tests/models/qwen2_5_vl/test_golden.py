@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from models.checkpoint import published_shapes, without_memory
 from models.decoder import DecoderConfig, decoder_rules
 from models.errors import CheckpointError

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from models.errors import CheckpointError
 from models.media import MediaItem
 from models.qwen2_vl.config import load_config

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints.published import make
 from models.checkpoint import published_shapes
 from models.errors import CheckpointError
 from models.qwen3_vl.config import load_config

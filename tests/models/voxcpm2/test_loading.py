@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import models
-from benchmarks import miniature_talker
+from benchmarks.checkpoints import miniature_talker
 from models.errors import CheckpointError
 from models.registry import family_of, resolve
 from models.voxcpm2.audio_vae import AudioVAE, rate_bucket

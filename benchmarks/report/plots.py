@@ -1,0 +1,288 @@
+"""The plots of the documentation, made from benchmarks/results. Drawing needs matplotlib; their data do not.
+
+The files are SVG with a transparent background and colours of medium lightness, readable on white and on dark. They
+contain the digest of their data, so that a check without matplotlib can tell whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commands import COMMANDS
+from benchmarks.report.figures import gpu_busy, listeners_of
+from benchmarks.report.formatting import model_name, server_of
+from benchmarks.report.results import Missing, Results
+
+Points = list[tuple[float, float]]
+Series = dict[str, Points]
+"""Points by the name of the line that they are on."""
+Panels = dict[str, Series]
+
+INK = "#7d8590"
+COLOURS = ("#2f81f7", "#db6d28", "#8957e5", "#3fb950", "#d4a72c", "#e85aad", "#39a8b8", "#9a6b4f", "#8a94a6", "#b3c23a")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """One panel. log_x, log_y: scales. line: a target, drawn across, with its name. top: end of y."""
+
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    line: tuple[float, str] | None = None
+    top: float | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    name: str
+    caption: str
+    series: Callable[[Results], Panels]
+    axes: dict[str, Axes]
+
+    def draw(self, results: Results, path: Path) -> None:
+        """Raises Missing."""
+        panels = self.series(results)
+        _draw(self, panels, path)
+
+
+def digest(panels: Panels) -> str:
+    return "data " + hashlib.sha256(json.dumps(panels, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _draw(plot: Plot, panels: Panels, path: Path) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    settings: dict[Any, object] = {
+        "svg.hashsalt": plot.name,
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 9,
+    }
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    names = dict.fromkeys(name for series in panels.values() for name in series)
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(4.6 * len(panels), 3.3), layout="constrained")
+        for panel, (title, series) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+        ):
+            axes = plot.axes[title]
+            for name, points in series.items():
+                x, y = zip(*points, strict=True)
+                style = "--" if name == "roofline" else "-"
+                panel.plot(x, y, style, marker="o", markersize=4, color=colours[name], label=name)
+            if axes.line:
+                panel.axhline(axes.line[0], color=INK, linewidth=1, linestyle=":", label=axes.line[1])
+            if axes.log_x:
+                panel.set_xscale("log", base=2)
+                panel.xaxis.set_major_locator(LogLocator(base=2, numticks=8))
+            if axes.log_y:
+                panel.set_yscale("log")
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                panel.yaxis.set_minor_locator(NullLocator())
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            panel.set(xlabel=axes.x, ylabel=axes.y, title=title)
+            panel.set_ylim(bottom=None if axes.log_y else 0, top=axes.top)
+            panel.grid(color=INK, alpha=0.25, linewidth=0.6)
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.legend(frameon=False, fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Date": None, "Description": digest(panels), "Creator": None}
+        if path.suffix == ".svg":
+            figure.savefig(path, transparent=True, metadata=metadata)
+        else:
+            figure.savefig(path, dpi=110)
+
+
+def _peer_points(results: Results, engine: str, metric: str) -> Points:
+    points = []
+    for streams in (1, 8, 16, 32, 64):
+        try:
+            points.append((float(streams), results.peer_value(engine, metric, batch=streams)))
+        except LookupError:
+            continue
+    return points
+
+
+def _peer_throughput(results: Results, engine: str) -> Points:
+    """One stream's is the reciprocal of its real-time factor."""
+    return [(1.0, 1 / results.peer_value(engine, "rtf", batch=1)), *_peer_points(results, engine, "xrt")]
+
+
+def _speech_streams(results: Results) -> Panels:
+    rows = [row for row in results["speech_http_closed"].rows if row["succeeded"]]
+
+    def ours(key: str) -> Points:
+        return [(float(row["streams"]), float(row[key])) for row in rows]
+
+    throughput: Series = {
+        "Reprise, through HTTP": ours("audio_s_per_s"),
+        "nano-vllm-voxcpm, in process": _peer_throughput(results, "nano-vllm-voxcpm"),
+        "vllm-omni": _peer_throughput(results, "vllm-omni"),
+    }
+    try:
+        steps = results["speech_steps"].rows
+        throughput["roofline"] = [(float(r["streams"]), 160 * r["streams"] / r["floor_ms"]) for r in steps]
+    except Missing:
+        pass
+    first: Series = {
+        "Reprise, through HTTP": ours("first_p50_ms"),
+        "nano-vllm-voxcpm, in process": _peer_points(results, "nano-vllm-voxcpm", "ttfc_ms"),
+        "vllm-omni": _peer_points(results, "vllm-omni", "ttfc_ms"),
+        "Reprise, through HTTP, p95": ours("first_p95_ms"),
+    }
+    return {"throughput": throughput, "first audio": first}
+
+
+_TITLES = {
+    "speech_http_open": "speech, utterances of 5 s",
+    "chat_http_arrivals_qwen2_vl_7b": "Qwen2-VL-7B, 8 pictures a prompt",
+}
+
+
+def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
+    def series(results: Results) -> Panels:
+        rows = [row for row in results[name].rows if row["succeeded"]]
+        return {
+            _TITLES[name]: {label: [(float(r["rate"]), float(r[key])) for r in rows] for label, key in keys.items()}
+        }
+
+    return series
+
+
+def _listeners(results: Results) -> Panels:
+    rows = [row for result in listeners_of(results) for row in result.rows if row["succeeded"]]
+    if not rows:
+        raise Missing("speech_http_listeners")
+    rows.sort(key=lambda row: row["listeners"])
+    names = ("p25", "p50", "p75", "p95", "p99")
+    lines = {name: [(float(row["listeners"]), float(row[f"first_{name}_ms"])) for row in rows] for name in names}
+    return {"live listeners": lines}
+
+
+def _roofline(results: Results) -> Panels:
+    """Roofline by time of encoder passes and decode steps through the runner; Missing without any of either."""
+    encoders: Series = {}
+    decodes: Series = {}
+    for command in COMMANDS:
+        kind = command.result.split("_")[0]
+        if kind not in ("encoder", "decode"):
+            continue
+        try:
+            result = results[command.result]
+        except Missing:
+            continue
+        size = "patches" if kind == "encoder" else "rows"
+        steps = [row for row in result.rows if "floor_ms" in row and row.get("kind") != "prefill"]
+        points = [(float(row[size]), row["floor_ms"] / row["replay_ms"]) for row in steps]
+        name = model_name(result, command.result.removeprefix(f"{kind}_"))
+        (encoders if kind == "encoder" else decodes)[name] = sorted(points)
+    try:
+        speech = results["speech_steps"].rows
+        decodes["VoxCPM2"] = sorted((float(r["streams"]), r["floor_ms"] / r["decode_ms"]) for r in speech)
+    except Missing:
+        pass
+    if not encoders or not decodes:
+        raise Missing(COMMANDS[0].result)
+    return {"encoders": encoders, "decode steps": decodes}
+
+
+_LOADS = {
+    "closed": ("requests at any time", "streams"),
+    "conversations": ("conversations at any time", "conversations"),
+    "arrivals": ("requests/s", "rate"),
+}
+"""For the loads of benchmarks.serving: unit of a row's load, and its key."""
+_PARTS = {"encoder passes": "encoder_share", "prefills": "prefill_share", "decode steps": "decode_share"}
+
+
+def _gpu_busy(results: Results) -> Panels:
+    """A panel for each load whose rows tell it, a line for each server; where there is one server, its parts, too."""
+    panels: Panels = {}
+    for kind, (_, load) in _LOADS.items():
+        lines: Series = {}
+        told = [
+            (result, rows)
+            for result in results.variants(f"serving_{kind}_qwen2_vl_2b")
+            if (rows := [row for row in result.rows if gpu_busy(row) is not None])
+        ]
+        for result, rows in told:
+            points = [(float(row[load]), share) for row in rows if (share := gpu_busy(row)) is not None]
+            lines.setdefault(server_of(result), points)  # others were measured earlier, or elsewhere
+        if len(lines) == 1:
+            lines |= {part: [(float(row[load]), float(row[key])) for row in told[0][1]] for part, key in _PARTS.items()}
+        if lines:
+            panels[kind] = lines
+    if not panels:
+        raise Missing("serving_closed_qwen2_vl_2b", "gpu_busy_share")
+    return panels
+
+
+PLOTS = {
+    plot.name: plot
+    for plot in (
+        Plot(
+            "speech_streams",
+            "Speech: seconds of audio per second, and time to first audio, against streams",
+            _speech_streams,
+            {
+                "throughput": Axes("streams", "seconds of audio per second", log_x=True, log_y=True),
+                "first audio": Axes("streams", "time to first audio, ms", log_x=True),
+            },
+        ),
+        Plot(
+            "speech_rate",
+            "Speech: time to first audio against the rate of requests",
+            _by_rate("speech_http_open", {"p50": "first_p50_ms", "p95": "first_p95_ms", "p99": "first_p99_ms"}),
+            {_TITLES["speech_http_open"]: Axes("requests/s", "time to first audio, ms", line=(150, "150 ms"))},
+        ),
+        Plot(
+            "speech_listeners",
+            "Speech: time to first audio against live listeners, each number for minutes",
+            _listeners,
+            {"live listeners": Axes("listeners", "time to first audio, ms", line=(150, "150 ms"))},
+        ),
+        Plot(
+            "chat_rate",
+            "Vision chat: TTFT against the rate of prompts",
+            _by_rate(
+                "chat_http_arrivals_qwen2_vl_7b",
+                {"mean": "first_mean_ms", "p50": "first_p50_ms", "p99": "first_p99_ms"},
+            ),
+            {
+                _TITLES["chat_http_arrivals_qwen2_vl_7b"]: Axes(
+                    "prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True
+                )
+            },
+        ),
+        Plot(
+            "gpu_busy",
+            "Vision chat, Qwen2-VL-2B: the share of the time in which steps ran, and in which of them",
+            _gpu_busy,
+            {
+                kind: Axes(unit, "share of the time", log_x=kind != "arrivals", line=(1, "always"))
+                for kind, (unit, _) in _LOADS.items()
+            },
+        ),
+        Plot(
+            "roofline",
+            "How near encoders and decode steps come to the roofline (1: on it)",
+            _roofline,
+            {
+                "encoders": Axes("patches", "roofline / measured", log_x=True, top=1),
+                "decode steps": Axes("rows or streams", "roofline / measured", log_x=True, top=1),
+            },
+        ),
+    )
+}

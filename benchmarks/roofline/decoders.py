@@ -1,0 +1,86 @@
+"""Rooflines of a language model's decode steps and prefills, from its own weights; they may be on the device `meta`."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks.checkpoints.published import make
+from benchmarks.roofline import h100
+from benchmarks.steps.full_size import load
+from models.decoder import CausalDecoder
+from models.kimi_vl.language import LatentDecoder
+from models.layers.moe import MixtureOfExperts
+from models.protocol import Decoder
+
+EMBEDDINGS = ("embed_tokens.", "head.", "tied_head.")
+"""Beginnings of the names of weights that are no part of a layer."""
+
+
+def decode_floor(decoder: Decoder, rows: int, context: int) -> float:
+    """Seconds of a step: every weight that `rows` tokens need, and their keys and values, read once."""
+    assert isinstance(decoder, nn.Module)
+    heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
+    left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
+    cached = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
+    return (_read_bytes(decoder, rows, left_out) + rows * context * cached) / h100.BYTES
+
+
+def prefill_floor(decoder: Decoder, tokens: int) -> float:
+    """Seconds of the layers over one prompt without cached context: the larger of its arithmetic (causal attention
+    counts half of all pairs) and the weights that `tokens` tokens need, read once."""
+    assert isinstance(decoder, nn.Module)
+    chosen = _chosen(decoder)
+    linear = 0.0
+    for name, weight in decoder.named_parameters():
+        if weight.dim() > 1 and not name.startswith(EMBEDDINGS):
+            share = chosen[id(weight)] / weight.shape[0] if id(weight) in chosen else 1.0
+            linear += 2 * tokens * share * weight.numel()
+    attention = len(decoder.cache_specs()) * tokens**2 * _attended_width(decoder)
+    return max((linear + attention) / h100.FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / h100.BYTES)
+
+
+@cache
+def full_size_prefill_floor(name: str, tokens: int) -> float:
+    """prefill_floor of one of benchmarks.checkpoints.published.SIZES in bfloat16."""
+    return prefill_floor(_without_weights(name), tokens)
+
+
+@cache
+def _without_weights(name: str) -> Decoder:
+    with tempfile.TemporaryDirectory() as folder:
+        decoder: Decoder = load(make(name, Path(folder)), torch.device("meta")).decoder
+    return decoder
+
+
+def _read_bytes(decoder: nn.Module, rows: int, left_out: tuple[str, ...]) -> float:
+    """Bytes of weights, but those whose names begin so; of experts the share that `rows` random choices touch."""
+    chosen = _chosen(decoder)
+    num_bytes = 0.0
+    for name, parameter in decoder.named_parameters():
+        if not name.startswith(left_out):
+            untouched = (1 - chosen[id(parameter)] / parameter.shape[0]) ** rows if id(parameter) in chosen else 0.0
+            num_bytes += (1 - untouched) * parameter.numel() * parameter.element_size()
+    return num_bytes
+
+
+def _chosen(decoder: nn.Module) -> dict[int, int]:
+    """Number of experts of a row, by the id of a stack of experts' weights."""
+    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
+    return {id(weight): mixture.router.top_k for mixture in mixtures for weight in mixture.experts.parameters()}
+
+
+def _attended_width(decoder: nn.Module) -> int:
+    """Multiplications of one layer for a pair of a query and a key: widths of keys and of values, of all heads."""
+    if isinstance(decoder, LatentDecoder):
+        text = decoder.config
+        return text.num_attention_heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
+    if not isinstance(decoder, CausalDecoder):
+        raise TypeError(
+            f"{type(decoder).__name__} has no roofline of prefills: add it to benchmarks/roofline/decoders.py"
+        )
+    return 2 * decoder.config.block.num_heads * decoder.config.block.head_dim

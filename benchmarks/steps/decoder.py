@@ -1,0 +1,87 @@
+"""Decode steps and prefills of a language model, captured as the engine does."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmarks.steps.full_size import captured
+from models.layers.kv_cache import CacheSpec
+from models.protocol import Bucket, Decoder, Plan
+from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.steps import CachedPrefillStep, DecodeStep, PrefillStep, Sampling
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
+
+CONTEXT = 512
+ROOM = 512
+"""Number of positions that the timed steps may add."""
+MAX_CONTEXT = 32_768
+PAGE_SIZE = 16
+POOL_BYTES = 16 << 30
+
+
+def fill(state: SlotState, rows: int) -> None:
+    """Slots 1..rows as after a prefill of CONTEXT tokens, pages in a shuffled order."""
+    generator = torch.Generator().manual_seed(rows)
+    per_row = (CONTEXT + ROOM) // PAGE_SIZE
+    pages = torch.randperm(rows * per_row, generator=generator).view(rows, per_row).int() + 1
+    state.block_tables[1 : rows + 1, :per_row] = pages.to(state.block_tables.device)
+    ints = torch.zeros((rows, len(Int)), dtype=torch.int64)
+    ints[:, Int.TOKEN] = torch.randint(0, 1000, (rows,), generator=generator)
+    ints[:, Int.LENGTH] = CONTEXT
+    ints[:, Int.POSITION] = CONTEXT
+    ints[:, Int.ACTIVE] = 1
+    ints[:, Int.SEED] = torch.arange(rows)
+    state.ints[1 : rows + 1] = ints.to(state.ints.device)
+    state.floats[1 : rows + 1 : 2, Float.TEMPERATURE] = 0.7
+
+
+def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
+    pages = rows * (CONTEXT + ROOM) // PAGE_SIZE + 1
+    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in specs]
+    for cache in caches:
+        for rows_of in cache.values():
+            rows_of.normal_()
+    return caches
+
+
+def captured_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> tuple[GraphRunner, Plan, SlotState]:
+    """One captured step of rows in the middle of their answers."""
+    state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device)
+    sampling = Sampling(decoder, state, decoder.vocab_size, full=False)
+    step = DecodeStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE, sampling)
+    bucket: Bucket = {"rows": rows, "pages": MAX_CONTEXT // PAGE_SIZE}
+    fill(state, rows)
+    runner = captured(name, "decode", step, [bucket], pool)
+    return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, required=bucket), state
+
+
+def captured_prefill(
+    name: str, decoder: Decoder, tokens: int, pool: GraphPool, cached: int = 0
+) -> tuple[GraphRunner, Plan]:
+    """One captured prefill of a text of `tokens` tokens behind `cached` positions, as the engine replays it."""
+    device = pool.device
+    pages = -(-(cached + tokens) // PAGE_SIZE)
+    caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
+    hidden = decoder.embed(torch.randint(0, 1000, (tokens,), device=device))
+    sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
+    required = {"tokens": tokens, "sequences": 1}
+    positions = np.arange(cached, cached + tokens)
+    arrays: dict[str, np.ndarray] = {
+        "positions": np.tile(positions[:, None], (1, decoder.position_axes)),
+        "slot_mapping": positions + PAGE_SIZE,
+        "cu_seqlens": np.array([0, tokens], dtype=np.int32),
+    }
+    step: PrefillStep | CachedPrefillStep
+    if cached:
+        state = SlotState(1, pages, decoder.vocab_size, device)
+        state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
+        step = CachedPrefillStep(decoder, state, caches, *sizes)
+        arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
+    else:
+        step = PrefillStep(decoder, caches, *sizes)
+    if decoder.feature_levels:
+        required = required | {"levels": 0}
+    plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)
+    return captured(name, step.name, step, [required], pool), plan

@@ -1,0 +1,295 @@
+"""The documentation's figures come from benchmarks/results and from nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.commands import COMMANDS
+from benchmarks.measure.record import RESULTS
+from benchmarks.report.comparisons import COMPARISONS
+from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
+from benchmarks.report.figures import held_listeners
+from benchmarks.report.formatting import number
+from benchmarks.report.plots import PLOTS, digest
+from benchmarks.report.results import PEERS, Missing, Results
+from benchmarks.report.tables.index import TABLES
+from benchmarks.report.tables.targets import targets
+from benchmarks.report.targets import TARGETS
+
+FACTS = {
+    "time": "2026-01-02T03:04:05Z",
+    "commit": "0123456789",
+    "device": {"name": "an H100"},
+    "versions": {"torch": "2.11.0"},
+}
+
+
+def speech(streams: int, **changes: Any) -> dict[str, Any]:
+    row = {"streams": streams, "succeeded": 8, "audio_s_per_s": 123.4, "streams_with_underrun": 0}
+    row |= {f"first_{name}_ms": 10.0 + place for place, name in enumerate(("p10", "p50", "p90", "p95"))}
+    return row | {"rtf_p10": 0.02, "rtf_p50": 0.03, "rtf_p90": 0.04} | changes
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Of one file, speech in closed loop, and the peers."""
+    shutil.copy(RESULTS / PEERS, tmp_path)
+    rows = [speech(1), speech(8, audio_s_per_s=249.9), speech(64, succeeded=0)]
+    (tmp_path / "speech_http_closed.json").write_text(json.dumps({**FACTS, "graph_bytes": 2.5e9, "rows": rows}))
+    return Results(tmp_path)
+
+
+def test_the_committed_figures_are_those_of_the_results() -> None:
+    assert stale(ROOT, Results()) == [], "run `python -m benchmarks.report`"
+
+
+def test_every_table_and_plot_is_shown_somewhere() -> None:
+    text = "".join(path.read_text() for path in documents(ROOT))
+    for name in (*TABLES, *PLOTS):
+        assert f"<!-- figures: {name} -->" in text, name
+
+
+def test_every_result_has_its_command() -> None:
+    """Or is a variant of one that has, such as speech_steps_fp16."""
+    known = [*(command.result for command in COMMANDS), "soak", "cpu_baseline", "peers", "replay_profile", "suite_runs"]
+    for path in RESULTS.glob("*.json"):
+        assert any(path.stem == name or path.stem.startswith(f"{name}_") for name in known), path.name
+
+
+def test_a_missed_target_says_no(results: Results) -> None:
+    lines = {line.split(" | ")[0]: line for line in targets(results).splitlines()}
+    assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 |  | 0.030 | yes |")
+    assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 250 |  | 249.9 | **no** |")
+    assert lines["| VoxCPM2, 64 streams: time to first audio, p95"].endswith("| not measured yet |  |")
+
+
+def encoder_row(**changes: Any) -> dict[str, Any]:
+    times = {"eager_ms": 9.0, "replay_ms": 3.0, "graph_ms": 2.0, "graph_p10_ms": 1.9, "graph_p90_ms": 2.1}
+    return {"model": "qwen2_vl_2b", "patches": 256, "padding": 0.0, "floor_ms": 1.2, **times, **changes}
+
+
+def test_a_step_is_judged_by_the_runner_and_another_device_is_named(results: Results) -> None:
+    rows = [encoder_row(input="224x224"), encoder_row(input="448x448", floor_ms=2.0)]
+    content = json.dumps({**FACTS, "device": {"name": "NVIDIA H200"}, "rows": rows})
+    (results.folder / "encoder_qwen2_vl_2b.json").write_text(content)
+    table = TABLES["encoders"](results)
+    expected = "| Qwen2-VL-2B, H200 | 224 x 224 | 256 | 0.0 % | 9.00 | 3.00 | 2.00 (1.90 to 2.10) | 1.20 | 2.50 |"
+    assert expected in table.splitlines()
+    text = targets(results)
+    further = "| <= 2.6 x roofline | <= 2.4 x roofline | 2.50 x roofline, H200 | yes, the further one **no** |"
+    assert f"| Qwen2-VL-2B encoder, 224 x 224 |  {further}" in text
+    assert "| <= 1.6 x roofline | 1.50 x roofline, H200 | yes |" in text
+
+
+def test_prefills_of_before_get_their_roofline_from_the_sizes(results: Results) -> None:
+    row = {"model": "qwen2_vl_2b", "kind": "prefill", "rows": 1024, "eager_ms": 9.0, "graph_ms": 6.96}
+    timed = row | {"replay_ms": 7.5, "floor_ms": 2.5, "rows": 384}
+    content = json.dumps({**FACTS, "device": {"name": "NVIDIA H100"}, "rows": [row, timed]})
+    (results.folder / "decode_qwen2_vl_2b.json").write_text(content)
+    lines = TABLES["prefill"](results).splitlines()
+    assert "| Qwen2-VL-2B | 1024 | 9.00 |  | 6.96 | 3.48 | 2.00 |" in lines
+    assert "| Qwen2-VL-2B | 384 | 9.00 | 7.50 | 6.96 | 2.50 | 3.00 |" in lines
+
+
+def test_a_comparison_names_the_peer_and_both_gpus(results: Results) -> None:
+    table = TABLES["comparison"](results)
+    gpus = "an H100; nano-vllm-voxcpm: NVIDIA H100 80GB HBM3"
+    assert f"| VoxCPM2, 1 stream: time to first audio | 11.0 ms | nano-vllm-voxcpm: 39.7 ms | {gpus} |" in table
+    assert "64 streams" not in table, "requests that all failed are compared with nothing"
+    assert "Qwen2-VL" not in table, "and what was not measured neither"
+
+
+def test_a_table_without_its_result_names_the_command(results: Results) -> None:
+    assert TABLES["speech-open"](results) == (
+        "Not measured yet: `python -m benchmarks.speech_http open` writes `speech_http_open.json`."
+    )
+    table = TABLES["speech-http"](results)
+    assert "| 8 | 250 | not measured | 70.9 |" in table
+    assert "`speech_http_closed.json`: an H100, torch 2.11.0, commit 0123456, 2026-01-02" in table
+    assert "| 64 |" not in table, "requests that all failed give no figure"
+
+
+def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -> None:
+    rows = [{"rate": rate, "sustained": rate < 65, "first_p95_ms": 2.0 * rate} for rate in (20.0, 60.0, 70.0)]
+    content = json.dumps({**FACTS, "model": "voxcpm2", "rows": rows})
+    (results.folder / "speech_http_open.json").write_text(content)
+    expected = "| an H100 | VoxCPM2 | utterances of 5.12 s | 60.0 | time to first audio, p95 120 ms |"
+    assert expected in TABLES["capacity"](results)
+
+
+def test_only_regions_are_replaced(results: Results) -> None:
+    text = "before\n<!-- figures: speech-open -->\nold\n<!-- /figures -->\nafter 3.14\n"
+    new = filled(text, results)
+    assert new.startswith("before\n<!-- figures: speech-open -->\nNot measured yet")
+    assert new.endswith("<!-- /figures -->\nafter 3.14\n")
+    assert filled(new, results) == new
+    with pytest.raises(KeyError, match="unheard"):
+        filled("<!-- figures: unheard-of -->\n<!-- /figures -->", results)
+
+
+def test_every_peer_figure_is_in_the_file() -> None:
+    for target in TARGETS:
+        if callable(target.peer):
+            assert target.peer(Results())
+    for entry in COMPARISONS:
+        assert entry.ours(Results())
+        if callable(entry.theirs):
+            assert entry.theirs(Results()) and Results().peer_fact(entry.peer, "gpu")
+
+
+@pytest.mark.slow
+def test_plots_are_deterministic_and_carry_their_digest(results: Results, tmp_path: Path) -> None:
+    plot = PLOTS["speech_streams"]
+    plot.draw(results, tmp_path / "a.svg")
+    plot.draw(results, tmp_path / "b.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert digest(plot.series(results)) in text
+    assert len(text) < 60_000
+
+
+@pytest.mark.slow
+def test_a_plot_whose_result_is_gone_goes_too(results: Results, tmp_path: Path) -> None:
+    for path in ("README.md", "benchmarks/README.md"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("nothing\n")
+    drawn = tmp_path / "docs/images/speech_streams.svg"
+    assert write(tmp_path, results) == [drawn] and drawn.exists()
+    (results.folder / "speech_http_closed.json").unlink()
+    with pytest.raises(Missing):
+        PLOTS["speech_streams"].series(results)
+    assert write(tmp_path, results) == [drawn] and not drawn.exists()
+
+
+def shares(folder: Path, name: str, rows: list[dict[str, Any]], **facts: Any) -> None:
+    content = {**FACTS, "engine": "reprise", "engine_version": None, **facts, "rows": rows}
+    (folder / f"serving_{name}.json").write_text(json.dumps(content))
+
+
+def shared(load: str, amount: float, share: float | None) -> dict[str, Any]:
+    parts = {} if share is None else {"encoder_share": 0.1, "prefill_share": 0.2, "decode_share": share - 0.3}
+    return {load: amount, "succeeded": 8, "gpu_busy_share": share} | parts
+
+
+def test_shares_of_the_time_are_drawn_where_results_have_them(results: Results) -> None:
+    plot, folder = PLOTS["gpu_busy"], results.folder
+    shares(folder, "closed_qwen2_vl_2b", [{"streams": 8, "succeeded": 8}])  # of before the share was measured
+    with pytest.raises(Missing, match=r"^serving_closed_qwen2_vl_2b\.json has no gpu_busy_share$"):
+        plot.series(results)
+    assert "No plot yet: serving_closed_qwen2_vl_2b.json has no gpu_busy_share." in filled(
+        "<!-- figures: gpu_busy -->\n<!-- /figures -->", results
+    )
+    failed = {"streams": 128, "succeeded": 0}
+    shares(folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9), failed])
+    shares(folder, "closed_qwen2_vl_2b_vllm", [shared("streams", 8, None)], engine="vllm", engine_version="0.22.1")
+    parts = plot.series(results)["closed"]
+    assert parts["reprise"] == [(8.0, 0.8), (64.0, 0.9)]
+    assert dict(parts["decode steps"]) == pytest.approx({8.0: 0.5, 64.0: 0.6})
+    assert list(parts) == ["reprise", "encoder passes", "prefills", "decode steps"]
+    shares(folder, "closed_qwen2_vl_2b_4_api_processes", [shared("streams", 8, 0.95)], api_processes=4)
+    older = [{"streams": 8, "succeeded": 8, "steps_share": 0.7}]
+    shares(folder, "closed_qwen2_vl_2b_before", older, commit="fedcba9876")
+    shares(folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
+    panels = plot.series(results)
+    assert panels["closed"] == {
+        "reprise": [(8.0, 0.8), (64.0, 0.9)],
+        "reprise, 4 API processes": [(8.0, 0.95)],
+    }
+    assert list(panels) == ["closed", "arrivals"]
+
+
+@pytest.mark.slow
+def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> None:
+    shares(results.folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9)])
+    shares(results.folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
+    PLOTS["gpu_busy"].draw(results, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert digest(PLOTS["gpu_busy"].series(results)) in text
+    assert "requests at any time" in text and "always" in text and "decode steps" in text
+
+
+def test_listeners_of_other_files_are_another_table_and_part_of_one_line(results: Results) -> None:
+    assert TABLES["speech-listeners"](results).startswith("Not measured yet")
+    with pytest.raises(Missing):
+        PLOTS["speech_listeners"].series(results)
+    for suffix, rate in (("", 125.0), ("_110", 110.0), ("_100_before", 100.0)):
+        row = {"rate": rate, "listeners": rate * 5.12, "requests": 9, "succeeded": 9, "refused": 0, "failed": 0}
+        row |= {f"first_{name}_ms": 40.0 for name in ("p25", "p50", "p75", "p95", "p99")}
+        row |= {"rtf_p50": 0.2, "rtf_p95": 0.3, "audio_s_per_s": 560.0, "streams_with_underrun": 0, "sustained": True}
+        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": [row]}
+        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
+    table = TABLES["speech-listeners"](results)
+    assert "| 640 | 125 | 9 | 40.0 (40.0 to 40.0) | 40.0 | 40.0 | 0.200 | 0.300 | 560 | 0 | 0 | yes |" in table
+    elsewhere = TABLES["speech-listeners-elsewhere"](results)
+    assert "| 563 | 110 |" in elsewhere and "| 563 |" not in table and "| 640 |" not in elsewhere
+    assert "| 512 | 100 |" not in table + elsewhere
+    assert [x for x, _ in PLOTS["speech_listeners"].series(results)["live listeners"]["p95"]] == [563.2, 640.0]
+
+
+def test_listeners_are_held_that_every_run_of_them_held(results: Results) -> None:
+    for suffix, listeners, sustained in (
+        ("", 640, False),
+        ("_640", 640, True),
+        ("_604", 604, True),
+        ("_573", 573, True),
+    ):
+        rows = [{"listeners": listeners, "sustained": sustained}]
+        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": rows}
+        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
+    assert held_listeners(results) == 604
+
+
+def test_all_tables_of_performance_are_of_one_commit() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
+    assert len(commits) > 30 and len(set(commits)) == 1, set(commits)
+
+
+def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
+    region = "<!-- figures: speech_streams -->\n<!-- /figures -->"
+    for name, folder in (
+        ("README.md", "docs/images"),
+        ("benchmarks/README.md", "../docs/images"),
+        ("docs/a.md", "images"),
+    ):
+        document = tmp_path / name
+        assert f"]({folder}/speech_streams.svg)" in filled(region, results, images_from(document, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.012"), (1.499, "1.50"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_engines_under_one_load_stand_in_one_table_and_our_other_runs_in_another(results: Results) -> None:
+    row = {"streams": 8, "requests": 40, "succeeded": 39, "tokens_per_s": 2998.0, "eager_prefill_share": 0.125}
+    row |= {f"first_{name}_ms": 49.0 for name in ("p50", "p95", "p99")} | {"gap_p50_ms": 2.0, "gap_p99_ms": 4.4}
+    for suffix, changes, more in (
+        ("", {"gpu_busy_share": 0.987, "steps_allow_share": 0.901}, {"api_processes": 4}),
+        ("_before", {"steps_share": 0.985}, {}),
+        ("_1_api_processes", {}, {"api_processes": 1}),  # of before the share was measured
+        ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None, "gpu_busy_share": None}, {}),
+    ):
+        engine: dict[str, str | None] = {"engine": "vllm" if "vllm" in suffix else "reprise"}
+        engine["engine_version"] = "0.22.1" if "vllm" in suffix else None
+        path = results.folder / f"serving_closed_qwen2_vl_2b{suffix}.json"
+        path.write_text(json.dumps({**FACTS, **engine, **more, "rows": [row | changes]}))
+    lines = TABLES["serving-closed"](results).splitlines()
+    assert lines[0].endswith("| eager prefills | GPU busy | of what the steps allow |")
+    figures = "49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |"
+    assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 98.7 % | 90.1 % |"
+    assert lines[3] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |  |"
+    elsewhere = TABLES["serving-closed-elsewhere"](results).splitlines()
+    assert elsewhere[0] == lines[0]
+    assert elsewhere[2] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |  |"
+    assert elsewhere[3] == f"| reprise, before | 8.00 | 2,998 | {figures} 12.5 % | 98.5 % |  |"
+    assert len(lines) == len(elsewhere) == 7  # a blank line and two sources
+    assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)

@@ -1,0 +1,56 @@
+"""Rooflines of encoder passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.checkpoints.published import make
+from benchmarks.encoder import WORK
+from benchmarks.roofline.encoders import encoder_floor
+from benchmarks.steps.encoder import fitting_bucket, pictures, plans_of
+from benchmarks.steps.full_size import load
+from models.processor import ChatProcessor
+from models.protocol import Plan
+from models.registry import family_of, resolve
+from tests.support.inference import no_gradients as no_gradients
+
+FAMILIES = [name for name in WORK if not name.startswith("qwen3_vl")]
+"""Those whose arithmetic depends on the name alone."""
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Two pictures of 256 patches."""
+    ends = np.array([0, 256, 512], dtype=np.int32)
+    return Plan(dict.fromkeys(("cu_seqlens", "cu_window_seqlens", "cu_slices"), ends), required={})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_measured_family_has_a_roofline(name: str, plan: Plan) -> None:
+    assert 0 < encoder_floor(name, cast("Any", None), plan, 128) < 0.1
+
+
+def test_a_family_without_arithmetic_of_its_own_is_an_error(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="new_family_2b has no roofline"):
+        encoder_floor("new_family_2b", cast("Any", None), plan, 128)
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> None:
+    directory = make(name, tmp_path)
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    tower = load(directory, torch.device("meta")).encoder
+    least = []
+    for width, height in ((448, 448), (1024, 1024)):
+        (item,) = pictures(width, height)[1](processor)
+        (plan,) = plans_of(tower, [item], tower.default_buckets()[-1])
+        bucket = fitting_bucket(tower.default_buckets(), plan)
+        assert all(bucket[size] >= needed for size, needed in plan.required.items())
+        least.append(encoder_floor(name, tower, plan, item.num_embeds))
+    # An H100 takes longer than a fifth of a millisecond to read any of these towers.
+    assert 2e-4 < least[0] < least[1] < 1

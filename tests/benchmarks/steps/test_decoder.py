@@ -1,0 +1,25 @@
+"""Captured steps of a language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.steps.decoder import captured_prefill
+from benchmarks.steps.full_size import load
+from models.registry import family_of
+from service.catalog import embedded_models
+from service.graphs.pool import GraphPool
+from tests.support.inference import no_gradients as no_gradients
+
+CPU = torch.device("cpu")
+
+
+def test_a_cached_prefill_replays_what_an_eager_pass_gives() -> None:
+    """The last rows of a prompt, behind the first ones."""
+    tiny = next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "chat")
+    runner, plan = captured_prefill("tiny", load(tiny, CPU).decoder, 8, GraphPool(CPU, 1 << 30), cached=40)
+    replayed = runner.run(plan).outputs["hidden"].clone()
+    eager = runner.run(plan, eager="disabled").outputs["hidden"]
+    assert replayed.isfinite().all() and torch.equal(replayed, eager)

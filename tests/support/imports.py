@@ -1,0 +1,61 @@
+"""Which modules of the project import which, as their files say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules_of(*packages: str) -> dict[str, Path]:
+    """Files of these packages by module."""
+    paths = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def imported(path: Path) -> set[str]:
+    """Modules, and names in them, that a file imports anywhere, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def edges(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+    """By module those of `modules` that it imports."""
+    return {module: (imported(path) & modules.keys()) - {module} for module, path in modules.items()}
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def defined(path: Path) -> set[str]:
+    """Names that the statements of a module define, its imports aside."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def imported_from_elsewhere(modules: Mapping[str, Path]) -> set[str]:
+    """Names that are imported from a module that has only imported them itself."""
+    names = {module: defined(path) for module, path in modules.items()}
+    return {
+        f"{module}: {node.module}.{alias.name}"
+        for module, path in modules.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+        for alias in node.names
+        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in modules
+    }
