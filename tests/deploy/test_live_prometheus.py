@@ -46,6 +46,7 @@ NOT_IN_A_HEALTHY_RUN = {
     "reprise_gpu_memory_bytes": "there is no GPU",
     "reprise_kernel_fallbacks_total": "there is no GPU whose limits a kernel could exceed",
     "reprise_spoken_first_audio_seconds_bucket": "untrained weights say nothing that has a sound",
+    "reprise_memory_retries_total": "there is no GPU whose memory could run out",
     "reprise_lora_loads_total": "no adapters are served",
     "reprise_speech_retries_total": "no speech runs away",
     "reprise_engine_wake_duration_seconds_bucket": "the engine does not sleep unless it is told to",

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, BufferSpec
+from models.protocol import Bucket, BufferSpec, Capturable
 from service.engine.memory import peak_bytes
-from service.graphs.allocator import PeakMemory, Segment, peak_memory, segments_of
+from service.graphs.allocator import PeakMemory, Segment, peak_memory, release_cached, segments_of
 from service.graphs.pool import CaptureError, GraphPool
 from tests.support.fake_cuda import GPU, FakeCuda
 
@@ -84,7 +84,7 @@ class Work:
         return {"rows": torch.zeros(2)}
 
 
-def captured(pool: GraphPool, work: Work) -> bool:
+def captured(pool: GraphPool, work: Capturable) -> bool:
     """Whether a capture was made, not refused."""
     try:
         pool.capture(work, {"rows": 1}, {})
@@ -115,3 +115,46 @@ def test_captures_with_larger_tensors_do_not_outgrow_the_limit(
     assert captured(pool, Work(cuda, 200, [20] * 10))
     assert not captured(pool, Work(cuda, sum(segments), segments))
     assert captured(pool, Work(cuda, 165, [55] * 3)) and pool.num_bytes < pool.limit_bytes
+
+
+class Scratch:
+    """A capturable that fills a tensor of each of these MiB at a time."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.name = f"scratch {sizes}"
+        self._sizes = sizes
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return {}
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        filled = [torch.ones(size * MIB, dtype=torch.uint8, device="cuda") for size in self._sizes]
+        return {"sums": torch.stack([one[:2].sum() for one in filled])}
+
+
+SMALL_SEGMENTS = 4 * MIB
+"""Outputs are small, and lie outside of the memory pool."""
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_captures_stay_within_the_limit() -> None:
+    device, stream = torch.device("cuda"), torch.cuda.Stream()
+    pool = GraphPool(device, 280 * MIB)
+    with torch.cuda.stream(stream):
+        release_cached(device)
+        before = torch.cuda.memory_reserved(device)
+        assert captured(pool, Scratch(*[12] * 8))
+        assert not captured(pool, Scratch(*[60] * 4)), "what the pool holds is too small for these"
+        assert captured(pool, Scratch(12, 12)) and captured(pool, Scratch(60))
+        release_cached(device)
+        taken = torch.cuda.memory_reserved(device) - before
+        assert taken - SMALL_SEGMENTS <= pool.graph_bytes <= pool.limit_bytes
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_takes_what_it_fills() -> None:
+    device = torch.device("cuda")
+    found = peak_memory(lambda: Scratch(30, 50).forward({}, {}), device)
+    assert 80 * MIB <= found.num_bytes <= 90 * MIB
+    assert found.num_bytes <= sum(segment.num_bytes for segment in found.segments) <= 90 * MIB
+    assert found.beyond([Segment("large", 60 * MIB), Segment("large", 40 * MIB)]) <= 2 * MIB
