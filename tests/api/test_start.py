@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,6 @@ import pytest
 
 from benchmarks.checkpoints.published import GOLDEN
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
-from benchmarks.servers.footprint import children, inspect
 from models.errors import CheckpointError
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
@@ -114,23 +114,24 @@ def test_a_tokenizer_of_published_size_is_read_beside_the_engine_process(tmp_pat
     config.write_text(config.read_text().replace('"vocab_size": 316', '"vocab_size": 151936'))
     flags = {"model": (str(directory),), "load_format": "random", "graphs": False}
     (model,) = load_catalog(load_settings(flags)).models
-    engines_at_begin: list[int] = []
+    links: list[ProcessLink] = []
+    engines_at_begin: list[Process | None] = []
 
     def load() -> Any:
-        engines_at_begin.extend(engine_processes())
+        engines_at_begin.extend(link._process for link in links)
         return model.load()
 
+    def make_link(engine: EngineConfig) -> ProcessLink:
+        links.append(ProcessLink(engine))
+        return links[-1]
+
     hosted = replace(model, load=load)
-    with running_server(Catalog([hosted]), ProcessLink, wait=False, **flags) as server:
+    with running_server(Catalog([hosted]), make_link, wait=False, **flags) as server:
         wait(lambda: server.context.engine.ready, PATIENCE, "the engine is ready")
         assert hosted.chat_processor.vocab_size == PUBLISHED
-        assert engines_at_begin == engine_processes(), "the engine that is ready ran when the tokenizer was begun"
-
-
-def engine_processes() -> list[int]:
-    """Of this process."""
-    found = ((pid, inspect(pid)) for pid in children(os.getpid()))
-    return [pid for pid, process in found if process is not None and process.role == "engine"]
+        (link,) = links
+        assert link._process is not None
+        assert engines_at_begin == [link._process], "the engine that is ready ran when the tokenizer was begun"
 
 
 def test_every_line_of_the_log_is_json(embedded_server: ServerProcess) -> None:
