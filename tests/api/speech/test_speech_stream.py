@@ -203,9 +203,14 @@ async def test_the_line_of_a_connection_has_the_seconds_of_all_its_texts(
                 await tell(socket, "input.text", text=text)
                 await tell(socket, "input.done")
                 await heard(socket)
-        lines = lambda: [vars(line) for line in caplog.records if line.name == "reprise.access"]  # noqa: E731
-        await until(lambda: bool(lines()), what="the connection is logged")
-    assert lines()[0]["audio_seconds"] == 0.96 and lines()[0]["truncated"]
+            connection = socket.response.headers["x-request-id"]  # That of another test may be logged meanwhile.
+
+        def found() -> list[dict[str, Any]]:
+            lines = [vars(line) for line in caplog.records if line.name == "reprise.access"]
+            return [line for line in lines if line["request_id"] == connection]
+
+        await until(lambda: bool(found()), what="the connection is logged")
+    assert found()[0]["audio_seconds"] == 0.96 and found()[0]["truncated"]
 
 
 async def test_done_without_text(server: RunningServer) -> None:

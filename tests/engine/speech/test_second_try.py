@@ -59,7 +59,7 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     rig.assert_clean()
     found = retries(rig.observations.drain())
     assert {outcome for _, outcome in found} == {"succeeded"} and sum(found.values()) == fault.failed >= 6
-    assert ("mixed" in {kind for kind, _ in found}) == (route == "mixed")
+    assert route != "mixed" or "mixed" in {kind for kind, _ in found}
 
 
 def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
