@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from asyncio.subprocess import Process
 from functools import partial
 
@@ -87,6 +86,9 @@ def test_an_open_websocket_keeps_the_engine_awake(monkeypatch: pytest.MonkeyPatc
             assert "session.created" in str(client.recv())
             body = {"model": "tiny", "messages": [{"role": "user", "content": "wake up"}]}
             assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
-            time.sleep(1)
-            assert server.context.engine.phase == "ready"
+            (engine,), asked = server.context.engine.clients, list[bool]()
+            in_use = engine.in_use
+            monkeypatch.setattr(engine, "in_use", lambda: asked.append(in_use()) or asked[-1])
+            wait(lambda: len(asked) >= 10, GENEROUS, "the engine has been looked at for longer than `sleep_after`")
+            assert all(asked) and engine.phase == "ready"
         wait(lambda: server.context.engine.phase == "asleep", GENEROUS, "the engine sleeps once the socket is closed")

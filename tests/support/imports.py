@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +60,12 @@ def imported_from_elsewhere(modules: Mapping[str, Path]) -> set[str]:
         for alias in node.names
         if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in modules
     }
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if there is none."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []

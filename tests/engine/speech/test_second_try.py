@@ -10,9 +10,8 @@ import torch
 
 from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.page_copies import make_copies
-from service.engine.speech.scheduler import Step
 from service.engine.speech.stream import PageCopy
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
 from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream
 from tests.engine.speech.test_voices import model as model
 from tests.engine.speech.test_worker import request
@@ -23,23 +22,6 @@ from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
 @pytest.fixture(scope="module")
 def alone(model: VoxCPM2) -> dict[tuple[int, ...], Heard]:
     return Alone(model)
-
-
-def beside_decode_rows(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every prefill takes along the rows that can decode."""
-    scheduler = rig.worker._scheduler
-    choose = scheduler.next_step
-
-    def mixed(start: float) -> Step | None:
-        step = choose(start)
-        if step is None or not step.prefills:
-            return step
-        prefilled = {chunk.stream for chunk in step.prefills}
-        rows = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
-        return Step(step.prefills, rows, step.predicted)
-
-    monkeypatch.setattr(scheduler, "next_step", mixed)
-    monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
 
 
 @pytest.mark.parametrize("route", ["replayed", "eager", "mixed"])

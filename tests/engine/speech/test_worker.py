@@ -30,7 +30,7 @@ from service.link.messages import (
     SpeechRequest,
     SpeechSegment,
 )
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
 from tests.models.voxcpm2 import golden
 
 HIDDEN, AUDIO = 1e-4, 2e-4
@@ -576,21 +576,7 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
 ) -> None:
     """Mixed steps whenever there is a prompt: its eager pass takes the decode rows along."""
     rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096, step_tokens=16)
-    scheduler = rig.worker._scheduler
-    choose = scheduler.next_step
-
-    def mixed(start: float) -> Step | None:
-        step = choose(start)
-        if step is None or not step.prefills:
-            return step
-        prefilled = {chunk.stream for chunk in step.prefills}
-        decodes = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
-        return Step(step.prefills, decodes, step.predicted)
-
-    monkeypatch.setattr(scheduler, "next_step", mixed)
-    # How many steps there are between two prompts, and how many prompts join, is not for a busy machine to decide.
-    monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
-    monkeypatch.setattr(scheduler.forecast, "joins", lambda chunks, chunk: False)
+    beside_decode_rows(rig, monkeypatch)
     heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
     for name, got in heard.items():
         np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
