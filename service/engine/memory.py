@@ -147,22 +147,13 @@ def reserve(
 ) -> Reserved | None:
     """Measures how much of the operator's share the workers need for weights, workspace, graphs and state.
 
-    Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
-    is kept free, since captures go on while the server is idle. None on a CPU, where there is no share to divide.
-
-    Raises MemoryPlanError when the operator's limit of graph memory does not hold the largest graph.
+    The workspace is the largest of any worker's, since one runs at a time. The whole limit of graph memory is kept
+    free, since captures go on while the server is idle. None on a CPU, where there is no share to divide.
     """
     required = {worker.name: worker.measure() for worker in workers}
     room = room_of()
     if room is None:
         return None
-    largest = max((need.graphs for need in required.values()), default=0)
-    if config.graphs and largest > config.max_graph_bytes:
-        name = max(required, key=lambda name: required[name].graphs)
-        raise MemoryPlanError(
-            f"graph_memory: the largest captured graph of model {name!r} needs {largest} bytes, at most "
-            f"{config.max_graph_bytes} allowed"
-        )
     found = Reserved(
         budget=int(room.total * config.memory_share),
         used=room.used,
@@ -172,7 +163,7 @@ def reserve(
     )
     if not config.graphs:
         return found
-    return replace(found, graphs=max(largest, _graph_bytes(config, workers, found.left)))
+    return replace(found, graphs=_graph_bytes(config, workers, found.left))
 
 
 def _graph_bytes(config: EngineConfig, workers: Sequence[ModelWorker], left: int) -> int:

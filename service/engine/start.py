@@ -26,6 +26,7 @@ from service.engine.memory import device_name, device_room, plan_pages, total_me
 from service.engine.precompile import precompile, stamp_file
 from service.engine.usage import StartPhases, process_age
 from service.engine.worker import ModelWorker, WorkerContext
+from service.graphs.allocator import claim_workspace
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
@@ -83,6 +84,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
 
         use_stored(current_gpu())
     config = with_limits(config, total_memory(device))
+    claim_workspace(device)
     pool = GraphPool(device, config.graph_bytes)
     phases = StartPhases(observations)
     workers = []

@@ -47,15 +47,12 @@ class MemoryRequirements:
 
     workspace: int = 0
     """Peak of one eager run. Workers share it, since one runs at a time."""
-    graphs: int = 0
-    """Memory pool of its largest captured graph, which workers share as well."""
     state: int = 0
-    """Its own slot state and encoder cache."""
+    """Its own: slot state, encoder cache, and the peak of what runs in parallel with the steps of all workers."""
 
     def beside(self, other: MemoryRequirements) -> MemoryRequirements:
         """The requirements of two parts of a worker together."""
-        workspace, graphs = max(self.workspace, other.workspace), max(self.graphs, other.graphs)
-        return MemoryRequirements(workspace, graphs, self.state + other.state)
+        return MemoryRequirements(max(self.workspace, other.workspace), self.state + other.state)
 
 
 @dataclass(frozen=True)

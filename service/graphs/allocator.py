@@ -90,6 +90,15 @@ def _segments(pool: tuple[int, int]) -> dict[int, Segment]:
     }
 
 
+def claim_workspace(device: torch.device) -> None:
+    """Lets cuBLAS have its workspace for the current stream (32 MiB on Hopper), which it keeps. If it first asked for
+    it during a large run, it would get a part of a large segment, which could never be given back to the device."""
+    if device.type == "cuda":
+        release_cached(device)
+        factor = torch.zeros((16, 16), dtype=torch.bfloat16, device=device)
+        torch.mm(factor, factor)
+
+
 def release_cached(device: torch.device) -> None:
     """Waits for everything that was launched, and gives the device the segments back in which nothing is live. Those
     of captured graphs stay. A CPU has none."""

@@ -120,11 +120,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
 
     @property
-    def max_graph_bytes(self) -> int:
-        """What `graph_bytes` may be raised to if a model's largest graph needs more."""
-        return GRAPH_BYTES if self.graph_memory is None else self.graph_memory
-
-    @property
     def encoder_cache_bytes(self) -> int:
         """Limit of cached encoder outputs: on a small GPU a 32nd of its memory."""
         return _limit(self.encoder_cache, ENCODER_CACHE_BYTES, self.gpu_bytes, 32)

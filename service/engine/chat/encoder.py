@@ -123,7 +123,7 @@ class VisionStage:
         largest = self._bucket_list[-1]
         buffers = exact_buffers(encoder.buffer_specs(largest), Plan(arrays={}, required=largest), device)
         peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
-        return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
+        return MemoryRequirements(workspace=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> Iterator[None]:
         """Runs the smallest bucket (`measure` has run the largest), and the resizing of pictures that arrive in their

@@ -62,7 +62,7 @@ class ScratchRuns:
         guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.slots})
         peak = max(prefill, decode, guided)
         num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held.nbytes
-        return MemoryRequirements(workspace=peak, graphs=peak, state=num_bytes)
+        return MemoryRequirements(workspace=peak, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""

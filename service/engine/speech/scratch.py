@@ -78,20 +78,24 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
             yield
 
 
-def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) -> None:
-    """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
-    audio."""
-    plan = _rows(runner.buckets[-1])
-    solver_steps, graphs = runner.solver_steps[0], runner.variants[-1]
-    scratch_prefill(runner, [tokens], graphs=graphs)
+def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> Iterator[Callable[[], object]]:
+    """What takes most memory eagerly, but for the codec: the longest prefill, the largest batch of each step, a piece
+    of reference audio."""
+    plan, graphs = _rows(runner.buckets[-1]), runner.variants[-1]
+    yield partial(scratch_prefill, runner, [tokens], graphs=graphs)
     # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
-    deque(graphs.prefill.warm_up(graphs.prefill.bucket_list), maxlen=0)
-    graphs.decode[solver_steps].run(plan, eager="disabled")
-    graphs.tail[solver_steps].run(plan, eager="disabled")
-    with runner.codec.turn():
-        runner.vae.run(plan, eager="disabled")
+    for bucket in graphs.prefill.bucket_list:
+        yield partial(deque, graphs.prefill.warm_up([bucket]), maxlen=0)
+    for part in (graphs.decode, graphs.tail):
+        yield partial(part[runner.solver_steps[0]].run, plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
-    next(iter(runner.model.encode_reference_pieces(wave, "right")))
+    yield lambda: next(iter(runner.model.encode_reference_pieces(wave, "right")))
+
+
+def codec_run(runner: SpeechRunner) -> None:
+    """The codec's largest eager run, which other steps run beside."""
+    with runner.codec.turn():
+        runner.vae.run(_rows(runner.buckets[-1]), eager="disabled")
 
 
 def scratch_prefill(

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -100,10 +101,9 @@ class SpeechWorker:
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
-        peak = peak_bytes(
-            lambda: scratch.largest_shapes(runner, config.max_step_tokens, reference_samples=samples), device
-        )
-        return MemoryRequirements(workspace=peak, graphs=peak, state=state_bytes)
+        runs = scratch.largest_runs(runner, config.max_step_tokens, reference_samples=samples)
+        codec = peak_bytes(partial(scratch.codec_run, runner), device)
+        return MemoryRequirements(max(peak_bytes(run, device) for run in runs), state_bytes + codec)
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
