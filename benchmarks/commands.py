@@ -202,6 +202,14 @@ COMMANDS: tuple[Command, ...] = (
         for model in ("qwen2_vl_2b", "qwen3_vl_2b", "voxcpm2", "qwen2_5_vl_3b", "qwen3_vl_4b", "qwen2_vl_7b")
     ),
     *(
+        Command(
+            f"the same of {model} with expandable segments",
+            f"small_gpu_{model}_expandable_segments",
+            f"python -m benchmarks.small_gpu {model} --expandable-segments",
+        )
+        for model in ("voxcpm2", "qwen2_5_vl_3b")
+    ),
+    *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")
     ),

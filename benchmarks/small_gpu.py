@@ -1,6 +1,6 @@
 """Servers on a GPU of 8, 12 and 16 GiB, which a larger one is made into.
 
-    python -m benchmarks.small_gpu MODEL
+    python -m benchmarks.small_gpu MODEL [--expandable-segments]
 
 This process takes the rest of the GPU's memory, so that a server that wants more than the small one has runs out of it,
 as it would there; the engine is told the small GPU's size. Full size in the published layout, random weights read from
@@ -8,7 +8,7 @@ disk where there is a writer of them. Each server answers many requests at once,
 texts, then one picture of the largest size that the processor does not shrink. That may be too large for the GPU:
 `largest_refusals` says how it was refused. `free_bytes_least`: of the small GPU's memory, seen every POLL_SECONDS from
 the server's start to its end; that of a load ends with it. The row also has what the log says of memory
-(benchmarks.servers.memory_log).
+(benchmarks.servers.memory_log). --expandable-segments: with that setting of PyTorch's allocator, whose segments grow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ from service.link.config import Channel, EngineConfig
 
 ENTRY = "benchmarks.small_gpu:engine"
 GPU_BYTES = "SMALL_GPU_BYTES"
+EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 GIB = 1 << 30
 SHARE = 0.97
 """Of the GiB in a GPU's name that the driver gives to programs."""
@@ -157,7 +158,8 @@ def counts(load: AnyLoad, records: list[Record]) -> Row:
     }
 
 
-def measure(case: Case, folder: Path) -> Row:
+def measure(case: Case, folder: Path, environment: Mapping[str, str]) -> Row:
+    """environment: further variables of the server."""
     directory = make(case.model, folder) if case.model == SPEECH else served_directory(case.model, folder)
     written = can_write(directory)
     if written:
@@ -171,7 +173,7 @@ def measure(case: Case, folder: Path) -> Row:
         serve(
             *flags,
             *("--quantization", case.quantization, "--api-processes", "1"),  # Several start the package's own engine.
-            environment={GPU_BYTES: str(num_bytes)},
+            environment={GPU_BYTES: str(num_bytes), **environment},
             program=("benchmarks.small_gpu", "serve"),
         ) as server,
     ):
@@ -188,10 +190,10 @@ def measure(case: Case, folder: Path) -> Row:
         return row | {"free_bytes_least": free(), "out_of_memory": log.count("out of memory")} | memory_facts(log)
 
 
-def row_of(case: Case, folder: Path) -> Row:
+def row_of(case: Case, folder: Path, environment: Mapping[str, str]) -> Row:
     """What was measured; of a server that did not start its log's end."""
     try:
-        return measure(case, folder)
+        return measure(case, folder, environment)
     except RuntimeError as error:
         found = {"gib": case.gib, "model": case.model, "quantization": case.quantization}
         return {**found, "error": str(error)[-2000:]}
@@ -200,10 +202,14 @@ def row_of(case: Case, folder: Path) -> Row:
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_gpu", description=__doc__)
     parser.add_argument("model", choices=[case.model for case in CASES])
-    chosen = parser.parse_args(words).model
+    parser.add_argument("--expandable-segments", action="store_true")
+    chosen = parser.parse_args(words)
+    name, environment = f"small_gpu_{chosen.model}", dict[str, str]()
+    if chosen.expandable_segments:
+        name, environment = f"{name}_expandable_segments", EXPANDABLE
     with tempfile.TemporaryDirectory() as folder:
-        (case,) = (case for case in CASES if case.model == chosen)
-        return record(f"small_gpu_{chosen}", [(row_of(case, Path(folder)), {})])
+        (case,) = (case for case in CASES if case.model == chosen.model)
+        return record(name, [(row_of(case, Path(folder), environment), {})])
 
 
 if __name__ == "__main__":

@@ -114,7 +114,15 @@ def load_parameters(
         if missing := [name for name in places if name not in seen]:
             raise CheckpointError(f"{directory}: missing tensors: {listed(missing)}")
         scales.report(directory, dtype)
+    release_temporaries(device)
     keep_copies(module, device, dtype)
+
+
+def release_temporaries(device: torch.device) -> None:
+    """Gives the device back what loading took beside the weights. If tensors that stay came to lie in it, whole
+    segments of the allocator would stay with them."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _fill_from_shards(

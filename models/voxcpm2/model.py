@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import LoadFormat, load_parameters, materialise, without_memory
+from models.checkpoint import LoadFormat, load_parameters, materialise, release_temporaries, without_memory
 from models.layers.gemm import lay_out_for_host
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
@@ -191,6 +191,7 @@ def load_model(
         lay_out_for_host(network)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         round_product_weights(vae)
+        release_temporaries(device)
         # As precise as TF32 (docs/numerics.md) with half the bytes.
         vae.decoder.set_precision("float16")
     return VoxCPM2(config, network, vae)

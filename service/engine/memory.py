@@ -149,15 +149,25 @@ def reserve(
 
     The workspace is the largest of any worker's, since one runs at a time. The whole limit of graph memory is kept
     free, since captures go on while the server is idle. None on a CPU, where there is no share to divide.
+
+    Raises MemoryPlanError when the operator's limit of graph memory does not hold the largest graph, which needs what
+    an eager run of its shapes takes. Without such a limit, shapes whose graphs find no room run eagerly.
     """
     required = {worker.name: worker.measure() for worker in workers}
     room = room_of()
     if room is None:
         return None
+    largest = max((need.workspace for need in required.values()), default=0)
+    if config.graphs and config.graph_memory is not None and largest > config.graph_memory:
+        name = max(required, key=lambda name: required[name].workspace)
+        raise MemoryPlanError(
+            f"graph_memory: the largest captured graph of model {name!r} needs {largest} bytes, at most "
+            f"{config.graph_memory} allowed"
+        )
     found = Reserved(
         budget=int(room.total * config.memory_share),
         used=room.used,
-        workspace=max((need.workspace for need in required.values()), default=0),
+        workspace=largest,
         graphs=0,
         state=sum(need.state for need in required.values()),
     )

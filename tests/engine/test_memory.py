@@ -90,6 +90,17 @@ def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots
     assert with_limits(config("a", max_running=7), total).slots == 7
 
 
+def test_a_limit_that_somebody_set_holds_the_largest_graph() -> None:
+    made = workers(FakeWorker("a", GIB, required=MemoryRequirements(workspace=2 * GIB)))
+    for allowed in (GIB, 2 * GIB):
+        given = with_limits(config("a", graph_memory=allowed), 8 * GIB)
+        if allowed >= 2 * GIB:
+            assert plan_pages(given, made, room(GIB, 8 * GIB)) == {"a": 2}
+        else:
+            with pytest.raises(MemoryPlanError, match=f"model 'a' needs {2 * GIB} bytes, at most {GIB} allowed"):
+                plan_pages(given, made, room(GIB, 8 * GIB))
+
+
 @pytest.mark.parametrize(
     ("used", "settings", "graphs", "pages"),
     [
@@ -127,6 +138,8 @@ def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
     full = room(20 * GIB, 80 * GIB)
     assert reserve(both, made, full) == Reserved(72 * GIB, 20 * GIB, 3 * GIB, 4 * GIB, 3 * GIB)
     assert plan_pages(both, made, full) == {"a": 21, "b": 21}
+    with pytest.raises(MemoryPlanError, match="captured graph of model 'a'"):
+        plan_pages(config("a", "b", graph_memory=GIB), made, full)
 
 
 def test_a_devices_room_is_asked_for_after_the_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
