@@ -24,6 +24,8 @@ from service.link.config import ConfigurationError, EngineConfig
 log = logging.getLogger(__name__)
 
 CPU_CACHE_TOKENS = 16384
+USABLE_TOKENS = 8192
+"""Positions that hold any picture but the largest, or a few dozen short chats."""
 
 
 class MemoryPlanError(ConfigurationError):
@@ -173,20 +175,24 @@ def reserve(
     )
     if not config.graphs:
         return found
-    return replace(found, graphs=_graph_bytes(config, workers, found.left))
+    return replace(found, graphs=_graph_bytes(config, workers, found.left, largest))
 
 
-def _graph_bytes(config: EngineConfig, workers: Sequence[ModelWorker], left: int) -> int:
-    """Limit of captured graphs: the operator's, otherwise at most half of the `left` bytes for graphs and pages, and
-    nothing of what the models need for their pages. Replays save time, but without pages nothing runs."""
+def _graph_bytes(config: EngineConfig, workers: Sequence[ModelWorker], left: int, largest: int) -> int:
+    """Limit of captured graphs: the operator's, otherwise half of the `left` bytes for graphs and pages. It is more if
+    the `largest` graph needs more and the models keep pages for USABLE_TOKENS, and less if they need more than half
+    for their fewest pages. Replays save time, but without pages nothing runs."""
     if config.graph_memory is not None:
         return config.graph_bytes
-    pages = [worker.min_pages for worker in workers]
-    most = left // 2
+
+    def beside(tokens: int) -> int:
+        """Bytes that pages for so many positions of each model leave."""
+        pages = (max(worker.min_pages, _pages_for_tokens(config, worker, tokens)) for worker in workers)
+        return max(0, left - sum(count * worker.page_bytes for count, worker in zip(pages, workers, strict=True)))
+
     if config.kv_cache_tokens is not None:
-        pages, most = [_pages_for_tokens(config, worker, config.kv_cache_tokens) for worker in workers], left
-    needed = sum(count * worker.page_bytes for count, worker in zip(pages, workers, strict=True))
-    return min(config.graph_bytes, most, max(0, left - needed))
+        return min(config.graph_bytes, beside(config.kv_cache_tokens))
+    return min(config.graph_bytes, max(min(left // 2, beside(0)), min(largest, beside(USABLE_TOKENS))))
 
 
 def _pages_for_tokens(config: EngineConfig, worker: ModelWorker, tokens: int) -> int:

@@ -129,6 +129,26 @@ def test_graphs_leave_room_for_pages_unless_told(
             plan_pages(given, made, room(used * GIB, 24 * GIB))
 
 
+@pytest.mark.parametrize(
+    ("left", "largest", "graphs"),
+    [
+        (1000, 300, 500),  # half is more
+        (1000, 700, 700),
+        (1000, 900, 743),  # less 8,192 positions, which are 512 pages of half a MiB and the scratch page
+        (400, 300, 200),  # fewer positions anyway: half
+        (8000, 7000, 3072),  # an eighth of the GPU
+    ],
+)
+def test_the_largest_graph_finds_room_if_usable_pages_are_left(left: int, largest: int, graphs: int) -> None:
+    mib = 1 << 20
+    given = with_limits(config("a", memory_share=1.0), 24 * GIB)
+    required = MemoryRequirements(workspace=largest * mib)
+    made = workers(FakeWorker("a", mib // 2, min_pages=33, required=required))
+    found = reserve(given, made, room(24 * GIB - (left + largest) * mib, 24 * GIB))
+    assert found is not None and found.graphs // mib == graphs
+    assert found.left // (mib // 2) >= min(512, left)
+
+
 def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
     made = workers(
         FakeWorker("a", GIB, required=MemoryRequirements(workspace=3 * GIB, state=GIB)),

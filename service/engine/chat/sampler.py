@@ -55,7 +55,7 @@ def sample(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
     """logits float32 [rows, vocabulary], temperature float32 [rows] (0: greedy) -> int64 [rows]."""
     greedy = logits.argmax(dim=-1)
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
-    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()
     return torch.where(temperature > 0, draw(weights, uniforms), greedy)
 
 
@@ -117,13 +117,17 @@ def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state:
     counts = state.output_counts[slots]
     seen = state.prompt_seen[slots] | (counts > 0)
     repetition = floats[:, Float.REPETITION, None]
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits = logits - floats[:, Float.FREQUENCY, None] * counts - floats[:, Float.PRESENCE, None] * (counts > 0)
-    logits = logits.scatter_add(1, state.bias_ids[slots], state.bias_values[slots])
+    # In place where it can be: every tensor of this size is 39 MB of 64 rows, which graphs of small GPUs cannot spare.
+    found = logits * repetition
+    torch.where(logits > 0, logits / repetition, found, out=found)
+    torch.where(seen, found, logits, out=found)
+    found -= floats[:, Float.FREQUENCY, None] * counts
+    found -= floats[:, Float.PRESENCE, None] * (counts > 0)
+    found.scatter_add_(1, state.bias_ids[slots], state.bias_values[slots])
     stop_ids = state.stop_ids[slots]
     early = (ints[:, Int.GENERATED] < ints[:, Int.MIN_TOKENS])[:, None] & (stop_ids >= 0)
     ceilings = torch.where(early, -torch.inf, torch.inf)
-    return logits.scatter_reduce(1, stop_ids.clamp(min=0), ceilings, "amin")
+    return found.scatter_reduce_(1, stop_ids.clamp(min=0), ceilings, "amin")
 
 
 def restricted(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:

@@ -41,12 +41,11 @@ class Sampling:
         if not self.full:
             return {"results": sample_tokens(logits, slots, state, mask_rows)}
         candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
-        logits = logits.float()
         active = state.ints[slots, Int.ACTIVE].to(torch.int32)
         results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
         tokens = results[:, 0].long()
         state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
-        return {"results": results, "logits": logits}
+        return {"results": results, "logits": logits.float()}
 
 
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
