@@ -167,8 +167,8 @@ class Settings(BaseSettings):
     graph_memory: Bytes | None = _knob(
         None,
         "Engine",
-        "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory "
-        "and half of what weights leave.",
+        "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory, "
+        "and about half of what weights leave.",
     )
     encoder_cache: Bytes | None = _knob(
         None, "Engine", "Memory limit of cached image embeddings; default: 1G, but at most a 32nd of the GPU's memory."

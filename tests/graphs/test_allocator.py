@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.protocol import Bucket, BufferSpec, Capturable
 from service.engine.memory import peak_bytes
-from service.graphs.allocator import PeakMemory, Segment, peak_memory, release_cached, segments_of
+from service.graphs.allocator import PeakMemory, Segment, claim_workspace, peak_memory, release_cached, segments_of
 from service.graphs.pool import CaptureError, GraphPool
 from tests.support.fake_cuda import GPU, FakeCuda
 
@@ -158,3 +158,19 @@ def test_on_a_gpu_a_run_takes_what_it_fills() -> None:
     assert 80 * MIB <= found.num_bytes <= 90 * MIB
     assert found.num_bytes <= sum(segment.num_bytes for segment in found.segments) <= 90 * MIB
     assert found.beyond([Segment("large", 60 * MIB), Segment("large", 40 * MIB)]) <= 2 * MIB
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_large_run_leaves_nothing_behind() -> None:
+    device = torch.device("cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        claim_workspace(device)
+        release_cached(device)
+        before = torch.cuda.memory_reserved(device)
+        filled = torch.ones(500 * MIB, dtype=torch.uint8, device=device)
+        del filled
+        factor = torch.ones((2048, 2048), dtype=torch.bfloat16, device=device)
+        assert float((factor @ factor)[0, 0]) == 2048
+        del factor
+        release_cached(device)
+        assert torch.cuda.memory_reserved(device) == before
