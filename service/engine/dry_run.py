@@ -76,7 +76,7 @@ class DryRun:
         yield _amount("CUDA, about", "", CONTEXT_BYTES)
         yield _amount("activations, about", "", memory.workspace)
         yield _amount("captured graphs, at most", "--graph-memory", memory.graphs)
-        yield _amount("slot state, encoder caches", "", memory.state)
+        yield _amount("slot state, caches, codec", "", memory.state)
         yield _amount("left for KV caches", "", memory.left)
         for model in self.models if self.refusal is None else ():
             yield (
