@@ -173,6 +173,7 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
         ("max_n: 2026-13-01\n", "month must be in 1..12"),
         ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
+        ("!!map [max_n]\n", "expected a mapping node, but found sequence, line 1, column 1"),
     ],
 )
 def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: str) -> None:
@@ -180,6 +181,22 @@ def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: st
     with pytest.raises(SettingsError) as caught:
         load_settings(config=tmp_path / "bad.yaml")
     assert f"bad.yaml: not a YAML file ({said}" in str(caught.value) and "unicode" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_n: 1\nport: 2\nmax_n: 3\n", "max_n is set in line 1 and again in line 3"),
+        ("max_n: 1\nmax_n: 1\n", "max_n is set in line 1 and again in line 2"),
+        ("port: 2\nmax-n: 1\nmax_n: 3\n", "max_n is set in line 2 and again in line 3"),
+        ("{api_key: very-secret, 'api_key': other}", "api_key is set in line 1 and again in line 1"),
+    ],
+)
+def test_a_setting_that_a_file_sets_twice_is_named_with_its_lines(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config=tmp_path / "twice.yaml")
+    assert str(caught.value) == f"{tmp_path / 'twice.yaml'}: {said}"
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
