@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, get_origin
@@ -45,20 +46,22 @@ def explain(problem: Any) -> str:
     return f"{where}: {message}{given}" if where else message
 
 
-def without_text(values: Iterable[tuple[str, Any]]) -> str | None:
-    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL."""
+def text_problem(values: Iterable[tuple[str, Any]]) -> str:
+    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL; empty
+    if there is none."""
     for name, value in values:
         if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
-            return name
-    return None
+            return f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL"
+    return ""
 
 
-def without_home(values: Iterable[tuple[str, Any]]) -> str | None:
-    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name."""
+def home_problem(values: Iterable[tuple[str, Any]]) -> str:
+    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name. Empty
+    if there is none."""
     for name, value in values:
         if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
-            return name
-    return None
+            return f"{name}: no home is known for {value}; set HOME, or name another path"
+    return ""
 
 
 def read_file(path: Path) -> dict[str, Any]:

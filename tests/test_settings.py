@@ -69,6 +69,7 @@ def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.
 def test_every_choice_that_help_names_can_be_a_flag_and_a_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, choice: str
 ) -> None:
+    monkeypatch.setenv("REPRISE_MEDIA_DOMAIN", "a.example")  # without which there is no allowlist
     assert str(getattr(load_settings({name: choice}), name)) == choice
     monkeypatch.setenv(f"REPRISE_{name.upper()}", choice)
     assert str(getattr(load_settings(), name)) == choice
@@ -106,6 +107,8 @@ def test_unknown_variables_are_named() -> None:
         ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
         ({"api_key": [""]}, "api_key: must not be empty"),
+        ({"media_urls": "allowlist"}, "media_urls: allowlist needs a host in media_domain"),
+        ({"media_urls": "allowlist", "media_domain": ""}, "media_urls: allowlist needs a host in media_domain"),
         ({"solver_steps": (10, 3)}, "solver_steps"),
         ({"solver_steps": (33,)}, "solver_steps"),
         ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
