@@ -8,11 +8,11 @@ Half of the rows sample at temperature 0.7, the others are greedy.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 
+from benchmarks.checkpoints.published import SIZES
 from benchmarks.measure.record import Row, table
 from benchmarks.measure.timing import host_milliseconds, milliseconds, spread
 from benchmarks.roofline.decoders import decode_floor, prefill_floor
@@ -26,7 +26,7 @@ from benchmarks.steps.decoder import (
     captured_prefill,
     fill,
 )
-from benchmarks.steps.full_size import free, load, measure_each, show
+from benchmarks.steps.full_size import free, load, measure_each, named_models, show
 from models.checkpoint import Quantization
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
@@ -112,5 +112,11 @@ def measure(name: str, directory: Path, device: torch.device, quantization: Quan
     ]
 
 
+def main() -> None:
+    chat = [name for name in SIZES if name != "voxcpm2"]
+    names = named_models("benchmarks.decode", __doc__, chat, ["qwen2_vl_2b"])
+    print(table(measure_each("decode", names, measure)))
+
+
 if __name__ == "__main__":
-    print(table(measure_each("decode", sys.argv[1:] or ["qwen2_vl_2b"], measure)))
+    main()

@@ -7,7 +7,6 @@ python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b q
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from benchmarks.measure.record import Row, table
 from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.roofline.encoders import encoder_floor
 from benchmarks.steps.encoder import Work, fitting_bucket, pictures, plans_of, replays_of, served_buckets, video
-from benchmarks.steps.full_size import captured, load, measure_each, show
+from benchmarks.steps.full_size import captured, load, measure_each, named_models, show
 from models.media import MediaItem
 from models.processor import ChatProcessor
 from models.protocol import VisionEncoder
@@ -100,5 +99,10 @@ def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[M
     }
 
 
+def main() -> None:
+    rows = measure_each("encoder", named_models("benchmarks.encoder", __doc__, WORK, WORK), measure)
+    print(table([row for row in rows if "graph_ms" in row]))
+
+
 if __name__ == "__main__":
-    print(table([row for row in measure_each("encoder", sys.argv[1:] or list(WORK), measure) if "graph_ms" in row]))
+    main()

@@ -97,6 +97,10 @@ class SpeechProcessor(Protocol):
 
     solver_steps: tuple[int, ...]
     """Numbers of solver steps that requests may choose if the server sets no others; the first is the default."""
+    cfg_value: float
+    """Strength of classifier-free guidance, unless a request names another one."""
+    min_patches: int
+    """Patches before a segment may end, unless a request names another number."""
     context_length: int
     """Positions, prompt and generated patches together."""
     sample_rate: int

@@ -7,7 +7,6 @@ Lists are repeated flags, YAML lists, or words separated by spaces in a variable
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +42,7 @@ from service.setting_types import (
     Workers,
 )
 from service.settings_reading import SettingsError as SettingsError
-from service.settings_reading import Variables, explain, read_file, suggestion, without_home, without_text
+from service.settings_reading import Variables, explain, home_problem, read_file, suggestion, text_problem
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -324,10 +323,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if (name := without_text(self)) is not None:
-            raise ValueError(f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL")
-        if (name := without_home(self)) is not None:
-            raise ValueError(f"{name}: no home is known for {getattr(self, name)}; set HOME, or name another path")
+        if problem := text_problem(self) or home_problem(self):
+            raise ValueError(problem)
         if self.revision is not None and len(self.model) != 1:
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
@@ -342,6 +339,8 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
+        if self.media_urls == "allowlist" and not any(self.media_domain):
+            raise ValueError("media_urls: allowlist needs a host in media_domain; without one every URL is refused")
         several = self.api_processes != "auto" and self.api_processes > 1
         if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)

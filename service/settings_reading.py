@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -45,33 +46,58 @@ def explain(problem: Any) -> str:
     return f"{where}: {message}{given}" if where else message
 
 
-def without_text(values: Iterable[tuple[str, Any]]) -> str | None:
-    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL."""
+def text_problem(values: Iterable[tuple[str, Any]]) -> str:
+    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL; empty
+    if there is none."""
     for name, value in values:
         if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
-            return name
-    return None
+            return f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL"
+    return ""
 
 
-def without_home(values: Iterable[tuple[str, Any]]) -> str | None:
-    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name."""
+def home_problem(values: Iterable[tuple[str, Any]]) -> str:
+    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name. Empty
+    if there is none."""
     for name, value in values:
         if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
-            return name
-    return None
+            return f"{name}: no home is known for {value}; set HOME, or name another path"
+    return ""
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, by name. SettingsError for a file that cannot be read, or is none."""
+    """The settings in a YAML file, by name. SettingsError for a file that cannot be read, is none, or names a setting
+    twice."""
     try:
-        values = yaml.safe_load(path.read_text("utf-8")) or {}
+        values = yaml.load(path.read_text("utf-8"), _SettingsLoader) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
+    return {_name(key): value for key, value in values.items()}
+
+
+def _name(key: object) -> str:
+    """The setting that a key of the file means, which may be written as a flag."""
+    return str(key).replace("-", "_")
+
+
+class _SettingsLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice: of its values PyYAML takes the last one, without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        written = list(node.value)  # without what `<<` merges, which the next line adds
+        values = super().construct_mapping(node, deep)
+        lines: dict[str, int] = {}
+        for key, _ in written:
+            name, line = _name(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise SettingsError(f"{name} is set in line {lines[name]} and again in line {line}")
+            lines[name] = line
+        return values
 
 
 def yaml_problem(error: Exception) -> str:

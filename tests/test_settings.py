@@ -69,6 +69,7 @@ def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.
 def test_every_choice_that_help_names_can_be_a_flag_and_a_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, choice: str
 ) -> None:
+    monkeypatch.setenv("REPRISE_MEDIA_DOMAIN", "a.example")  # without which there is no allowlist
     assert str(getattr(load_settings({name: choice}), name)) == choice
     monkeypatch.setenv(f"REPRISE_{name.upper()}", choice)
     assert str(getattr(load_settings(), name)) == choice
@@ -106,6 +107,8 @@ def test_unknown_variables_are_named() -> None:
         ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
         ({"api_key": [""]}, "api_key: must not be empty"),
+        ({"media_urls": "allowlist"}, "media_urls: allowlist needs a host in media_domain"),
+        ({"media_urls": "allowlist", "media_domain": ""}, "media_urls: allowlist needs a host in media_domain"),
         ({"solver_steps": (10, 3)}, "solver_steps"),
         ({"solver_steps": (33,)}, "solver_steps"),
         ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
@@ -173,6 +176,7 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
         ("max_n: 2026-13-01\n", "month must be in 1..12"),
         ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
+        ("!!map [max_n]\n", "expected a mapping node, but found sequence, line 1, column 1"),
     ],
 )
 def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: str) -> None:
@@ -180,6 +184,22 @@ def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: st
     with pytest.raises(SettingsError) as caught:
         load_settings(config=tmp_path / "bad.yaml")
     assert f"bad.yaml: not a YAML file ({said}" in str(caught.value) and "unicode" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_n: 1\nport: 2\nmax_n: 3\n", "max_n is set in line 1 and again in line 3"),
+        ("max_n: 1\nmax_n: 1\n", "max_n is set in line 1 and again in line 2"),
+        ("port: 2\nmax-n: 1\nmax_n: 3\n", "max_n is set in line 2 and again in line 3"),
+        ("{api_key: very-secret, 'api_key': other}", "api_key is set in line 1 and again in line 1"),
+    ],
+)
+def test_a_setting_that_a_file_sets_twice_is_named_with_its_lines(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config=tmp_path / "twice.yaml")
+    assert str(caught.value) == f"{tmp_path / 'twice.yaml'}: {said}"
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ come out on every machine.
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -268,5 +268,15 @@ def write(directory: Path) -> None:
     export.write(directory, network, codec, CONFIG, tokenizer())
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoints.miniature_talker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIRECTORY", type=Path)
+    write(parser.parse_args().directory)
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    main()

@@ -8,7 +8,6 @@ One shape after the other, each with the best of those before it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from benchmarks.kernels.gemms import Part
 from benchmarks.measure.record import Row, table
 from benchmarks.measure.timing import milliseconds
 from benchmarks.steps import decoder as steps
-from benchmarks.steps.full_size import free, load, measure_each
+from benchmarks.steps.full_size import free, load, measure_each, named_models
 from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape
 from models.protocol import Decoder
@@ -71,6 +70,10 @@ def _tried(
         free()
 
 
-if __name__ == "__main__":
-    for model in sys.argv[1:] or list(SIZES):
+def main() -> None:
+    for model in named_models("benchmarks.kernels.e4m3_steps", __doc__, SIZES, SIZES):
         print(table(measure_each("kernels/e4m3_steps", [SIZES[model]], partial(measure, model))))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def captured(
     missing = [bucket for bucket in buckets if bucket not in runner.captured]
     assert not missing, f"{kind} could not be captured for {missing}"
     return runner
+
+
+def named_models(
+    command: str, description: str | None, known: Collection[str], default: Collection[str]
+) -> Sequence[str]:
+    """Models that the command line of `python -m COMMAND` names; `default` if it names none."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(known)}; default: {', '.join(default)}")
+    models: list[str] = parser.parse_args().models
+    if unknown := [name for name in models if name not in known]:
+        parser.error(f"unknown model {unknown[0]!r}; known are {', '.join(known)}")
+    return models or list(default)
 
 
 @torch.inference_mode()

@@ -29,6 +29,8 @@ class VoxCPM2Processor:
     """The models.processor.SpeechProcessor of VoxCPM2."""
 
     solver_steps = SOLVER_STEPS
+    cfg_value = 2.0
+    min_patches = 2
 
     def __init__(self, tokenizer: Tokenizer, config: VoxCPM2Config) -> None:
         self.tokenizer = tokenizer

@@ -11,6 +11,7 @@ import soundfile
 from av.error import FFmpegError
 
 from models.errors import InputError
+from service.media.cut_audio import is_cut_short
 from service.media.limits import AudioLimits
 from service.media.resample import resample
 from service.media.signatures import is_container
@@ -28,10 +29,6 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 BLOCK_FRAMES = 16_384
 # libsndfile reports such lengths for unfinished FLAC streams, of which it cannot read more than the first block.
 UNKNOWN_LENGTH = 1 << 40
-# From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
-UNKNOWN_SIZE = 0x7FFF_0000
-SLIP = 100
-"""A WAV may lack this fraction (1 / n) of what its header tells: some programs count the header, too."""
 SILENCE = 10 ** (-80 / 20)
 
 Block = tuple[int, np.ndarray]
@@ -71,7 +68,7 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
 
 
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
-    if _is_cut_wav(data):
+    if is_cut_short(data):
         raise InputError(field, "the audio is damaged or truncated")
     if _for_soundfile(data):
         try:
@@ -84,20 +81,6 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
                     yield from _read_soundfile(file, field)
                     return
     yield from _read_av(data, field)
-
-
-def _is_cut_wav(data: bytes) -> bool:
-    """Whether a WAV ends before its samples do. libsndfile reads those that are there, whatever the header tells."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        return False
-    place = 12
-    while place + 8 <= len(data):
-        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
-        place += 8
-        if name == b"data":
-            return size < UNKNOWN_SIZE and size - (len(data) - place) > size // SLIP
-        place += size + size % 2
-    return False
 
 
 def _for_soundfile(data: bytes) -> bool:

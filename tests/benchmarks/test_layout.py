@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import runpy
+import sys
 
 import pytest
 
@@ -29,11 +31,33 @@ MAY_IMPORT = {
 """By package: what it may import of benchmarks beside itself."""
 
 
+RUNNABLE = sorted(
+    module.removesuffix(".__main__")
+    for module, path in MODULES.items()
+    if 'if __name__ == "__main__":' in path.read_text()
+    and not within(module, "benchmarks.servers")  # run with the flags of `reprise serve`, or by other commands
+    and module != "benchmarks.loads.raw_client"  # run by other commands, which write to it
+)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_says_how_it_is_run(command: str) -> None:
     source = MODULES[command].read_text()
     assert f"python -m {command}" in (ast.get_docstring(ast.parse(source)) or "")
     assert 'if __name__ == "__main__":' in source
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("command", RUNNABLE)
+def test_a_command_prints_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU, and in this process, since one of its own would import torch anew."""
+    monkeypatch.setattr(sys, "argv", [command, "--help"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module(command, run_name="__main__")
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
 
 
 def test_the_readme_says_what_is_where() -> None:

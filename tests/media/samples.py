@@ -65,11 +65,14 @@ def sound(samples: np.ndarray, sample_rate: int, format: str, subtype: str | Non
     return buffer.getvalue()
 
 
-def sound_by_av(samples: np.ndarray, sample_rate: int, container: str, codec: str) -> bytes:
+def sound_by_av(
+    samples: np.ndarray, sample_rate: int, container: str, codec: str, options: dict[str, str] | None = None
+) -> bytes:
+    """options: of FFmpeg's muxer."""
     import av
 
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
+    with av.open(buffer, "w", format=container, options=options) as out:
         stream = out.add_stream(codec, rate=sample_rate, layout="mono")
         frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
         frame.sample_rate = sample_rate

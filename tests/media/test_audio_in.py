@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,29 @@ LIMITS = AudioLimits(max_seconds=5.0)
 
 def decode(data: bytes, sample_rate: int = 16_000) -> np.ndarray:
     return decode_samples(data, sample_rate=sample_rate, field=FIELD, limits=LIMITS)
+
+
+MADE = {
+    **{name: partial(sound, tone(440, 48_000), 48_000, name.upper()) for name in ("wav", "flac", "mp3")},
+    **{
+        name: partial(sound_by_av, tone(440, 48_000), 48_000, *format)
+        for name, format in {
+            "mp3 with tags": ("mp3", "libmp3lame"),
+            "m4a": ("mp4", "aac"),
+            "aac": ("adts", "aac"),
+            "webm": ("webm", "libopus"),
+            "mka": ("matroska", "libopus"),
+        }.items()
+    },
+}
+
+
+def streamed(kind: str) -> bytes:
+    """A second of audio by a writer that cannot go back to the head of the file."""
+    if kind == "mp3":
+        encoder = StreamingEncoder(kind, 48_000, 48_000)
+        return encoder.encode(tone(440, 48_000)) + encoder.finish()
+    return sound_by_av(tone(440, 48_000), 48_000, kind, "libopus", {"live": "1"})
 
 
 def refusal(data: bytes) -> str:
@@ -160,10 +184,42 @@ def test_one_that_was_cut_short_is_not_taken_for_something_else(data: bytes) -> 
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.5, 0.95])
-@pytest.mark.parametrize("format", ["WAV", "FLAC"])
-def test_nor_for_a_shorter_one(format: str, kept: float) -> None:
-    data = sound(tone(440, 48_000), 48_000, format)
+@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "mp3 with tags", "m4a", "aac", "webm", "mka"])
+def test_nor_for_a_shorter_one(kind: str, kept: float) -> None:
+    data = MADE[kind]()
+    assert len(decode(data)) == pytest.approx(16_000, abs=1200)
     assert refusal(data[: int(len(data) * kept)]) in ("the audio is damaged", "the audio is damaged or truncated")
+
+
+@pytest.mark.parametrize("rate", [48_000, 24_000, 8_000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_nor_is_an_mp3_of_another_kind(rate: int, channels: int) -> None:
+    """The Xing header stands at another place in each."""
+    data = sound(np.stack([tone(440, rate)] * channels, axis=1), rate, "MP3")
+    assert len(decode(data)) == 16_000
+    assert refusal(data[: len(data) // 2]) == "the audio is damaged or truncated"
+
+
+@pytest.mark.parametrize("kind", ["webm", "mp3"])
+def test_a_recording_that_tells_no_size_is_read_to_its_end(kind: str) -> None:
+    """As browsers record WebM, and as servers stream MP3: wherever it ends, it may have ended there."""
+    data = streamed(kind)
+    assert decode(data).size == pytest.approx(16_000, abs=1200)
+    assert decode(data[: len(data) // 2]).size == pytest.approx(8_000, abs=1200)
+
+
+def test_an_ogg_whose_last_page_has_no_flag_is_read_to_its_end() -> None:
+    """As Android and Telegram write it. soundfile and FFmpeg set the flag, but what lacks it need not be cut."""
+    data = sound(tone(440, 48_000), 48_000, "OGG", "OPUS")
+    last = data.rindex(b"OggS")
+    assert data[last + 5] & 4
+    assert 0 < decode(data[:last]).size < 16_000
+
+
+def test_what_stands_behind_the_audio_does_not_matter() -> None:
+    assert len(decode(MADE["mp3"]() + b"TAG" + bytes(125))) == 16_000  # ID3v1
+    without_index = MADE["webm"]()[:-20]
+    assert len(decode(without_index)) == 16_000
 
 
 @pytest.mark.parametrize("size", [44, 0x7FFFF000, 0xFFFFFFFF])

@@ -43,6 +43,8 @@ MUTE, ENDLESS, LONG = "!mute", "!drone", "!long"
 
 class FakeSpeechProcessor:
     solver_steps = (10, 4)
+    cfg_value = 2.0
+    min_patches = 2
     context_length = 4096
     sample_rate = RATE
     samples_per_patch = PATCH

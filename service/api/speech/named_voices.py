@@ -24,14 +24,13 @@ log = logging.getLogger(__name__)
 
 TEXT = "Hello there. This is how I sound when I read something to you."
 SEED = 20_260_101
-CFG = 2.0
-MIN_PATCHES = 2
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
 ATTEMPTS = 3
 """Number of seeds that are tried, since a take may be too short or too quiet."""
 VERSION = "1"
-"""Must be changed with everything above, so that new references are made."""
+"""Must be changed with everything above, and with `cfg_value` and `min_patches` of a processor, so that new references
+are made."""
 
 
 async def named_reference(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
@@ -105,9 +104,9 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
     request = SpeechRequest(
         f"voice-{uuid.uuid4().hex}",
         model.name,
-        (SpeechSegment(tuple(ids), min(MIN_PATCHES, cap), cap),),
+        (SpeechSegment(tuple(ids), min(processor.min_patches, cap), cap),),
         seed,
-        CFG,
+        processor.cfg_value,
         _solver_steps(context, model),
         live=False,
         arrival=time.monotonic(),

@@ -20,9 +20,6 @@ from service.catalog import OPENAI_PCM_RATE, OPENAI_SPEECH_NAMES, HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
 
-DEFAULT_CFG = 2.0
-DEFAULT_MIN_PATCHES = 2
-
 SMALL_TEXT = 512
 """Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
 thread."""
@@ -161,10 +158,10 @@ async def prepare(
         model=model,
         speaker=speaker,
         seed=secrets.randbits(63) if options.seed is None else options.seed & (2**63 - 1),
-        cfg_value=DEFAULT_CFG if options.cfg_value is None else options.cfg_value,
+        cfg_value=processor.cfg_value if options.cfg_value is None else options.cfg_value,
         solver_steps=steps,
         temperature=1.0 if options.temperature is None else options.temperature,
-        min_patches=DEFAULT_MIN_PATCHES if options.min_len is None else options.min_len,
+        min_patches=processor.min_patches if options.min_len is None else options.min_len,
         max_patches=max_patches,
         response_format=name,
         sample_rate=sample_rate,
