@@ -17,7 +17,7 @@ from models.media import MediaItem
 from models.protocol import Bucket, Plan, VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, prefill_errors
+from service.engine.faults import LaunchError, repeatable_launch
 from service.engine.memory import peak_bytes
 from service.engine.readback import mark
 from service.engine.second_try import with_second_try
@@ -264,7 +264,7 @@ class VisionStage:
 
     def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, torch.cuda.Event | None]:
         """The pass, and the event before it."""
-        with prefill_errors():
+        with repeatable_launch():
             plan = self._encoder.plan([part.item for part in parts])
             begun = mark(self._context.device)
             run = self.runner.run(plan)

@@ -26,7 +26,7 @@ from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
-from service.engine.faults import PrefillError, prefill_errors
+from service.engine.faults import RepeatableLaunchError, repeatable_launch
 from service.engine.pages import pages_for
 from service.engine.second_try import with_second_try
 from service.engine.worker import MemoryRequirements, WorkerContext
@@ -138,8 +138,8 @@ class ChatRunner:
         guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run out of
         memory on every route have a second try.
 
-        Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error, rows may
-        have advanced on the device, and their tokens are lost.
+        Raises RepeatableLaunchError when the chunks failed and the decode rows are unchanged. After any other error,
+        rows may have advanced on the device, and their tokens are lost.
         """
         if step.allocations:
             self._write_block_tables(step.allocations)
@@ -155,7 +155,7 @@ class ChatRunner:
         choice = self._routes.choose(step.chunks, len(step.slots), decode)
         try:
             return self._launch_chunks(step, embeds, kind, choice)
-        except PrefillError as error:
+        except RepeatableLaunchError as error:
             if choice.passed_over is None or not error.out_of_memory:
                 raise
         # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
@@ -168,13 +168,13 @@ class ChatRunner:
         # Prefills first: where one fails, the decode rows have not advanced.
         alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
         if step.needs.guided:
-            with prefill_errors():
+            with repeatable_launch():
                 last = self._backbone(alone, embeds, choice.prefill)
             # The layers write hidden states to `held`, padding included. So _sampled comes after them: it puts those of
             # the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
-        with prefill_errors():
+        with repeatable_launch():
             prefilled = self._prefill_rows(alone, embeds, kind, choice)
         decoded = self._decode_rows(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
@@ -201,7 +201,7 @@ class ChatRunner:
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         route: Route = "eager" if choice.prefill is None else "replay"
-        with prefill_errors():
+        with repeatable_launch():
             hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"

@@ -29,7 +29,7 @@ from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Chunk, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
@@ -236,7 +236,7 @@ class ChatWorker:
         try:
             with launch_errors():
                 return self._runner.launch(step, self._vision.embeds)
-        except PrefillError as error:
+        except RepeatableLaunchError as error:
             self._fail(chunks, error)
         except LaunchError as error:
             self._fail([*chunks, *step.sequences], error)
