@@ -72,9 +72,10 @@ class ChatGraphs:
         config = context.config
         self.held = torch.zeros((config.slots, sizes.hidden_size), dtype=context.dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
-        self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
+        layers = LayersStep(decoder, state, caches, sizes.page_size)
+        self.decode = {full: self._decode_runner(layers, rows, full=full) for full in (False, True)}
         self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
-        self.layers = self._layers_runner(rows)
+        self.layers = self._layers_runner(layers, rows)
         self.guided_sample = {full: self._guided_sample_runner(rows, full=full) for full in (False, True)}
         self.prefill, self.cached_prefill = self._prefill_runners()
 
@@ -109,8 +110,8 @@ class ChatGraphs:
             before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
         )
 
-    def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = DecodeStep(self._decoder, self.state, self.caches, self._sizes.page_size, self._sampling(full=full))
+    def _decode_runner(self, layers: LayersStep, rows: list[int], *, full: bool) -> GraphRunner:
+        step = DecodeStep(layers, self._sampling(full=full))
         return self._runner("decode", step, self._decode_buckets(rows), full=full)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
@@ -120,8 +121,7 @@ class ChatGraphs:
         )
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
-    def _layers_runner(self, rows: list[int]) -> GraphRunner:
-        layers = LayersStep(self._decoder, self.state, self.caches, self._sizes.page_size)
+    def _layers_runner(self, layers: LayersStep, rows: list[int]) -> GraphRunner:
         step = GuidedLayersStep(layers, self.held)
         return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
 

@@ -19,6 +19,7 @@ from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
+    LayersStep,
     Sampling,
     decode_rows,
     with_features,
@@ -52,7 +53,7 @@ class ScratchRuns:
         prefill = peak_bytes(lambda: self._prefill(caches, [tokens]), device)
         state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
-        step = DecodeStep(self._decoder, state, caches, sizes.page_size, sampling)
+        step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
         decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
         cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
         # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
