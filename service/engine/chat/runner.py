@@ -41,10 +41,10 @@ StepKind = Literal["decode", "mixed", "prefill"]
 
 
 @dataclass(frozen=True, eq=False)
-class HeldSampling:
-    """Sampling that waits for masks. Until it is launched, no other step of the model may be, since that would
-    overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their own outputs,
-    and it touches no slot state."""
+class PendingSampling:
+    """The sampling of a held step, which waits for the masks of its rows. Until it is launched, no other step of the
+    model may be, since that would overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its
+    graphs have their own outputs, and it touches no slot state."""
 
     slots: np.ndarray
     """Request slots of the rows, int64 [rows]."""
@@ -60,7 +60,7 @@ class StepOutput:
     for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
     route: Route
     kind: StepKind
-    held: HeldSampling | None = None
+    pending_sampling: PendingSampling | None = None
     """Set if a row is guided. Then `results` is empty, and ChatRunner.sample returns them."""
 
 
@@ -170,8 +170,8 @@ class ChatRunner:
         if step.needs.guided:
             with repeatable_launch():
                 last = self._backbone(alone, embeds, choice.prefill)
-            # The layers write hidden states to `held`, padding included. So _sampled comes after them: it puts those of
-            # the chunks behind the rows.
+            # The layers write hidden states to `held_hidden`, padding included. So _sampled comes after them: it puts
+            # those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
         with repeatable_launch():
@@ -210,28 +210,28 @@ class ChatRunner:
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
-        states of the last rows; those of the rows before them are in `held` already."""
+        states of the last rows; those of the rows before them are in `held_hidden` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
             return StepOutput({}, route, kind)
         if step.needs.guided:
-            self.graphs.held[len(slots) - len(hidden) : len(slots)] = hidden
+            self.graphs.held_hidden[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self.graphs.sample[step.needs.full].run(plan)
         return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
-        """A launched step whose hidden states are in `held`, and whose sampling waits for masks."""
+        """A launched step whose hidden states are in `held_hidden`, and whose sampling waits for masks."""
         self._masks.writable()
-        return StepOutput({}, route, kind, HeldSampling(slots, step.needs))
+        return StepOutput({}, route, kind, PendingSampling(slots, step.needs))
 
-    def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
+    def sample(self, sampling: PendingSampling, masks: MaskJob) -> dict[str, Tensor]:
         """Launches the sampling of a held step, whose masks are done. Returns StepOutput.results."""
-        plan = Plan(arrays={}, required={"rows": len(held.slots)})
-        with self._masks.sent(held.slots, masks.rows, masks.count):
-            run = self.graphs.guided_sample[held.needs.full].run(plan)
-        return self._results(run.outputs, len(held.slots), held.needs.logprobs)
+        plan = Plan(arrays={}, required={"rows": len(sampling.slots)})
+        with self._masks.sent(sampling.slots, masks.rows, masks.count):
+            run = self.graphs.guided_sample[sampling.needs.full].run(plan)
+        return self._results(run.outputs, len(sampling.slots), sampling.needs.logprobs)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
         results = {"results": outputs["results"][:rows]}

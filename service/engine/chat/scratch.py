@@ -59,10 +59,10 @@ class ScratchRuns:
         # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
-        held = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.slots})
+        held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
+        guided = self._peak_of(GuidedSampleStep(state, sampling, held_hidden), {"rows": config.slots})
         peak = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held.nbytes
+        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held_hidden.nbytes
         return MemoryRequirements(workspace=peak, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:

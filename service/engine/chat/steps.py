@@ -115,18 +115,19 @@ class LayersStep:
 
 @dataclass(frozen=True, eq=False)
 class GuidedLayersStep:
-    """The layers of a batch with guided decode rows. The hidden states stay in `held` [rows of the largest bucket,
-    hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as LayersStep."""
+    """The layers of a batch with guided decode rows. The hidden states stay in `held_hidden` [rows of the largest
+    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
+    LayersStep."""
 
     layers: LayersStep
-    held: Tensor
+    held_hidden: Tensor
     name = "guided_layers"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        self.held[: bucket["rows"]] = self.layers.forward(buffers, bucket)["hidden"]
+        self.held_hidden[: bucket["rows"]] = self.layers.forward(buffers, bucket)["hidden"]
         return {}
 
 
@@ -246,15 +247,15 @@ class SampleStep:
 
 @dataclass(frozen=True, eq=False)
 class GuidedSampleStep:
-    """Sampling for a batch with guided rows, whose hidden states are in `held`. When it is launched the layers may have
-    ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the slot
-    state while the layers run (service.engine.chat.mask_table.MaskTable). Rows without a mask, and padding, use mask 0.
-    Bucket: rows. Output: that of Sampling.
+    """Sampling for a batch with guided rows, whose hidden states are in `held_hidden`. When it is launched the layers
+    may have ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the
+    slot state while the layers run (service.engine.chat.mask_table.MaskTable). Rows without a mask, and padding, use
+    mask 0. Bucket: rows. Output: that of Sampling.
     """
 
     state: SlotState
     sampling: Sampling
-    held: Tensor
+    held_hidden: Tensor
 
     @property
     def name(self) -> str:
@@ -265,4 +266,4 @@ class GuidedSampleStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots, mask_rows = self.state.sampled[:, : bucket["rows"]]
-        return self.sampling(slots, self.held[: bucket["rows"]], mask_rows)
+        return self.sampling(slots, self.held_hidden[: bucket["rows"]], mask_rows)
