@@ -63,8 +63,10 @@ class Capturable(Protocol):
     buffer held before. Integers that are baked into a captured graph come only from `bucket`.
     """
 
-    name: str
-    """Names the computation in logs and errors."""
+    @property
+    def name(self) -> str:
+        """Names the computation in logs and errors."""
+        ...
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         """The buffers of a call of this size by name, in their order in memory. The first axis of a buffer is filled
@@ -101,10 +103,10 @@ class VisionEncoder(Capturable, Protocol):
         """Buckets to capture when the operator names none, ascending by cost."""
         ...
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        """Buckets for a single attention segment beside those of the list, where such a pass is faster; empty where it
-        is not. They name the same sizes, and are meant for segments that nearly fill them, or for equal segments that
-        fill them (EXACT)."""
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        """Buckets beside those of the list in which full attention is dense, which computes padding, too; empty where
+        it is not faster. They name the same sizes, and are for a single segment that nearly fills them, or for equal
+        segments that fill them (EXACT)."""
         ...
 
 

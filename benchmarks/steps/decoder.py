@@ -9,7 +9,7 @@ from benchmarks.steps.full_size import captured
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Bucket, Decoder, Plan
 from service.engine.chat.slot_state import Float, Int, SlotState
-from service.engine.chat.steps import CachedPrefillStep, DecodeStep, PrefillStep, Sampling
+from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
@@ -50,7 +50,8 @@ def captured_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> 
     """One captured step of rows in the middle of their answers."""
     state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device)
     sampling = Sampling(decoder, state, decoder.vocab_size, full=False)
-    step = DecodeStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE, sampling)
+    layers = LayersStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE)
+    step = DecodeStep(layers, sampling)
     bucket: Bucket = {"rows": rows, "pages": MAX_CONTEXT // PAGE_SIZE}
     fill(state, rows)
     runner = captured(name, "decode", step, [bucket], pool)

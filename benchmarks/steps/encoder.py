@@ -48,10 +48,10 @@ def replays_of(runner: GraphRunner, plans: Sequence[Plan]) -> list[Callable[[], 
 
 
 def served_buckets(encoder: VisionEncoder, plan: Plan) -> list[Bucket]:
-    """Those that a server would choose from for the plan, those for a single segment included."""
+    """Those that a server would choose from for the plan, dense ones included."""
     general = encoder.default_buckets()
-    single = [bucket for bucket in encoder.one_segment_buckets(general) if fills(bucket, plan.required)]
-    return [*general, *single]
+    dense = [bucket for bucket in encoder.dense_buckets(general) if fills(bucket, plan.required)]
+    return [*general, *dense]
 
 
 def fitting_bucket(buckets: Sequence[Bucket], plan: Plan) -> Bucket:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
-from models.layers.equal_segments import bounds, exact_buckets
+from models.layers.equal_segments import bounds
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
-from models.layers.one_segment import one_segment_buckets
+from models.layers.one_segment import dense_buckets
 from models.layers.packed import byte_lookup, layer_norm, widen_inputs
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -94,10 +94,9 @@ class KimiVisionEncoder(nn.Module):
             budgets.append(min(5 * budgets[-1] // 4, self._most_patches))
         return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in budgets]
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        exact = exact_buckets(bucket_list, _EXACT_SIZES, head_dim, weight)
-        return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        head_dim, merged_patches = self.config.head_dim, self.config.merged_patches
+        return dense_buckets(bucket_list, _EXACT_SIZES, head_dim, merged_patches, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, config = bucket["patches"], self.config

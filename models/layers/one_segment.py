@@ -10,7 +10,7 @@ anyway, so these features cost nothing; with a head dim of 64 they would, since 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import lcm
 
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from models.layers.attention import varlen_attention
-from models.layers.equal_segments import attend_equal_segments, dense, on_hopper
+from models.layers.equal_segments import attend_equal_segments, dense, exact_buckets, on_hopper
 from models.layers.op import op
 from models.layers.packed import rotate_packed
 from models.layers.rotary import rotate_half_split
+from models.protocol import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -154,3 +155,16 @@ def one_segment_buckets(
         if rows >= MIN_ROWS:
             found[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
     return list(found.values())
+
+
+def dense_buckets(
+    bucket_list: Sequence[Bucket],
+    exact_sizes: Iterable[tuple[int, int]],
+    head_dim: int,
+    merged_patches: int,
+    weight: Tensor,
+) -> list[Bucket]:
+    """All buckets in which attend_packed is dense: those for one segment, and those of `exact_sizes`, the number of
+    equal segments and the patches of each. The other arguments as of one_segment_buckets."""
+    exact = exact_buckets(bucket_list, exact_sizes, head_dim, weight)
+    return [*one_segment_buckets(bucket_list, head_dim, merged_patches, weight), *exact]

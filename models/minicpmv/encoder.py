@@ -70,7 +70,7 @@ class MiniCPMVEncoder(nn.Module):
             for slices in _SLICES
         ]
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         """None: a slice is too small."""
         return []
 

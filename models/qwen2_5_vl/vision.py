@@ -131,7 +131,7 @@ class Qwen25VLEncoder(nn.Module):
             for bucket in patch_buckets(self.config, self.images)
         ]
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         """None: most layers attend in windows, and the few others gain nothing (encoder_qwen2_5_vl_3b.json)."""
         return []
 

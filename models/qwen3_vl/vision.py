@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.layers.equal_segments import bounds, exact_buckets
+from models.layers.equal_segments import bounds
 from models.layers.mlp import MLP
-from models.layers.one_segment import one_segment_buckets
+from models.layers.one_segment import dense_buckets
 from models.layers.packed import add_table_rows, byte_lookup, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -135,10 +135,9 @@ class Qwen3VLEncoder(nn.Module):
     def default_buckets(self) -> list[Bucket]:
         return list(patch_buckets(self.config, self.images, _BUCKET_SIZES))
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        exact = exact_buckets(bucket_list, _EXACT_SIZES, head_dim, weight)
-        return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        head_dim, merged_patches = self.config.head_dim, self.config.merged_patches
+        return dense_buckets(bucket_list, _EXACT_SIZES, head_dim, merged_patches, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]

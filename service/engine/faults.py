@@ -39,9 +39,9 @@ class LaunchError(Exception):
         return isinstance(self.__cause__, torch.OutOfMemoryError)
 
 
-class PrefillError(LaunchError):
-    """A prefill, or an encoder pass, failed before the state of any decode row was touched. So decode rows go on, and
-    it may be launched again: it would write all that it has written once more."""
+class RepeatableLaunchError(LaunchError):
+    """A pass of prompts or of an encoder failed, and nothing is committed: decode rows are unchanged, and the pass may
+    be launched again, which writes once more all that it has written."""
 
 
 @contextmanager
@@ -56,9 +56,9 @@ def launch_errors(kind: type[LaunchError] = LaunchError) -> Iterator[None]:
         raise kind(f"a launch failed ({type(error).__name__})") from error
 
 
-def prefill_errors() -> AbstractContextManager[None]:
-    """As launch_errors, for launches that touch no decode row."""
-    return launch_errors(PrefillError)
+def repeatable_launch() -> AbstractContextManager[None]:
+    """As launch_errors, for a pass that commits nothing where it fails."""
+    return launch_errors(RepeatableLaunchError)
 
 
 def launch_failure(request_id: str, error: LaunchError) -> Failed:

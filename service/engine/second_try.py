@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from service.engine.faults import PrefillError
+from service.engine.faults import RepeatableLaunchError
 from service.engine.worker import WorkerContext
 from service.graphs.allocator import release_cached
 
@@ -21,15 +21,14 @@ Result = TypeVar("Result")
 
 
 def with_second_try(launch: Callable[[], Result], context: WorkerContext, *, model: str, kind: str) -> Result:
-    """What `launch` returns. If it raises a PrefillError for lack of memory, it is called once more, when nothing is in
-    flight and nothing cached. Other errors, and any of the second try, are passed on.
+    """What `launch` returns. If it raises a RepeatableLaunchError for lack of memory, it is called once more, when
+    nothing is in flight and nothing cached. Other errors, and any of the second try, are passed on.
 
-    launch: where it raises a PrefillError, it must have changed nothing that a second call does not write again. kind:
-        that of the metric.
+    kind: that of the metric.
     """
     try:
         return launch()
-    except PrefillError as error:
+    except RepeatableLaunchError as error:
         if not error.out_of_memory:
             raise
         # As text: a handler that kept the error would keep what it holds.

@@ -14,7 +14,7 @@ BucketKey = tuple[tuple[str, int], ...]
 
 _SPAN = 16
 _MIN_FILL = 0.95
-"""Share of a tight bucket that must not be padding. Its dense attention computes padding, too; without any it takes
+"""Share of a dense bucket that must not be padding. Its attention computes padding, too; without any it takes
 0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (heads of 80) of the time of attention that skips padding
 (benchmarks/results/kernels/attention_one_segment.json)."""
 

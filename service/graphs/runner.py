@@ -73,8 +73,8 @@ class GraphRunner:
     kind: name of the computation in metrics (encoder, decode, ...).
     before_ready: the buckets to capture before readiness, by default all. The largest is captured first, so that one
         block of static buffers serves all.
-    tight: buckets of the list whose graphs compute padding at full cost. A plan has to nearly fill them, and they are
-        captured last, so that they take no memory from the others.
+    dense_buckets: buckets of the list whose attention is dense, so that padding costs as much as other rows. A plan has
+        to nearly fill them, and they are captured last, so that they take no memory from the others.
     capture_stream: the CUDA stream to capture a bucket on, if it is not the engine's. Kernels of a graph have its
         priority, on whichever stream they are replayed.
     measured: buckets whose eager call is not much slower than a replay at the capture are tried on both routes in
@@ -98,7 +98,7 @@ class GraphRunner:
         *,
         enabled: bool = True,
         before_ready: Sequence[Bucket] | None = None,
-        tight: Sequence[Bucket] = (),
+        dense_buckets: Sequence[Bucket] = (),
         capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
         measured: bool = False,
         fill_others: Callable[[], object] | None = None,
@@ -113,7 +113,7 @@ class GraphRunner:
         self._fill_others = fill_others or (lambda: None)
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
-        self._tight = {key_of(bucket) for bucket in tight}
+        self._dense = {key_of(bucket) for bucket in dense_buckets}
         self._graphs: dict[BucketKey, CapturedGraph] = {}
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
@@ -121,7 +121,7 @@ class GraphRunner:
         self._eager: np.ndarray | None = None
         """Sizes and seconds of eager calls, float64 [2, captured]; None until they are needed after a capture."""
         self._static: StaticBuffers | None = None
-        self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._tight])
+        self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._dense])
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
         """Calls since the last capture that the most missed bucket would have served; one that was replayed with more
@@ -211,8 +211,8 @@ class GraphRunner:
         return self._choices[key]
 
     def _eligible(self, buckets: Iterable[Bucket], required: Bucket) -> list[Bucket]:
-        """The buckets, without the tight ones that `required` would not nearly fill."""
-        return [bucket for bucket in buckets if key_of(bucket) not in self._tight or fills(bucket, required)]
+        """The buckets, without the dense ones that `required` would not nearly fill."""
+        return [bucket for bucket in buckets if key_of(bucket) not in self._dense or fills(bucket, required)]
 
     def _reason(self, required: Bucket) -> EagerReason:
         if not self.enabled:
@@ -264,7 +264,7 @@ class GraphRunner:
         if not self.enabled:
             return False
         untried = self._untried()[::-1]
-        untried.sort(key=lambda bucket: key_of(bucket) in self._tight)
+        untried.sort(key=lambda bucket: key_of(bucket) in self._dense)
         wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))

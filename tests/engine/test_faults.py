@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, prefill_errors
+from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, repeatable_launch
 
 
 def _overflow() -> None:
@@ -36,6 +36,6 @@ def test_a_fault_of_the_device_is_passed_on() -> None:
         raise torch.AcceleratorError
 
 
-def test_a_prefill_that_failed_is_still_known_as_one_outside() -> None:
-    with pytest.raises(PrefillError), launch_errors(), prefill_errors():
+def test_a_failed_launch_that_is_repeatable_is_still_known_as_one_outside() -> None:
+    with pytest.raises(RepeatableLaunchError), launch_errors(), repeatable_launch():
         raise ValueError

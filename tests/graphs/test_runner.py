@@ -145,23 +145,30 @@ def test_replays_with_more_padding_than_the_list_means_them_to_have_are_few_miss
     assert not runner.capture_missed()
 
 
-def test_a_tight_bucket_holds_what_fills_it_and_is_captured_last() -> None:
+def test_a_dense_bucket_holds_what_fills_it_and_is_captured_last() -> None:
     encoder, pool = tiny_model("cpu").encoder, GraphPool(torch.device("cpu"), LIMIT)
     general = encoder.default_buckets()
-    tight = {"patches": 32, "sequences": 1, "max_seqlen": 32}
+    dense = {"patches": 32, "sequences": 1, "max_seqlen": 32}
     runner = GraphRunner(
-        "tiny", "encoder", encoder, [*general, tight], pool, Observations(), before_ready=general[-1:], tight=[tight]
+        "tiny",
+        "encoder",
+        encoder,
+        [*general, dense],
+        pool,
+        Observations(),
+        before_ready=general[-1:],
+        dense_buckets=[dense],
     )
     while runner.capture_next(idle=True):
         pass
-    assert runner.captured == [*general[::-1], tight]
-    for lengths, bucket in (([31], tight), ([32], tight), ([30], general[1]), ([14, 16], general[1])):
+    assert runner.captured == [*general[::-1], dense]
+    for lengths, bucket in (([31], dense), ([32], dense), ([30], general[1]), ([14, 16], general[1])):
         assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
     for _ in range(40):
         encode(runner, [tiny_item(0, [20])])
     while runner.capture_next(idle=True):
         pass
-    (found,) = [bucket for bucket in runner.captured if bucket not in (*general, tight)]
+    (found,) = [bucket for bucket in runner.captured if bucket not in (*general, dense)]
     assert found["patches"] == 20 and found["sequences"] > 1, "demand made a bucket for several segments"
 
 
@@ -223,12 +230,12 @@ def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(
     assert [e.labels["reason"] for e in observations.drain() if e.labels.get("route") == "eager"] == ["capture_failed"]
 
 
-def test_a_tight_bucket_that_failed_does_not_hide_what_others_would_hold() -> None:
+def test_a_dense_bucket_that_failed_does_not_hide_what_others_would_hold() -> None:
     encoder, pool = tiny_model("cpu").encoder, BrokenPool(torch.device("cpu"), LIMIT)
-    tight = {"patches": 48, "sequences": 1, "max_seqlen": 48}
+    dense = {"patches": 48, "sequences": 1, "max_seqlen": 48}
     observations = Observations()
     runner = GraphRunner(
-        "tiny", "encoder", encoder, [*encoder.default_buckets(), tight], pool, observations, tight=[tight]
+        "tiny", "encoder", encoder, [*encoder.default_buckets(), dense], pool, observations, dense_buckets=[dense]
     )
     encode(runner, [tiny_item(0, [48])])
     assert runner.capture_missed() and not runner.captured

@@ -94,7 +94,7 @@ class TinyEncoder(nn.Module):
     def default_buckets(self) -> list[Bucket]:
         return [{"patches": p, "sequences": max(2, p // 8), "max_seqlen": p} for p in (16, 32, 48, 96)]
 
-    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         return []
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

@@ -17,7 +17,7 @@ from models.media import MediaItem
 from models.protocol import Bucket, Plan, VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, prefill_errors
+from service.engine.faults import LaunchError, repeatable_launch
 from service.engine.memory import peak_bytes
 from service.engine.readback import mark
 from service.engine.second_try import with_second_try
@@ -94,23 +94,23 @@ class VisionStage:
         self._name = name
         self._encoder = encoder
         self._bucket_list = sorted(bucket_list, key=cost_of)
-        one_segment = encoder.one_segment_buckets(bucket_list)
-        self._one_segment = set(map(key_of, one_segment))
+        dense_buckets = encoder.dense_buckets(bucket_list)
+        self._dense = set(map(key_of, dense_buckets))
         self._embeds_width = embeds_width
         self._context = context
         self.cache = EncoderCache(config.encoder_cache_bytes)
         # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others,
-        # and then those for a single segment.
+        # and then the dense buckets.
         self.runner = GraphRunner(
             name,
             "encoder",
             encoder,
-            [*bucket_list, *one_segment],
+            [*bucket_list, *dense_buckets],
             context.pool,
             context.observations,
             enabled=config.graphs,
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
-            tight=one_segment,
+            dense_buckets=dense_buckets,
             measured=True,
         )
         self._pending: OrderedDict[bytes, PendingItem] = OrderedDict()
@@ -230,8 +230,8 @@ class VisionStage:
         single = len(self._pending) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
         if oldest.alone or single:
             return oldest.parts[:1]
-        # Buckets for one segment, or for equal ones, hold no mixed group, and would cut an item into single frames.
-        captured = [bucket for bucket in self.runner.captured if key_of(bucket) not in self._one_segment]
+        # Dense buckets, for one segment or for equal ones, hold no mixed group, and would cut an item into frames.
+        captured = [bucket for bucket in self.runner.captured if key_of(bucket) not in self._dense]
         bucket_list = [bucket for bucket in captured or self._bucket_list if affords(bucket["patches"])]
         if not bucket_list:
             return oldest.parts[:1]
@@ -264,7 +264,7 @@ class VisionStage:
 
     def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, torch.cuda.Event | None]:
         """The pass, and the event before it."""
-        with prefill_errors():
+        with repeatable_launch():
             plan = self._encoder.plan([part.item for part in parts])
             begun = mark(self._context.device)
             run = self.runner.run(plan)

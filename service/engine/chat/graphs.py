@@ -53,8 +53,8 @@ class ChatGraphs:
     """The graph runners of one model.
 
     decode, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with (True).
-    layers, guided_sample: the two halves of a decode step with guided rows; `held` [slots, hidden_size] passes the
-        hidden states from the first to the second.
+    layers, guided_sample: the two halves of a decode step with guided rows; `held_hidden` [slots, hidden_size] passes
+        the hidden states from the first to the second.
     prefill, cached_prefill: chunks without cached context, and any chunks.
     """
 
@@ -70,11 +70,12 @@ class ChatGraphs:
         self._name, self._decoder, self.state, self.caches = name, decoder, state, caches
         self._sizes, self._context = sizes, context
         config = context.config
-        self.held = torch.zeros((config.slots, sizes.hidden_size), dtype=context.dtype, device=context.device)
+        self.held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=context.dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
-        self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
+        layers = LayersStep(decoder, state, caches, sizes.page_size)
+        self.decode = {full: self._decode_runner(layers, rows, full=full) for full in (False, True)}
         self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
-        self.layers = self._layers_runner(rows)
+        self.layers = self._layers_runner(layers, rows)
         self.guided_sample = {full: self._guided_sample_runner(rows, full=full) for full in (False, True)}
         self.prefill, self.cached_prefill = self._prefill_runners()
 
@@ -109,8 +110,8 @@ class ChatGraphs:
             before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
         )
 
-    def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = DecodeStep(self._decoder, self.state, self.caches, self._sizes.page_size, self._sampling(full=full))
+    def _decode_runner(self, layers: LayersStep, rows: list[int], *, full: bool) -> GraphRunner:
+        step = DecodeStep(layers, self._sampling(full=full))
         return self._runner("decode", step, self._decode_buckets(rows), full=full)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
@@ -120,9 +121,8 @@ class ChatGraphs:
         )
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
-    def _layers_runner(self, rows: list[int]) -> GraphRunner:
-        layers = LayersStep(self._decoder, self.state, self.caches, self._sizes.page_size)
-        step = GuidedLayersStep(layers, self.held)
+    def _layers_runner(self, layers: LayersStep, rows: list[int]) -> GraphRunner:
+        step = GuidedLayersStep(layers, self.held_hidden)
         return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
 
     def _sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
@@ -130,7 +130,7 @@ class ChatGraphs:
         return self._runner("sample", step, [{"rows": count} for count in rows], full=full)
 
     def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = GuidedSampleStep(self.state, self._sampling(full=full), self.held)
+        step = GuidedSampleStep(self.state, self._sampling(full=full), self.held_hidden)
         return self._runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
 
     def _sampling(self, *, full: bool) -> Sampling:

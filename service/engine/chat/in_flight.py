@@ -11,7 +11,7 @@ from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.masks import MaskJob, Unread
 from service.engine.chat.pacing import ChunkWork
-from service.engine.chat.runner import HeldSampling
+from service.engine.chat.runner import PendingSampling
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.readback import Readback
@@ -32,7 +32,7 @@ class Launch:
     host_seconds: float = 0.0
     """Time that Python spent on it so far."""
     readback: Readback | None = None
-    """None while the sampling of a step is held."""
+    """None while the step is held."""
     sequences: tuple[ChatSequence, ...] = ()
     """Sequences of the rows of the results: decode rows, then last chunks."""
     chunks: tuple[Chunk, ...] = ()
@@ -40,8 +40,8 @@ class Launch:
     """Work of the prefill chunks, if there are any."""
     encoded: Encoded | None = None
     """Set for an encoder pass."""
-    held: HeldSampling | None = None
-    """Set for a step with guided rows."""
+    pending_sampling: PendingSampling | None = None
+    """Set while the step is held: until its sampling is launched."""
     masks: MaskJob | None = None
     """The masks that a held step waits for."""
     timing_valid: bool = True
@@ -90,7 +90,7 @@ class InFlight:
     def held(self) -> Launch | None:
         """The step whose sampling waits for masks: always the last one."""
         last = self._launches[-1] if self._launches else None
-        return last if last is not None and last.readback is None else None
+        return last if last is not None and last.pending_sampling is not None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
         """Where tokens of these sequences that were launched but not read yet will arrive."""

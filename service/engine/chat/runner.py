@@ -26,7 +26,7 @@ from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
-from service.engine.faults import PrefillError, prefill_errors
+from service.engine.faults import RepeatableLaunchError, repeatable_launch
 from service.engine.pages import pages_for
 from service.engine.second_try import with_second_try
 from service.engine.worker import MemoryRequirements, WorkerContext
@@ -41,10 +41,10 @@ StepKind = Literal["decode", "mixed", "prefill"]
 
 
 @dataclass(frozen=True, eq=False)
-class HeldSampling:
-    """Sampling that waits for masks. Until it is launched, no other step of the model may be, since that would
-    overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their own outputs,
-    and it touches no slot state."""
+class PendingSampling:
+    """The sampling of a held step, which waits for the masks of its rows. Until it is launched, no other step of the
+    model may be, since that would overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its
+    graphs have their own outputs, and it touches no slot state."""
 
     slots: np.ndarray
     """Request slots of the rows, int64 [rows]."""
@@ -60,7 +60,7 @@ class StepOutput:
     for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
     route: Route
     kind: StepKind
-    held: HeldSampling | None = None
+    pending_sampling: PendingSampling | None = None
     """Set if a row is guided. Then `results` is empty, and ChatRunner.sample returns them."""
 
 
@@ -138,8 +138,8 @@ class ChatRunner:
         guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run out of
         memory on every route have a second try.
 
-        Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error, rows may
-        have advanced on the device, and their tokens are lost.
+        Raises RepeatableLaunchError when the chunks failed and the decode rows are unchanged. After any other error,
+        rows may have advanced on the device, and their tokens are lost.
         """
         if step.allocations:
             self._write_block_tables(step.allocations)
@@ -155,7 +155,7 @@ class ChatRunner:
         choice = self._routes.choose(step.chunks, len(step.slots), decode)
         try:
             return self._launch_chunks(step, embeds, kind, choice)
-        except PrefillError as error:
+        except RepeatableLaunchError as error:
             if choice.passed_over is None or not error.out_of_memory:
                 raise
         # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
@@ -168,13 +168,13 @@ class ChatRunner:
         # Prefills first: where one fails, the decode rows have not advanced.
         alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
         if step.needs.guided:
-            with prefill_errors():
+            with repeatable_launch():
                 last = self._backbone(alone, embeds, choice.prefill)
-            # The layers write hidden states to `held`, padding included. So _sampled comes after them: it puts those of
-            # the chunks behind the rows.
+            # The layers write hidden states to `held_hidden`, padding included. So _sampled comes after them: it puts
+            # those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
-        with prefill_errors():
+        with repeatable_launch():
             prefilled = self._prefill_rows(alone, embeds, kind, choice)
         decoded = self._decode_rows(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
@@ -201,7 +201,7 @@ class ChatRunner:
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         route: Route = "eager" if choice.prefill is None else "replay"
-        with prefill_errors():
+        with repeatable_launch():
             hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
@@ -210,28 +210,28 @@ class ChatRunner:
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
-        states of the last rows; those of the rows before them are in `held` already."""
+        states of the last rows; those of the rows before them are in `held_hidden` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
             return StepOutput({}, route, kind)
         if step.needs.guided:
-            self.graphs.held[len(slots) - len(hidden) : len(slots)] = hidden
+            self.graphs.held_hidden[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self.graphs.sample[step.needs.full].run(plan)
         return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
-        """A launched step whose hidden states are in `held`, and whose sampling waits for masks."""
+        """A launched step whose hidden states are in `held_hidden`, and whose sampling waits for masks."""
         self._masks.writable()
-        return StepOutput({}, route, kind, HeldSampling(slots, step.needs))
+        return StepOutput({}, route, kind, PendingSampling(slots, step.needs))
 
-    def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
+    def sample(self, sampling: PendingSampling, masks: MaskJob) -> dict[str, Tensor]:
         """Launches the sampling of a held step, whose masks are done. Returns StepOutput.results."""
-        plan = Plan(arrays={}, required={"rows": len(held.slots)})
-        with self._masks.sent(held.slots, masks.rows, masks.count):
-            run = self.graphs.guided_sample[held.needs.full].run(plan)
-        return self._results(run.outputs, len(held.slots), held.needs.logprobs)
+        plan = Plan(arrays={}, required={"rows": len(sampling.slots)})
+        with self._masks.sent(sampling.slots, masks.rows, masks.count):
+            run = self.graphs.guided_sample[sampling.needs.full].run(plan)
+        return self._results(run.outputs, len(sampling.slots), sampling.needs.logprobs)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
         results = {"results": outputs["results"][:rows]}

@@ -19,6 +19,7 @@ from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
+    LayersStep,
     Sampling,
     decode_rows,
     with_features,
@@ -52,16 +53,16 @@ class ScratchRuns:
         prefill = peak_bytes(lambda: self._prefill(caches, [tokens]), device)
         state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
-        step = DecodeStep(self._decoder, state, caches, sizes.page_size, sampling)
+        step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
         decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
         cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
         # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
-        held = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.slots})
+        held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
+        guided = self._peak_of(GuidedSampleStep(state, sampling, held_hidden), {"rows": config.slots})
         peak = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held.nbytes
+        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held_hidden.nbytes
         return MemoryRequirements(workspace=peak, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:

@@ -10,6 +10,7 @@ run. A mask depends on the grammar and on the previous token, which the host has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +23,23 @@ from service.engine.chat.sampler import choose, mask_logits, restricted
 from service.engine.chat.slot_state import Int, SlotState
 
 
+@dataclass(frozen=True, eq=False)
 class Sampling:
     """The end of a step, after the backbone: logits, sampling, stop tokens, next inputs."""
 
-    def __init__(self, decoder: Decoder, state: SlotState, vocab_limit: int, *, full: bool) -> None:
-        self._decoder = decoder
-        self._state = state
-        self._vocab_limit = vocab_limit
-        self.full = full
+    decoder: Decoder
+    state: SlotState
+    vocab_limit: int
+    full: bool
+    """With penalties and filters."""
 
     def __call__(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None) -> dict[str, Tensor]:
         """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (rows of SlotState.allowed) ->
         "results" int32 [rows, 2] (token, 1 where it stopped). The full variant adds "logits" float32 [rows,
         vocabulary], before penalties and filters."""
-        state = self._state
+        state = self.state
         # Columns past the tokenizer's vocabulary only pad the embedding.
-        logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
+        logits = self.decoder.logits(hidden)[:, : self.vocab_limit]
         if not self.full:
             return {"results": sample_tokens(logits, slots, state, mask_rows)}
         candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
@@ -88,17 +90,15 @@ def decode_rows(
     return ints[:, Int.TOKEN], ints[:, Int.POSITION], slot_mapping, tables, seq_lens
 
 
+@dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
     longest sequence). Output: hidden [rows, hidden_size]."""
 
-    def __init__(
-        self, decoder: Decoder, state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
-    ) -> None:
-        self._decoder = decoder
-        self._state = state
-        self._caches = caches
-        self._page_size = page_size
+    decoder: Decoder
+    state: SlotState
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
@@ -106,53 +106,50 @@ class LayersStep:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots = buffers["slots"]
         tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
-            slots, self._state, bucket["pages"], self._page_size
+            slots, self.state, bucket["pages"], self.page_size
         )
-        batch = PagedBatch.of_decode_rows(self._caches, self._page_size, slot_mapping, tables, seq_lens)
-        positions = positions[None].expand(self._decoder.position_axes, -1)
-        return {"hidden": self._decoder.forward(self._decoder.embed(tokens), positions, batch)}
+        batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens)
+        positions = positions[None].expand(self.decoder.position_axes, -1)
+        return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
 
 
+@dataclass(frozen=True, eq=False)
 class GuidedLayersStep:
-    """The layers of a batch with guided decode rows. The hidden states stay in `held` [rows of the largest bucket,
-    hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as LayersStep."""
+    """The layers of a batch with guided decode rows. The hidden states stay in `held_hidden` [rows of the largest
+    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
+    LayersStep."""
 
+    layers: LayersStep
+    held_hidden: Tensor
     name = "guided_layers"
 
-    def __init__(self, layers: LayersStep, held: Tensor) -> None:
-        self._layers = layers
-        self._held = held
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return self._layers.buffer_specs(bucket)
+        return self.layers.buffer_specs(bucket)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        self._held[: bucket["rows"]] = self._layers.forward(buffers, bucket)["hidden"]
+        self.held_hidden[: bucket["rows"]] = self.layers.forward(buffers, bucket)["hidden"]
         return {}
 
 
+@dataclass(frozen=True, eq=False)
 class DecodeStep:
     """Every slot advances by one token. Bucket: as LayersStep. Output: that of Sampling."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        state: SlotState,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        sampling: Sampling,
-    ) -> None:
-        self.name = "decode_full" if sampling.full else "decode"
-        self._layers = LayersStep(decoder, state, caches, page_size)
-        self._sampling = sampling
+    layers: LayersStep
+    sampling: Sampling
+
+    @property
+    def name(self) -> str:
+        return "decode_full" if self.sampling.full else "decode"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return self._layers.buffer_specs(bucket)
+        return self.layers.buffer_specs(bucket)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self._sampling(buffers["slots"], self._layers.forward(buffers, bucket)["hidden"])
+        return self.sampling(buffers["slots"], self.layers.forward(buffers, bucket)["hidden"])
 
 
+@dataclass(frozen=True, eq=False)
 class PrefillStep:
     """The layers over whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences; for
     decoders with features of media rows (Decoder.feature_levels) also levels: their number, or 0 for text, which then
@@ -161,30 +158,22 @@ class PrefillStep:
     Padded rows write to the scratch page.
     """
 
+    decoder: Decoder
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
+    hidden_size: int
+    dtype: torch.dtype
     name = "prefill"
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        hidden_size: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self._decoder = decoder
-        self._caches = caches
-        self._page_size = page_size
-        self._hidden_size = hidden_size
-        self._dtype = dtype
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return _chunk_specs(self._decoder, bucket, self._hidden_size, self._dtype)
+        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch.of_new_prompts(self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"])
-        return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+        batch = PagedBatch.of_new_prompts(self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"])
+        return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
 
+@dataclass(frozen=True, eq=False)
 class CachedPrefillStep:
     """The layers over any mix of chunks, with cached context or without. Bucket: as PrefillStep. Output: hidden
     [tokens, hidden_size].
@@ -194,37 +183,27 @@ class CachedPrefillStep:
     Padded sequences have the scratch slot and no keys.
     """
 
+    decoder: Decoder
+    state: SlotState
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
+    hidden_size: int
+    dtype: torch.dtype
     name = "cached_prefill"
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        state: SlotState,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        hidden_size: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self._decoder = decoder
-        self._state = state
-        self._caches = caches
-        self._page_size = page_size
-        self._hidden_size = hidden_size
-        self._dtype = dtype
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         sequences = bucket["sequences"]
-        return _chunk_specs(self._decoder, bucket, self._hidden_size, self._dtype) | {
+        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype) | {
             "slots": BufferSpec((sequences,), torch.int64),
             "seq_lens": BufferSpec((sequences,), torch.int32),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        tables = self._state.block_tables[buffers["slots"]]
+        tables = self.state.block_tables[buffers["slots"]]
         batch = PagedBatch.of_chunks(
-            self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
+            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
         )
-        return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+        return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
 
 def with_features(hidden: Tensor, width: int) -> Tensor:
@@ -243,42 +222,48 @@ def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torc
     }
 
 
+@dataclass(frozen=True, eq=False)
 class SampleStep:
     """Sampling for the rows of a mixed batch that end in a token. Bucket: rows. Output: that of Sampling."""
 
-    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype) -> None:
-        self.name = "sample_full" if sampling.full else "sample"
-        self._sampling = sampling
-        self._hidden_size = hidden_size
-        self._dtype = dtype
+    sampling: Sampling
+    hidden_size: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return "sample_full" if self.sampling.full else "sample"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         rows = bucket["rows"]
         return {
             "slots": BufferSpec((rows,), torch.int64),
-            "hidden": BufferSpec((rows, self._hidden_size), self._dtype),
+            "hidden": BufferSpec((rows, self.hidden_size), self.dtype),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self._sampling(buffers["slots"], buffers["hidden"])
+        return self.sampling(buffers["slots"], buffers["hidden"])
 
 
+@dataclass(frozen=True, eq=False)
 class GuidedSampleStep:
-    """Sampling for a batch with guided rows, whose hidden states are in `held`. When it is launched the layers may have
-    ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the slot
-    state while the layers run (service.engine.chat.mask_table.MaskTable). Rows without a mask, and padding, use mask 0.
-    Bucket: rows. Output: that of Sampling.
+    """Sampling for a batch with guided rows, whose hidden states are in `held_hidden`. When it is launched the layers
+    may have ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the
+    slot state while the layers run (service.engine.chat.mask_table.MaskTable). Rows without a mask, and padding, use
+    mask 0. Bucket: rows. Output: that of Sampling.
     """
 
-    def __init__(self, state: SlotState, sampling: Sampling, held: Tensor) -> None:
-        self.name = "guided_sample_full" if sampling.full else "guided_sample"
-        self._state = state
-        self._sampling = sampling
-        self._held = held
+    state: SlotState
+    sampling: Sampling
+    held_hidden: Tensor
+
+    @property
+    def name(self) -> str:
+        return "guided_sample_full" if self.sampling.full else "guided_sample"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, mask_rows = self._state.sampled[:, : bucket["rows"]]
-        return self._sampling(slots, self._held[: bucket["rows"]], mask_rows)
+        slots, mask_rows = self.state.sampled[:, : bucket["rows"]]
+        return self.sampling(slots, self.held_hidden[: bucket["rows"]], mask_rows)

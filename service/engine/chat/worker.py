@@ -29,7 +29,7 @@ from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Chunk, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, PrefillError, launch_errors, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
@@ -213,7 +213,8 @@ class ChatWorker:
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds, held=output.held)
+        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds)
+        launch.pending_sampling = output.pending_sampling
         launch.sequences, launch.chunks = step.sampled, step.chunks
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
@@ -221,7 +222,7 @@ class ChatWorker:
         elif budget is not None:
             self._pacing.spend(len(step.slots), budget.predicted)
             launch.add_chunks(budget)
-        if launch.held is None:
+        if launch.pending_sampling is None:
             self._close_gap(decode_seconds)
             launch.readback = Readback(output.results, self._context.device)
         else:
@@ -236,7 +237,7 @@ class ChatWorker:
         try:
             with launch_errors():
                 return self._runner.launch(step, self._vision.embeds)
-        except PrefillError as error:
+        except RepeatableLaunchError as error:
             self._fail(chunks, error)
         except LaunchError as error:
             self._fail([*chunks, *step.sequences], error)
@@ -305,15 +306,15 @@ class ChatWorker:
 
     def _launch_sampling(self, launch: Launch, masks: MaskJob) -> LaunchError | None:
         """Launches the sampling of a held step; returns the error if that failed."""
-        assert launch.held is not None
+        assert launch.pending_sampling is not None
         self._close_gap(self._pacing.decode_seconds(len(launch.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
             with launch_errors():
-                results = self._runner.sample(launch.held, masks)
+                results = self._runner.sample(launch.pending_sampling, masks)
         except LaunchError as error:
             problem = error
-        launch.readback = Readback(results, self._context.device)
+        launch.readback, launch.pending_sampling = Readback(results, self._context.device), None
         return problem
 
     def _read(self, *, timed: bool = True) -> None:

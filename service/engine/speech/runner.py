@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import Bucket, SpeechModel
-from service.engine.faults import prefill_errors
+from service.engine.faults import repeatable_launch
 from service.engine.pages import pages_for
 from service.engine.readback import Readback
 from service.engine.second_try import with_second_try
@@ -155,8 +155,8 @@ class SpeechRunner:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.
 
-        A pass that runs out of memory has a second try. Raises PrefillError when the pass failed: the decode rows are
-        unchanged.
+        A pass that runs out of memory has a second try. Raises RepeatableLaunchError when the pass failed: the decode
+        rows are unchanged.
         """
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
         adapters = adapter_slots_of(decodes, chunks)
@@ -194,7 +194,7 @@ class SpeechRunner:
     ) -> tuple[Mark, Tensor]:
         """The mark before the pass, and its conditioning; see _run_prompts."""
         start = self.clock.mark()
-        with prefill_errors():
+        with repeatable_launch():
             self._write_rows(
                 upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
             )

@@ -17,7 +17,7 @@ import torch
 
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LaunchError, PrefillError, launch_errors
+from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors
 from service.engine.memory import peak_bytes
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
@@ -263,7 +263,7 @@ class SpeechWorker:
         try:
             with launch_errors():
                 launch = self._launch(step)
-        except PrefillError as error:
+        except RepeatableLaunchError as error:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
                 self._scheduler.undo(stream)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.engine.arbiter import Arbiter
 from service.engine.chat.in_flight import InFlight, Launch
+from service.engine.chat.runner import PendingSampling
+from service.engine.chat.scheduler_output import SamplerNeeds
 from service.engine.worker import Control
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
@@ -168,7 +171,8 @@ def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps(monkeypatch: 
 
 def test_a_held_step_between_whose_parts_another_model_launches_has_no_duration_of_its_own() -> None:
     in_flight = InFlight()
-    held = Launch("decode", 1, "replay", 0.0, DECODE)
+    sampling = PendingSampling(np.array([1]), SamplerNeeds(full=False, guided=True, logprobs=None))
+    held = Launch("decode", 1, "replay", 0.0, DECODE, pending_sampling=sampling)
     in_flight.add(held)
     assert held.timing_valid
     in_flight.others_launched()

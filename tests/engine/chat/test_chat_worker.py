@@ -385,11 +385,11 @@ def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
     engine.assert_nothing_left()
 
 
-def test_buckets_for_one_segment_neither_cut_a_video_into_frames_nor_hold_groups(
+def test_dense_buckets_neither_cut_a_video_into_frames_nor_hold_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     single = {"patches": 40, "sequences": 1, "max_seqlen": 40}
-    monkeypatch.setattr(TinyEncoder, "one_segment_buckets", lambda *_: [single])
+    monkeypatch.setattr(TinyEncoder, "dense_buckets", lambda *_: [single])
     engine = InlineEngine()
     vision = engine.worker._vision
     while vision.runner.capture_next(idle=True):

@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers import one_segment
+from models.layers import equal_segments, one_segment
 from models.layers.attention import attend_segments
-from models.layers.one_segment import FEATURES, attend_lengthened, attend_packed, far, lengthen, one_segment_buckets
+from models.layers.one_segment import (
+    FEATURES,
+    attend_lengthened,
+    attend_packed,
+    dense_buckets,
+    far,
+    lengthen,
+    one_segment_buckets,
+)
 from models.layers.packed import rotate_packed
+from models.protocol import EXACT
 from tests.models.kernels.checking import relative_error, replayed, upcast
 from tests.support.one_segment import allow_one_segment
 from tests.support.one_segment import taken as taken
@@ -143,6 +152,17 @@ def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> 
         {"patches": p, "sequences": 1, "max_seqlen": p, "windows": w} for p, w in ((2048, 64), (2368, 75), (16384, 512))
     ]
     assert [bucket["patches"] for bucket in one_segment_buckets(listed, 80, 9, torch.empty(1))] == [2304, 16128]
+
+
+def test_dense_buckets_are_those_for_one_segment_and_the_exact_ones(monkeypatch) -> None:
+    monkeypatch.setattr(one_segment, "on_hopper", lambda *_: True)
+    monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
+    listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 2400)]
+    weight = torch.empty(1, dtype=torch.bfloat16)
+    one = {"patches": 2368, "sequences": 1, "max_seqlen": 2368}
+    equal = {"patches": 1568, "sequences": 2, "max_seqlen": 784, EXACT: 1}
+    assert dense_buckets(listed, [(2, 784), (8, 784)], 80, 4, weight) == [one, equal]
+    assert dense_buckets(listed, [(2, 784)], 64, 4, weight) == [equal]
 
 
 def test_lengthened_heads(monkeypatch) -> None:
