@@ -93,8 +93,8 @@ class MediaLoader:
     prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
         videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
         source_digest of the encoded bytes.
-    charge: called with the bytes of the pixels before they are decoded, in the thread that will decode them. It may
-        block, or raise InputError.
+    charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
+        thread that will decode them. It may block, or raise InputError.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class MediaLoader:
         limits = self._limits.image
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
 
-        def admit(width: int, height: int) -> None:
+        def admit(width: int, height: int, size: int) -> None:
             budget.take_pixels(width * height, field)
-            charge(3 * width * height)
+            charge(size)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
