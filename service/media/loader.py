@@ -162,9 +162,12 @@ class MediaLoader:
 
         def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
             indices = choose(metadata)
-            pixels = len(set(indices)) * metadata.height * metadata.width
-            budget.take_pixels(pixels, field)
-            charge(3 * pixels)
+            budget.take_pixels(_pixels(metadata, indices), field)
+            return indices
+
+        def choose_and_charge(metadata: VideoMetadata) -> Sequence[int]:
+            indices = choose_within_budget(metadata)
+            charge(3 * _pixels(metadata, indices))
             return indices
 
         if is_frame_list(url):
@@ -181,13 +184,14 @@ class MediaLoader:
                         images=self._limits.image,
                         limits=limits,
                         decode=decode,
+                        charge=charge,
                     ),
                     field,
                 )
                 return await prepare(frames)
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
         async with self._videos.turn(budget.client):
-            return await prepare(await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits))
+            return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
 
     async def audio(self, url: str, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
@@ -240,3 +244,7 @@ class MediaLoader:
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
+
+
+def _pixels(metadata: VideoMetadata, indices: Sequence[int]) -> int:
+    return len(set(indices)) * metadata.height * metadata.width
