@@ -105,7 +105,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             endpoint=ENDPOINTS,
             reason=("in_flight", "bytes", "queue_full", "queue_timeout"),
         ),
-        _gauge("admitted_bytes", "Bytes of request bodies and decoded media in progress."),
+        _gauge("admitted_bytes", "Bytes of request bodies, fetched and decoded media in progress."),
         _counter(
             "client_disconnects_total", "Requests whose client disconnected early.", "endpoint", endpoint=ENDPOINTS
         ),

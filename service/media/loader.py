@@ -95,6 +95,8 @@ class MediaLoader:
         source_digest of the encoded bytes.
     charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
         thread that will decode them. It may block, or raise InputError.
+    fetched: called in the event loop with the bytes of a remote URL as they come, which are held until the method
+        returns. What it raises ends the fetch.
     """
 
     def __init__(
@@ -129,10 +131,11 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        fetched: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
         limits = self._limits.image
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget, fetched)
 
         def admit(width: int, height: int, size: int) -> None:
             budget.take_pixels(width * height, field)
@@ -155,6 +158,7 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        fetched: Charge = lambda size: None,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
@@ -189,14 +193,22 @@ class MediaLoader:
                     field,
                 )
                 return await prepare(frames)
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget, fetched)
         async with self._videos.turn(budget.client):
             return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
 
-    async def audio(self, url: str, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
+    async def audio(
+        self,
+        url: str,
+        *,
+        sample_rate: int,
+        field: str,
+        client: str = "",
+        fetched: Charge = lambda size: None,
+    ) -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
-        budget = self.budget()
-        data = await self._read(url, field, self._limits.audio.max_bytes, self._limits.fetch.audio_seconds, budget)
+        limits, seconds = self._limits.audio, self._limits.fetch.audio_seconds
+        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), fetched)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
@@ -211,20 +223,20 @@ class MediaLoader:
             await asyncio.to_thread(self._image_pool.close)
         await self._fetcher.close()
 
-    async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
+    async def _read(
+        self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget, fetched: Charge
+    ) -> bytes:
+        def admit(size: int) -> None:
+            budget.take_bytes(size, field)
+            fetched(size)
+
         began = time.monotonic()
         if is_data_url(url):
             payload = parse_data_url(url, field=field).payload
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
-            data = await self._fetcher.fetch(
-                url,
-                field=field,
-                max_bytes=max_bytes,
-                seconds=seconds,
-                admit=lambda count: budget.take_bytes(count, field),
-            )
+            data = await self._fetcher.fetch(url, field=field, max_bytes=max_bytes, seconds=seconds, admit=admit)
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
 

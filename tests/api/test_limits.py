@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -153,6 +153,26 @@ async def test_a_picture_without_room_is_refused_before_it_is_decoded(
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
             await until(lambda: server.context.admission.pending_bytes == 0)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url"])
+def test_media_that_are_fetched_without_room_for_them_get_503(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(url: str, *, admit: Callable[[int], None], **limits: object) -> bytes:
+        for _ in range(1000):
+            admit(1000)
+        raise AssertionError("nobody stopped it")
+
+    with running_server(max_pending_bytes=200_000) as server:
+        monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
+        other = server.context.admission.ticket("chat")
+        other.grow(1, 1000)
+        part = {"type": kind, kind: {"url": "https://example.org/media"}}
+        said = {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=GENEROUS)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "overloaded"
+        other.release()
+        server.wait_idle()
 
 
 def test_health_tells_of_a_hung_engine() -> None:

@@ -33,7 +33,8 @@ class OtherProcesses(Protocol):
 
 
 class Admission:
-    """Counts requests in flight and the bytes of their bodies and decoded media, for each kind of work (chat, speech).
+    """Counts requests in flight and the bytes of their bodies, of media that were fetched for them and of decoded
+    media, for each kind of work (chat, speech).
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
         can be starved. A kind without a share may use everything.
@@ -92,7 +93,9 @@ class Admission:
                 raise self._refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
             if not self.fits(endpoint, size, held):
                 raise self._refusal(
-                    endpoint, "bytes", "Too many bytes in progress (request bodies and decoded media); retry shortly."
+                    endpoint,
+                    "bytes",
+                    "Too many bytes in progress (request bodies, fetched and decoded media); retry shortly.",
                 )
             self._hold(kind, requests, size)
 
