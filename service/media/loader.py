@@ -89,7 +89,8 @@ class MediaLoader:
     the others waiting. on_read: called with the kind of URL ("data" or "remote") and the seconds that reading it took.
 
     Arguments of the methods:
-    field: path of the URL in the request; every method raises InputError with it.
+    field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL
+        whose turn does not come.
     prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
         videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
         source_digest of the encoded bytes.
@@ -236,7 +237,9 @@ class MediaLoader:
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
-            data = await self._fetcher.fetch(url, field=field, max_bytes=max_bytes, seconds=seconds, admit=admit)
+            data = await self._fetcher.fetch(
+                url, field=field, max_bytes=max_bytes, seconds=seconds, client=budget.client, admit=admit
+            )
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from models.errors import InputError
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError
+from service.media.fetch import FetchesBusy
 
 PATIENCE = 5.0
 """Seconds that a picture or video waits for others that are being decoded to give back their bytes."""
@@ -19,7 +20,8 @@ LOOK = 0.1
 class Decoding:
     """The bytes of one picture, video or audio, from the first that is fetched to what is kept of it. take() is called
     by the thread that decodes it; all else belongs to the event loop, which may leave the block (a client that has
-    gone) while the thread is still at work. A refusal of take() leaves the block as the ApiError 503 that it is.
+    gone) while the thread is still at work. A refusal of take() leaves the block as the ApiError 503 that it is, and so
+    does FetchesBusy.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -43,6 +45,8 @@ class Decoding:
             self._changed.notify_all()
         if self._refusal is not None and isinstance(error, InputError):
             raise self._refusal from None
+        if isinstance(error, FetchesBusy):
+            raise self._ticket.refusal("fetches", str(error)) from error
 
     @property
     def refused(self) -> bool:

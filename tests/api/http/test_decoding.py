@@ -18,7 +18,7 @@ from service.api.http.admission import Admission, Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
-from service.media.fetch import Fetcher, UrlPolicy
+from service.media.fetch import Fetcher, FetchesBusy, UrlPolicy
 from service.media.limits import MediaLimits
 from service.media.loader import MediaLoader
 from service.metrics import Metrics
@@ -134,6 +134,15 @@ def test_fetched_bytes_count_until_what_is_kept_takes_their_place() -> None:
     ticket.release()
     other.release()
     assert admission.pending_bytes == 0
+
+
+def test_a_url_whose_turn_does_not_come_gets_503() -> None:
+    admission = admission_of(1000)
+    ticket = ticket_of(admission, 100)
+    with pytest.raises(ApiError, match="f: not fetched") as refused, Decoding(ticket):
+        raise FetchesBusy("f: not fetched")
+    assert refused.value.status == 503 and refused.value.retry_after and refused.value.code == "overloaded"
+    assert admission.pending_bytes == 100
 
 
 class Web(Fetcher):
