@@ -198,7 +198,9 @@ class Settings(BaseSettings):
     # Limits
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
     max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
-    max_pending_bytes: Bytes = _knob(512 * MIB, "Limits", "Bytes of bodies, messages and decoded media in progress.")
+    max_pending_bytes: Bytes = _knob(
+        512 * MIB, "Limits", "Bytes of bodies, messages, fetched and decoded media in progress."
+    )
     chat_share: Share = _knob(
         0.75,
         "Limits",

@@ -4,17 +4,20 @@ most one."""
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
 class FairTurns:
-    """Admits at most `size` holders at a time. Clients take turns, each one's requests in their order. Belongs to one
-    event loop."""
+    """Admits at most `size` holders at a time, of one client at most `each` where that is given. Clients take turns,
+    each one's requests in their order. Belongs to one event loop."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, each: int | None = None) -> None:
         self._free = size
+        self._each = size if each is None else each
+        self._held: Counter[str] = Counter()
+        """Turns that clients hold."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting requests by client; the client whose turn is next comes first."""
 
@@ -24,11 +27,12 @@ class FairTurns:
         try:
             yield
         finally:
-            self._release()
+            self._release(client)
 
     async def _acquire(self, client: str) -> None:
-        if self._free:
-            self._free -= 1
+        # If there is a free turn, whoever waits has as many as one client may have.
+        if self._free and self._held[client] < self._each:
+            self._take(client)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(granted)
@@ -36,19 +40,33 @@ class FairTurns:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._release()  # It was granted in the same turn of the loop that cancelled it.
+                self._release(client)  # It was granted in the same turn of the loop that cancelled it.
             raise
 
-    def _release(self) -> None:
-        """Gives the turn to the next waiting client; requests that were cancelled in the meantime are skipped."""
-        while self._waiting:
-            client, queue = next(iter(self._waiting.items()))
-            granted = queue.popleft()
-            if queue:
-                self._waiting.move_to_end(client)
-            else:
-                del self._waiting[client]
-            if not granted.done():
-                granted.set_result(None)
-                return
+    def _take(self, client: str) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _release(self, client: str) -> None:
+        """Gives the turn to the next waiting client that may have it; requests that were cancelled in the meantime are
+        skipped."""
         self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        for waiting in tuple(self._waiting):
+            if self._held[waiting] < self._each and self._granted(waiting):
+                return
+
+    def _granted(self, client: str) -> bool:
+        """Whether a request of a waiting client took the turn."""
+        queue = self._waiting.pop(client)
+        while queue:
+            granted = queue.popleft()
+            if not granted.done():
+                self._take(client)
+                granted.set_result(None)
+                if queue:
+                    self._waiting[client] = queue  # behind the other clients
+                return True
+        return False

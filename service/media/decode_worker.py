@@ -12,6 +12,7 @@ import numpy as np
 from models.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.privileges import allow_cpu, confine
+from service.media.decoding_memory import decoding_bytes
 from service.media.image_decode import load_decoders, open_image, upright_picture
 from service.media.messages import (
     DecodeAudio,
@@ -78,7 +79,7 @@ class MediaDecoder:
                     self._data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
                     self._image = open_image(self._data, field=job.field, limits=job.limits)
                     self._field = job.field
-                    self.channel.send(ImageOpened(*self._image.size))
+                    self.channel.send(ImageOpened(*self._image.size, decoding_bytes(self._image, self._data)))
                 case ReadPixels():
                     self._read_pixels()
         except InputError as error:

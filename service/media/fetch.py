@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +20,7 @@ import httpcore
 import httpx
 
 from models.errors import InputError
+from service.confined.fair_turns import FairTurns
 from service.media.addresses import is_public
 
 MAX_REDIRECTS = 3
@@ -27,6 +29,12 @@ MAX_ADDRESSES = 4
 RESOLVED_AT_ONCE = 8
 """Names that are looked up at a time. A look-up cannot be ended: one that a name server keeps waiting holds its thread
 for half a minute, whoever has stopped waiting for it."""
+FETCHED_AT_ONCE, FETCHED_FOR_ONE = 64, 16
+"""URLs that are fetched at a time, of all clients and of one. Each takes a descriptor, and the connections of clients
+leave no more than a fifth of these. Hosts that never answer keep their turns until the time for a URL is up: those that
+one client names leave three quarters to others."""
+TURN_SECONDS = 30.0
+"""A URL waits no longer than this for its turn: three times what a host may take unless the operator says otherwise."""
 CONNECT_SECONDS = 5.0
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
@@ -49,6 +57,10 @@ class UrlPolicy:
 
 class BlockedAddress(Exception):
     """A host resolves to an address that is not public."""
+
+
+class FetchesBusy(Exception):
+    """The turn of a URL did not come: others are being fetched. A retry may find it."""
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -101,22 +113,45 @@ class Fetcher:
         self._policy = policy
         # Not the loop's own threads, for which grammars and everything else would have to wait.
         self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="resolve")
+        self._turns = FairTurns(FETCHED_AT_ONCE, FETCHED_FOR_ONE)
+        # Its own limit would let one client take all connections, and waiting for one count as a URL's own time.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
+            max_connections=None,
             max_keepalive_connections=0,
             network_backend=GuardedBackend(resolver or self._resolve, connector or httpcore.AnyIOBackend()),
         )
 
     async def fetch(
-        self, url: str, *, field: str, max_bytes: int, seconds: float, admit: Callable[[int], None] | None = None
+        self,
+        url: str,
+        *,
+        field: str,
+        max_bytes: int,
+        seconds: float,
+        client: str = "",
+        admit: Callable[[int], None] | None = None,
     ) -> bytes:
         """The content of a URL, after at most three redirects, each checked like the first URL.
 
-        max_bytes is checked while reading, and admit is called with the size of each chunk (it may raise InputError).
-        seconds: for everything together. Raises InputError with `field` for URLs that the policy refuses and for every
-        failure; messages reveal nothing about the host that was reached.
+        max_bytes is checked while reading, and admit is called with the size of each chunk (what it raises ends the
+        fetch). seconds: for everything together, once its turn has come. client: whose turn it takes. Raises InputError
+        with `field` for URLs that the policy refuses and for every failure; messages reveal nothing about the host that
+        was reached. FetchesBusy if its turn does not come.
         """
         target = self._checked(url, field)
+        async with AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(TURN_SECONDS):
+                    await turn.enter_async_context(self._turns.turn(client))
+            except TimeoutError as error:
+                message = f"{field}: not fetched: other URLs were, for {TURN_SECONDS:g} seconds; retry shortly."
+                raise FetchesBusy(message) from error
+            return await self._fetch(target, field, max_bytes, seconds, admit)
+
+    async def _fetch(
+        self, target: httpx.URL, field: str, max_bytes: int, seconds: float, admit: Callable[[int], None] | None
+    ) -> bytes:
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(MAX_REDIRECTS + 1):

@@ -10,17 +10,21 @@ import io
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import simplejpeg
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from models.errors import InputError
 from service.media.bmp_run_lengths import use_for_bmp
+from service.media.decoding_memory import decoding_bytes
 from service.media.jpeg_limits import JPEG, check_scans, check_segments
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
 from service.media.png_chunks import PNG, without_metadata
+from service.media.to_rgb import to_rgb
+
+Admit = Callable[[int, int, int], None]
+"""(width, height, size): of the picture as it is stored, and the most bytes that decoding it takes at a time."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -59,20 +63,18 @@ def load_decoders() -> None:
     Image.init()
 
 
-def decode_image(
-    data: bytes, *, field: str, limits: ImageLimits, admit: Callable[[int, int], None] | None = None
-) -> Image.Image:
+def decode_image(data: bytes, *, field: str, limits: ImageLimits, admit: Admit | None = None) -> Image.Image:
     """Decodes a JPEG, PNG, WebP, GIF or BMP to an upright RGB picture.
 
     Of an animation the first frame, transparency on white, of 16-bit samples the high byte; the EXIF orientation is
     applied. JPEGs are decoded at full size, so pixels equal those of Image.open.
-    admit: called with width and height before any pixel is decoded; may raise InputError.
+    admit: called before any pixel is decoded; may raise InputError.
 
     Raises InputError with `field` for other data and for pictures that are damaged, truncated or too large.
     """
     with open_image(data, field=field, limits=limits) as image:
         if admit is not None:
-            admit(*image.size)
+            admit(*image.size, decoding_bytes(image, data))
         return upright_picture(image, data, field=field)
 
 
@@ -113,7 +115,7 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
             image.load()
         orientation = image.getexif().get(EXIF_ORIENTATION, 1)
         if picture is None:
-            picture = _to_rgb(image)
+            picture = to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         _refuse_large_text(error, field)
         raise InputError(field, DAMAGED) from error
@@ -148,16 +150,3 @@ def _scale_transparent_colour(image: Image.Image) -> None:
         image.info["transparency"] = tuple(value >> 8 for value in colour)
     elif samples in SMALL_SAMPLES:
         image.info["transparency"] = colour * SMALL_SAMPLES[samples]
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        # convert() would clip 16-bit samples to 255 instead of scaling them, and leave the transparent one.
-        samples = np.asarray(image).astype(np.int64)
-        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
-        grey[samples == image.info.get("transparency", -1)] = 255
-        return Image.fromarray(grey).convert("RGB")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")  # convert() would copy RGB

@@ -34,7 +34,7 @@ def check_segments(data: bytes, field: str) -> None:
     """InputError for too many segments of metadata, and for too much between them."""
     if not data.startswith(JPEG):
         return
-    count, filling = _segments(data)
+    count, filling, _ = _segments(data)
     if count > MAX_SEGMENTS:
         raise InputError(field, f"the image has too many segments of metadata: at most {MAX_SEGMENTS} allowed")
     if filling > MAX_FILLING:
@@ -49,13 +49,19 @@ def check_scans(data: bytes, pixels: int, max_pixels: int, field: str) -> None:
         raise InputError(field, f"the image has too many scans: {scans} given, at most {most} allowed at its size")
 
 
-def _segments(data: bytes) -> tuple[int, int]:
+def components_of_first_scan(data: bytes) -> int:
+    """How many of a JPEG's components its first scan has. If not all, libjpeg holds the coefficients of all of them."""
+    place = _segments(data)[2] + 2  # behind the length of the scan's header
+    return data[place] if place < len(data) else 0
+
+
+def _segments(data: bytes) -> tuple[int, int, int]:
     """Number of segments before the first scan, and of markers that have no place there, as Pillow finds them; it is
-    not counted beyond MAX_SEGMENTS + 1. And number of bytes between them."""
+    not counted beyond MAX_SEGMENTS + 1. Number of bytes between them. And the place behind the first scan's marker."""
     count, filling, place = 0, 0, len(JPEG)
     while count <= MAX_SEGMENTS:
         if (found := MARKER_AHEAD.search(data, place)) is None:
-            return count, filling + max(0, len(data) - place)
+            return count, filling + max(0, len(data) - place), len(data)
         filling += found.start() - place
         marker, place = _marker(data, found), found.end()
         if marker == START_OF_SCAN or (marker not in MARKER and marker != ESCAPED):
@@ -63,7 +69,7 @@ def _segments(data: bytes) -> tuple[int, int]:
         count += 1
         if marker in MARKER and MARKER[marker][2] is not None:
             place += _length(data, place)
-    return count, filling
+    return count, filling, place
 
 
 def _scans(data: bytes, field: str) -> int:

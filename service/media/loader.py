@@ -89,12 +89,15 @@ class MediaLoader:
     the others waiting. on_read: called with the kind of URL ("data" or "remote") and the seconds that reading it took.
 
     Arguments of the methods:
-    field: path of the URL in the request; every method raises InputError with it.
+    field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL
+        whose turn does not come.
     prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
         videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
         source_digest of the encoded bytes.
-    charge: called with the bytes of the pixels before they are decoded, in the thread that will decode them. It may
-        block, or raise InputError.
+    charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
+        thread that will decode them. It may block, or raise InputError.
+    fetched: called in the event loop with the bytes of a remote URL as they come, which are held until the method
+        returns. What it raises ends the fetch.
     """
 
     def __init__(
@@ -129,14 +132,15 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        fetched: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
         limits = self._limits.image
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget, fetched)
 
-        def admit(width: int, height: int) -> None:
+        def admit(width: int, height: int, size: int) -> None:
             budget.take_pixels(width * height, field)
-            charge(3 * width * height)
+            charge(size)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
@@ -155,6 +159,7 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        fetched: Charge = lambda size: None,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
@@ -162,9 +167,12 @@ class MediaLoader:
 
         def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
             indices = choose(metadata)
-            pixels = len(set(indices)) * metadata.height * metadata.width
-            budget.take_pixels(pixels, field)
-            charge(3 * pixels)
+            budget.take_pixels(_pixels(metadata, indices), field)
+            return indices
+
+        def choose_and_charge(metadata: VideoMetadata) -> Sequence[int]:
+            indices = choose_within_budget(metadata)
+            charge(3 * _pixels(metadata, indices))
             return indices
 
         if is_frame_list(url):
@@ -181,18 +189,27 @@ class MediaLoader:
                         images=self._limits.image,
                         limits=limits,
                         decode=decode,
+                        charge=charge,
                     ),
                     field,
                 )
                 return await prepare(frames)
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget, fetched)
         async with self._videos.turn(budget.client):
-            return await prepare(await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits))
+            return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
 
-    async def audio(self, url: str, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
+    async def audio(
+        self,
+        url: str,
+        *,
+        sample_rate: int,
+        field: str,
+        client: str = "",
+        fetched: Charge = lambda size: None,
+    ) -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
-        budget = self.budget()
-        data = await self._read(url, field, self._limits.audio.max_bytes, self._limits.fetch.audio_seconds, budget)
+        limits, seconds = self._limits.audio, self._limits.fetch.audio_seconds
+        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), fetched)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
@@ -207,7 +224,13 @@ class MediaLoader:
             await asyncio.to_thread(self._image_pool.close)
         await self._fetcher.close()
 
-    async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
+    async def _read(
+        self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget, fetched: Charge
+    ) -> bytes:
+        def admit(size: int) -> None:
+            budget.take_bytes(size, field)
+            fetched(size)
+
         began = time.monotonic()
         if is_data_url(url):
             payload = parse_data_url(url, field=field).payload
@@ -215,11 +238,7 @@ class MediaLoader:
             data = await self._decoded(payload, field, max_bytes)
         else:
             data = await self._fetcher.fetch(
-                url,
-                field=field,
-                max_bytes=max_bytes,
-                seconds=seconds,
-                admit=lambda count: budget.take_bytes(count, field),
+                url, field=field, max_bytes=max_bytes, seconds=seconds, client=budget.client, admit=admit
             )
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
@@ -240,3 +259,7 @@ class MediaLoader:
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
+
+
+def _pixels(metadata: VideoMetadata, indices: Sequence[int]) -> int:
+    return len(set(indices)) * metadata.height * metadata.width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from models.media import VideoFrames, VideoMetadata
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces
+from service.media.decoding_memory import RGB_BYTES
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits, VideoLimits
 from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpened, expect
@@ -22,6 +24,7 @@ Choose = Callable[[VideoMetadata], Sequence[int]]
 MAX_FPS = 1000.0
 """Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
 the rate."""
+SAME_SIZE = "all frames of a list must have the same size"
 
 
 async def decode_video(
@@ -62,11 +65,14 @@ def decode_frame_list(
     images: ImageLimits,
     limits: VideoLimits,
     decode: Callable[..., Image.Image] = decode_image,
+    charge: Callable[[int], None] = lambda size: None,
 ) -> VideoFrames:
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 
     fps: frame rate of the list, over 0. times: seconds of every frame, ascending, which then give the rate. decode:
-    decode_image, or the same in a worker process. All frames must have the same size. Blocks: call it in a thread.
+    decode_image, or the same in a worker process. charge: called with bytes before they are taken: those of the chosen
+    frames and of decoding the first one before that is decoded, and what a later one takes beyond these. All frames
+    must have the same size. Blocks: call it in a thread.
     """
     payload = without_spaces(payload)
     count = payload.count(",") + 1
@@ -83,26 +89,70 @@ def decode_frame_list(
         )
     if times is not None and seconds > 0:
         fps = min((count - 1) / seconds, MAX_FPS)
-    encoded = payload.split(",")
 
-    def frame_at(index: int) -> np.ndarray:
-        at = f"{field}[{index}]"
-        data = decode_base64(encoded[index], field=at, max_bytes=images.max_bytes)
-        return np.asarray(decode(data, field=at, limits=images))
+    def select(width: int, height: int) -> tuple[int, ...]:
+        metadata = VideoMetadata(count, fps, count / fps, height, width, listed=True)
+        return _checked(choose(metadata), metadata, field, limits)
 
-    first = frame_at(0)
+    reader = _FrameReader(payload.split(","), select, field=field, images=images, decode=decode, charge=charge)
+    first = reader.frame(0)
+    decoded = {0: first} if 0 in reader.indices else {}
+    for index in reader.indices:
+        if index not in decoded:
+            decoded[index] = frame = reader.frame(index)
+            if frame.shape != first.shape:
+                raise InputError(f"{field}[{index}]", SAME_SIZE)
     height, width = first.shape[:2]
     metadata = VideoMetadata(count, fps, count / fps, height, width, listed=True)
-    indices = _checked(choose(metadata), metadata, field, limits)
-    decoded = {0: first}
-    for index in indices:
-        if index not in decoded:
-            decoded[index] = frame = frame_at(index)
-            if frame.shape != first.shape:
-                raise InputError(f"{field}[{index}]", "all frames of a list must have the same size")
-    seen = tuple(i / fps if times is None else times[i] for i in indices)
-    frames = tuple(decoded[i] for i in indices)
-    return VideoFrames(frames, indices, seen, metadata, times_given=times is not None)
+    seen = tuple(i / fps if times is None else times[i] for i in reader.indices)
+    frames = tuple(decoded[i] for i in reader.indices)
+    return VideoFrames(frames, reader.indices, seen, metadata, times_given=times is not None)
+
+
+class _FrameReader:
+    """Decodes frames of a list, the first one first. select: size of a frame as it is stored -> the frames to decode,
+    called once the header of the first is read."""
+
+    def __init__(
+        self,
+        encoded: Sequence[str],
+        select: Callable[[int, int], tuple[int, ...]],
+        *,
+        field: str,
+        images: ImageLimits,
+        decode: Callable[..., Image.Image],
+        charge: Callable[[int], None],
+    ) -> None:
+        self._encoded = encoded
+        self._select = select
+        self._field = field
+        self._images = images
+        self._decode = decode
+        self._charge = charge
+        self._size = (0, 0)
+        self._charged_beside = 0
+        """Bytes charged for decoding a frame, beside those of all frames' pixels."""
+        self.indices: tuple[int, ...] = ()
+
+    def frame(self, index: int) -> np.ndarray:
+        """uint8 [height, width, 3]"""
+        at = f"{self._field}[{index}]"
+        data = decode_base64(self._encoded[index], field=at, max_bytes=self._images.max_bytes)
+        return np.asarray(self._decode(data, field=at, limits=self._images, admit=partial(self._admit, index)))
+
+    def _admit(self, index: int, width: int, height: int, size: int) -> None:
+        frame_bytes, more = RGB_BYTES * width * height, 0
+        if not self.indices:
+            self._size = width, height
+            self.indices = self._select(width, height)
+            more = frame_bytes * len(set(self.indices))
+        elif (width, height) not in (self._size, self._size[::-1]):  # it may be stored turned
+            raise InputError(f"{self._field}[{index}]", SAME_SIZE)
+        beside = size - frame_bytes * (index in self.indices)
+        more += max(0, beside - self._charged_beside)
+        self._charged_beside = max(beside, self._charged_beside)
+        if more:
+            self._charge(more)
 
 
 def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits: VideoLimits) -> tuple[int, ...]:

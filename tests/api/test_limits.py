@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from service.link.engine_link import EngineLink, InlineLink
 from service.link.messages import Outputs
 from service.listener import bind
 from service.media import image_decode
+from service.media.fetch import FetchesBusy
 from service.media.image_decode import upright_picture
 from service.settings import Settings
 from tests.media.samples import encoded, picture
@@ -153,6 +154,44 @@ async def test_a_picture_without_room_is_refused_before_it_is_decoded(
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
             await until(lambda: server.context.admission.pending_bytes == 0)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url"])
+def test_media_that_are_fetched_without_room_for_them_get_503(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(url: str, *, admit: Callable[[int], None], **limits: object) -> bytes:
+        for _ in range(1000):
+            admit(1000)
+        raise AssertionError("nobody stopped it")
+
+    with running_server(max_pending_bytes=200_000) as server:
+        monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
+        other = server.context.admission.ticket("chat")
+        other.grow(1, 1000)
+        part = {"type": kind, kind: {"url": "https://example.org/media"}}
+        said = {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=GENEROUS)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "overloaded"
+        other.release()
+        server.wait_idle()
+
+
+def test_a_request_whose_url_gets_no_turn_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(url: str, *, client: str, **limits: object) -> bytes:
+        clients.append(client)
+        raise FetchesBusy("messages[0].content[0].image_url: not fetched")
+
+    clients: list[str] = []
+    with running_server() as server:
+        monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
+        part = {"type": "image_url", "image_url": {"url": "https://example.org/media"}}
+        said = {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=GENEROUS)
+        assert refused.status_code == 503 and refused.headers["retry-after"] and clients == ["127.0.0.1"]
+        assert refused.json()["error"]["message"] == "messages[0].content[0].image_url: not fetched"
+        counted = 'reprise_admission_rejections_total{endpoint="chat",reason="fetches"} 1.0'
+        assert counted in httpx.get(f"{server.url}/metrics").text
+        server.wait_idle()
 
 
 def test_health_tells_of_a_hung_engine() -> None:

@@ -15,8 +15,9 @@ import httpcore
 import pytest
 
 from models.errors import InputError
-from service.media.fetch import RESOLVED_AT_ONCE, Fetcher, UrlPolicy
-from tests.support.waiting import GENEROUS
+from service.media import fetch as module
+from service.media.fetch import FETCHED_AT_ONCE, FETCHED_FOR_ONE, RESOLVED_AT_ONCE, Fetcher, FetchesBusy, UrlPolicy
+from tests.support.waiting import GENEROUS, until
 
 PUBLIC = "93.184.216.34"
 OPEN = UrlPolicy("public", allow_http=True)
@@ -318,3 +319,80 @@ async def test_names_that_take_long_hold_up_no_other_threads(monkeypatch: pytest
     answer.set()
     assert all(isinstance(error, InputError) for error in await asyncio.gather(*fetches, return_exceptions=True))
     await fetcher.close()
+
+
+class Held(httpcore.AsyncNetworkBackend):
+    """Hosts that do not answer until `answer` is set, and then refuse."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.asked = 0
+
+    async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):  # noqa: ASYNC109
+        self.asked += 1
+        await self.answer.wait()
+        raise httpcore.ConnectError
+
+
+def fetches(fetcher: Fetcher, count: int, client: str, seconds: float = GENEROUS) -> list[asyncio.Task[bytes]]:
+    return [
+        asyncio.create_task(fetcher.fetch("http://a.example/", field="f", max_bytes=10, seconds=seconds, client=client))
+        for _ in range(count)
+    ]
+
+
+async def ended(fetcher: Fetcher, tasks: list[asyncio.Task[bytes]]) -> None:
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, InputError) and "could not be fetched" in str(outcome) for outcome in outcomes)
+    await fetcher.close()
+
+
+async def test_hosts_that_do_not_answer_keep_one_client_waiting_and_no_other() -> None:
+    hosts = Held()
+    fetcher = Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=hosts)
+    tasks = fetches(fetcher, 2 * FETCHED_FOR_ONE, "many")
+    await until(lambda: hosts.asked >= FETCHED_FOR_ONE)
+    tasks += fetches(fetcher, 1, "one")
+    await until(lambda: hosts.asked == FETCHED_FOR_ONE + 1)
+    for number in range(FETCHED_AT_ONCE // FETCHED_FOR_ONE):
+        tasks += fetches(fetcher, FETCHED_FOR_ONE, f"other {number}")
+    await until(lambda: hosts.asked >= FETCHED_AT_ONCE)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert hosts.asked == FETCHED_AT_ONCE
+    hosts.answer.set()
+    await ended(fetcher, tasks)
+    assert hosts.asked == len(tasks)
+
+
+async def test_the_time_of_a_url_begins_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FETCHED_FOR_ONE", 1)
+    hosts = Held()
+    fetcher = Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=hosts)
+    first = fetches(fetcher, 1, "a")
+    await until(lambda: hosts.asked == 1)
+    (second,) = fetches(fetcher, 1, "a", seconds=0.0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not second.done()
+    hosts.answer.set()
+    with pytest.raises(InputError, match="within 0 seconds"):
+        await second
+    await ended(fetcher, first)
+
+
+async def test_a_turn_that_does_not_come_is_no_fault_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FETCHED_FOR_ONE", 1)
+    hosts = Held()
+    fetcher = Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=hosts)
+    tasks = fetches(fetcher, 1, "a")
+    await until(lambda: hosts.asked == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "TURN_SECONDS", 0.01)
+        (second,) = fetches(fetcher, 1, "a")
+        with pytest.raises(FetchesBusy, match=r"^f: not fetched: other URLs were, for 0\.01 seconds; retry shortly\.$"):
+            await second
+    tasks += fetches(fetcher, 1, "a")  # the turn that nobody waits for is not lost
+    hosts.answer.set()
+    await ended(fetcher, tasks)
+    assert hosts.asked == 2

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
+from service.media import image_decode
+from service.media.image_decode import upright_picture
 from service.media.limits import ImageLimits, VideoLimits
 from service.media.video_in import Choose, decode_frame_list
 from tests.media import samples
@@ -34,8 +38,11 @@ def list_frames(
     limits: VideoLimits = LIMITS,
     times: list[float] | None = None,
     fps: float = 2.0,
+    charge: Callable[[int], None] = lambda size: None,
 ) -> VideoFrames:
-    return decode_frame_list(payload, choose, fps=fps, times=times, field=FIELD, images=ImageLimits(), limits=limits)
+    return decode_frame_list(
+        payload, choose, fps=fps, times=times, field=FIELD, images=ImageLimits(), limits=limits, charge=charge
+    )
 
 
 def test_frame_list() -> None:
@@ -91,3 +98,66 @@ def test_frame_list_limits() -> None:
     with pytest.raises(InputError) as caught:
         list_frames(frame_list(frame, frame, frame[:100]))
     assert caught.value.field == f"{FIELD}[2]"
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """("decoded", bytes of its pixels) for each picture."""
+    noted: list[tuple[str, int]] = []
+
+    def noting(image: Image.Image, data: bytes, *, field: str) -> Image.Image:
+        noted.append(("decoded", 3 * image.width * image.height))
+        return upright_picture(image, data, field=field)
+
+    monkeypatch.setattr(image_decode, "upright_picture", noting)
+    return noted
+
+
+def test_frames_are_chosen_and_charged_before_the_first_is_decoded(events: list[tuple[str, int]]) -> None:
+    def charge(size: int) -> None:
+        events.append(("charged", size))
+
+    def full(size: int) -> None:
+        raise InputError("", "no room")
+
+    frame = samples.encoded(samples.picture(), "JPEG")
+    one, payload = 40 * 30 * 3, frame_list(*[frame] * 5)
+    with pytest.raises(InputError, match="no room"):
+        list_frames(payload, charge=full)
+    with pytest.raises(InputError, match="too large"):
+        list_frames(payload, limits=VideoLimits(max_decoded_bytes=2 * one))
+    assert not events
+    list_frames(payload, every(2), charge=charge)
+    assert events == [("charged", 3 * one), *[("decoded", one)] * 3]
+    events.clear()
+    # The first frame gives the size, and so is decoded though nobody wants it.
+    list_frames(payload, lambda metadata: [3, 4], charge=charge)
+    assert events == [("charged", 3 * one), *[("decoded", one)] * 3]
+
+
+def test_a_frame_that_takes_more_to_decode_is_charged_with_it(events: list[tuple[str, int]]) -> None:
+    picture, one = samples.picture(), 40 * 30 * 3
+    jpeg, webp = samples.encoded(picture, "JPEG"), samples.encoded(picture, "WEBP")
+    list_frames(frame_list(jpeg, webp, webp), charge=lambda size: events.append(("charged", size)))
+    beside = 40 * 30 * 16 - one
+    assert events == [("charged", 3 * one), ("decoded", one), ("charged", beside), *[("decoded", one)] * 2]
+
+
+def test_a_frame_of_another_size_is_not_decoded(events: list[tuple[str, int]]) -> None:
+    frame, other = (samples.encoded(samples.picture(*extent), "JPEG") for extent in ((40, 30), (400, 300)))
+    with pytest.raises(InputError, match="same size") as caught:
+        list_frames(frame_list(frame, other))
+    assert caught.value.field == f"{FIELD}[1]" and events == [("decoded", 40 * 30 * 3)]
+
+
+def test_frames_that_are_stored_turned_have_the_size_that_they_are_seen_in() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    upright, turned = samples.picture(30, 40), samples.picture(40, 30)
+    frames = samples.encoded(upright, "JPEG"), samples.encoded(turned, "JPEG", exif=exif)
+    for payload in (frame_list(*frames), frame_list(*frames[::-1])):
+        video = list_frames(payload)
+        assert (video.metadata.width, video.metadata.height) == (30, 40)
+        assert {frame.shape for frame in video.frames} == {(40, 30, 3)}
+    with pytest.raises(InputError, match="same size"):
+        list_frames(frame_list(frames[0], samples.encoded(turned, "JPEG")))

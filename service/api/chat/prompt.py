@@ -41,7 +41,7 @@ OPENING_TOKENS = 16
 async def build_prompt(
     context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], record: RequestRecord
 ) -> Prompt:
-    """The prompt of a request. The bytes of decoded media are charged to the record's ticket.
+    """The prompt of a request. The bytes of fetched and decoded media are charged to the record's ticket.
 
     Raises ApiError or InputError that names the field that does not fit.
     """

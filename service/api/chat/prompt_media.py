@@ -35,7 +35,8 @@ class MediaReference:
 
 
 class PromptMedia:
-    """Loads the media of one request. The bytes of what is decoded are charged to the record's ticket."""
+    """Loads the media of one request. The bytes of what is fetched and decoded are charged to the record's
+    ticket."""
 
     def __init__(
         self,
@@ -81,7 +82,12 @@ class PromptMedia:
             return item, decoded
 
         item, decoded = await self._context.media.image(
-            reference.media.url, prepare, field=reference.field, budget=self._budget, charge=decoding.take
+            reference.media.url,
+            prepare,
+            field=reference.field,
+            budget=self._budget,
+            charge=decoding.take,
+            fetched=decoding.fetched,
         )
         self._observe("image", began, decoded)
         return item
@@ -112,6 +118,7 @@ class PromptMedia:
             field=reference.field,
             budget=self._budget,
             charge=decoding.take,
+            fetched=decoding.fetched,
         )
 
     @property

@@ -33,7 +33,8 @@ class OtherProcesses(Protocol):
 
 
 class Admission:
-    """Counts requests in flight and the bytes of their bodies and decoded media, for each kind of work (chat, speech).
+    """Counts requests in flight and the bytes of their bodies, of media that were fetched for them and of decoded
+    media, for each kind of work (chat, speech).
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
         can be starved. A kind without a share may use everything.
@@ -89,10 +90,12 @@ class Admission:
         with self.changed:
             in_flight = self._requests if self._others is None else self._requests + self._others.requests()
             if requests and in_flight[kind] + requests > self._room(in_flight, kind, self._max_in_flight):
-                raise self._refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
+                raise self.refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
             if not self.fits(endpoint, size, held):
-                raise self._refusal(
-                    endpoint, "bytes", "Too many bytes in progress (request bodies and decoded media); retry shortly."
+                raise self.refusal(
+                    endpoint,
+                    "bytes",
+                    "Too many bytes in progress (request bodies, fetched and decoded media); retry shortly.",
                 )
             self._hold(kind, requests, size)
 
@@ -127,7 +130,8 @@ class Admission:
             self._others.tell(kind, self._requests[kind], self._bytes[kind])
         self._metrics.observe("admitted_bytes", self.pending_bytes)
 
-    def _refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
+    def refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
+        """503, counted by its reason."""
         self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
         return ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER)
 
@@ -151,6 +155,10 @@ class Ticket:
     def fits(self, size: int) -> bool:
         """Whether `size` more bytes could be taken now."""
         return self.admission.fits(self._endpoint, size, self.size)
+
+    def refusal(self, reason: str, message: str) -> ApiError:
+        """503 for something else than its bytes, counted by its reason."""
+        return self.admission.refusal(self._endpoint, reason, message)
 
     def adjust(self, size: int) -> None:
         """Adds bytes that are already in memory, whatever the limits, or gives some back (size < 0)."""

@@ -1,4 +1,5 @@
-"""Memory of media while they are decoded: charged to their request by the size in the header, before any pixel is."""
+"""Memory of media until they are decoded: charged to their request as they arrive, and by the size in the header before
+any pixel is decoded."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from types import TracebackType
 from models.errors import InputError
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError
+from service.media.fetch import FetchesBusy
 
 PATIENCE = 5.0
 """Seconds that a picture or video waits for others that are being decoded to give back their bytes."""
@@ -16,15 +18,17 @@ LOOK = 0.1
 
 
 class Decoding:
-    """The bytes of one picture or video, from its header to what is kept of it. take() is called by the thread that
-    decodes it; all else belongs to the event loop, which may leave the block (a client that has gone) while the thread
-    is still at work. A refusal of take() leaves the block as the ApiError 503 that it is.
+    """The bytes of one picture, video or audio, from the first that is fetched to what is kept of it. take() is called
+    by the thread that decodes it; all else belongs to the event loop, which may leave the block (a client that has
+    gone) while the thread is still at work. A refusal of take() leaves the block as the ApiError 503 that it is, and so
+    does FetchesBusy.
     """
 
     def __init__(self, ticket: Ticket) -> None:
         self._refusal: ApiError | None = None
         self._ticket = ticket
         self._changed = ticket.admission.changed
+        self._fetched = 0
         self._size = 0
         self._open = True
 
@@ -41,11 +45,23 @@ class Decoding:
             self._changed.notify_all()
         if self._refusal is not None and isinstance(error, InputError):
             raise self._refusal from None
+        if isinstance(error, FetchesBusy):
+            raise self._ticket.refusal("fetches", str(error)) from error
 
     @property
     def refused(self) -> bool:
         """Whether there was no room for it."""
         return self._refusal is not None
+
+    def fetched(self, size: int) -> None:
+        """Charges encoded bytes that came from elsewhere than the request's body, until it is decoded. ApiError 503
+        if there is no room for them: the event loop cannot wait here."""
+        try:
+            self._ticket.grow(size=size)
+        except ApiError as error:
+            self._refusal = error
+            raise
+        self._fetched += size
 
     def take(self, size: int) -> None:
         """Charges `size` bytes. Where there is no room for them, waits while other media are being decoded. InputError
@@ -68,14 +84,17 @@ class Decoding:
             self._size += size
 
     def keep(self, size: int) -> None:
-        """Charges `size` bytes in place of those that were taken: it is decoded. ApiError 503 without room for more."""
+        """Charges `size` bytes in place of those that were taken and fetched: it is decoded. ApiError 503 without room
+        for more."""
         with self._changed:
-            if size > self._size:
-                self._ticket.grow(size=size - self._size)
-            self._end(min(size, self._size))
+            held = self._fetched + self._size
+            if size > held:
+                self._ticket.grow(size=size - held)
+            self._end(min(size, held))
 
     def _end(self, kept: int) -> None:
         if self._size:
             self._ticket.admission.decoding -= 1
-            self._ticket.adjust(kept - self._size)
-        self._size = 0
+        if held := self._fetched + self._size:
+            self._ticket.adjust(kept - held)
+        self._fetched = self._size = 0

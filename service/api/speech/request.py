@@ -149,7 +149,7 @@ async def prepare(
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
-    speaker = await resolve_speaker(context, options, model, record.client)
+    speaker = await resolve_speaker(context, options, model, record)
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)

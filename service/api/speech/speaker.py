@@ -8,7 +8,9 @@ import numpy as np
 
 from models.errors import InputError
 from service.api.context import ServerContext
+from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError, bad_request
+from service.api.http.record import RequestRecord
 from service.api.speech.named_voices import named_reference
 from service.api.speech.references import check_text, encode, encode_reference, encoder_of
 from service.api.speech.schema import SpeechOptions
@@ -65,7 +67,9 @@ def as_design(text: str) -> str:
     return clean_text(text.translate(PARENTHESES)).strip()
 
 
-async def resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, client: str) -> Speaker:
+async def resolve_speaker(
+    context: ServerContext, options: SpeechOptions, model: HostedModel, record: RequestRecord
+) -> Speaker:
     """The voice that the fields ask for. ApiError or InputError names the invalid field."""
     design = as_design(options.instructions or "")
     if options.instructions:
@@ -85,7 +89,7 @@ async def resolve_speaker(context: ServerContext, options: SpeechOptions, model:
         message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
         raise bad_request(message, "instructions")
     if options.ref_audio:
-        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design, client)
+        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design, record)
         adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
         speaker = replace(speaker, adapter=adapter)
     else:
@@ -93,7 +97,7 @@ async def resolve_speaker(context: ServerContext, options: SpeechOptions, model:
     if not options.prompt_audio or not options.prompt_text:
         return speaker
     check_text(model, options.prompt_text, "prompt_text")
-    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", client)
+    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", record)
     prompt = await encode(context, model, wave, "left")
     return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
 
@@ -140,18 +144,22 @@ def _no_voice() -> ApiError:
 
 
 async def _reference_speaker(
-    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str, client: str
+    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str, record: RequestRecord
 ) -> Speaker:
-    wave = await _load_audio(context, url, model, "ref_audio", client)
+    wave = await _load_audio(context, url, model, "ref_audio", record)
     latents = await encode_reference(context, model, wave, text)
     return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
 
 
-async def _load_audio(context: ServerContext, url: str, model: HostedModel, field: str, client: str) -> np.ndarray:
+async def _load_audio(
+    context: ServerContext, url: str, model: HostedModel, field: str, record: RequestRecord
+) -> np.ndarray:
     try:
         rate = model.speech_processor.reference_sample_rate
-        with phase("media", kind="audio"):
-            wave = await context.media.audio(url, sample_rate=rate, field=field, client=client)
+        with phase("media", kind="audio"), Decoding(record.ticket) as decoding:
+            wave = await context.media.audio(
+                url, sample_rate=rate, field=field, client=record.client, fetched=decoding.fetched
+            )
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
     except InputError:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from service.api.http.admission import Admission, Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
-from service.media.fetch import Fetcher, UrlPolicy
+from service.media.fetch import Fetcher, FetchesBusy, UrlPolicy
 from service.media.limits import MediaLimits
 from service.media.loader import MediaLoader
 from service.metrics import Metrics
-from tests.media.samples import encoded, picture, video
+from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.victims import data_url
 from tests.support.waiting import until
 
@@ -108,6 +109,91 @@ def test_what_is_kept_takes_the_place_of_what_was_decoded() -> None:
     ticket.release()
     other.release()
     assert admission.pending_bytes == 0
+
+
+def test_fetched_bytes_count_until_what_is_kept_takes_their_place() -> None:
+    admission = admission_of(1000)
+    ticket, other = ticket_of(admission, 100), ticket_of(admission, 100)
+    with Decoding(ticket) as decoding:
+        decoding.fetched(150)
+        decoding.fetched(150)
+        assert admission.pending_bytes == 500 and admission.decoding == 0
+        decoding.take(300)
+        assert admission.pending_bytes == 800
+        decoding.keep(550)
+        assert admission.pending_bytes == 750 and admission.decoding == 0
+    assert admission.pending_bytes == 750
+    with pytest.raises(ApiError) as refused, Decoding(ticket) as decoding:
+        decoding.fetched(200)
+        decoding.fetched(200)
+    assert refused.value.status == 503 and refused.value.retry_after and decoding.refused
+    assert admission.pending_bytes == 750
+    with Decoding(ticket) as decoding:
+        decoding.fetched(200)  # nothing is kept of audio
+    assert admission.pending_bytes == 750
+    ticket.release()
+    other.release()
+    assert admission.pending_bytes == 0
+
+
+def test_a_url_whose_turn_does_not_come_gets_503() -> None:
+    admission = admission_of(1000)
+    ticket = ticket_of(admission, 100)
+    with pytest.raises(ApiError, match="f: not fetched") as refused, Decoding(ticket):
+        raise FetchesBusy("f: not fetched")
+    assert refused.value.status == 503 and refused.value.retry_after and refused.value.code == "overloaded"
+    assert admission.pending_bytes == 100
+
+
+class Web(Fetcher):
+    """Answers every URL with a file, in two pieces."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(UrlPolicy())
+        self._files = files
+
+    async def fetch(self, url: str, *, admit: Callable[[int], None] | None = None, **limits: object) -> bytes:
+        data = self._files[url]
+        assert admit is not None
+        for piece in (data[:100], data[100:]):
+            admit(len(piece))
+        return data
+
+
+async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
+    pool, admission = decode_workers(1), admission_of(100_000)
+    files = {"picture": encoded(picture(), "PNG"), "video": video(), "audio": sound(tone(440, 8000), 8000, "WAV")}
+    size = sum(map(len, files.values()))
+    loader = MediaLoader(Web(files), pool, MediaLimits(), image_threads=1)
+    ticket = ticket_of(admission, 100)
+    other = ticket_of(admission, 100)
+
+    async def prepared(frames: VideoFrames) -> int:
+        return len(frames.frames)
+
+    async def load(kind: str, ticket: Ticket) -> object:
+        with Decoding(ticket) as decoding:
+            counted: dict[str, Any] = {"charge": decoding.take, "fetched": decoding.fetched}
+            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), **counted}
+            if kind == "picture":
+                return await loader.image(kind, lambda image, _: image.size, **common)
+            if kind == "video":
+                return await loader.video(kind, lambda _: [0], prepared, frame_list_fps=1.0, **common)
+            return await loader.audio(kind, sample_rate=8000, field="f", fetched=decoding.fetched)
+
+    async with loader._pictures.turn("x"), loader._videos.turn("x"), loader._audio.turn("x"):
+        loads = [asyncio.ensure_future(load(kind, ticket)) for kind in files]
+        await until(lambda: admission.pending_bytes == 200 + size)
+        full = ticket_of(admission, 100_000 - admission.pending_bytes - 50)
+        with pytest.raises(ApiError, match="fetched"):
+            await load("picture", full)
+        full.release()
+    shape, frames, samples = await asyncio.gather(*loads)
+    assert shape == (40, 30) and frames == 1 and len(samples) == 8000
+    assert admission.pending_bytes == 200
+    other.release()
+    await loader.close()
+    pool.close()
 
 
 def test_without_room_and_without_others_that_are_decoded_it_is_refused() -> None:

@@ -66,6 +66,39 @@ async def test_as_many_hold_a_turn_as_there_are() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_one_client_holds_no_more_than_each_may() -> None:
+    askers = Askers(FairTurns(3, each=2))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    assert await askers.settle() == ["many 0", "many 1"]
+    tasks += [askers.ask("one", "one 0"), askers.ask("one", "one 1"), askers.ask("two", "two")]
+    assert (await askers.settle())[2:] == ["one 0"]
+    askers.let_go()  # of the first of many, which may have one more, and comes first
+    assert (await askers.settle())[3:] == ["many 2"]
+    askers.let_go(2)  # of the second of many, and of one
+    assert (await askers.settle())[4:] == ["one 1", "two"]
+    askers.let_go(10)
+    await asyncio.gather(*tasks)
+    assert askers.served[6:] == ["many 3"]
+
+
+async def test_a_turn_goes_by_who_has_enough_and_by_who_has_left() -> None:
+    turns = FairTurns(3, each=1)
+    first, second = Askers(turns), Askers(turns)
+    tasks = [first.ask("a", "a 0"), first.ask("a", "a 1"), second.ask("b", "b 0"), second.ask("b", "b 1")]
+    await first.settle()
+    tasks[3].cancel()
+    second.let_go()
+    await second.settle()
+    assert first.served == ["a 0"] and second.served == ["b 0"]  # a has its one, and b has left
+    first.let_go()
+    assert await first.settle() == ["a 0", "a 1"]
+    tasks.append(second.ask("b", "b 2"))
+    assert await second.settle() == ["b 0", "b 2"]
+    first.let_go()
+    second.let_go()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_who_is_cancelled_loses_no_turn_for_others() -> None:
     askers = Askers(FairTurns(1))
     first, waiting, last = askers.ask("a", "first"), askers.ask("b", "waiting"), askers.ask("c", "last")

@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,6 +279,25 @@ def test_a_clip_in_the_request_gives_the_voice(http: httpx.Client, reference: np
     assert cloned.status_code == continued.status_code == 200, cloned.text + continued.text
     assert len(cloned.content) == len(continued.content) == 2 * len(reference)
     assert cloned.content != continued.content
+
+
+def test_a_clip_that_is_fetched_counts_until_it_is_decoded(
+    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, admission, counted = clip(), talker.context.admission, list[int]()
+
+    async def fetch(url: str, *, admit: Callable[[int], None], **limits: object) -> bytes:
+        before = admission.pending_bytes
+        admit(len(data))
+        counted.append(admission.pending_bytes - before)
+        return data
+
+    monkeypatch.setattr(talker.context.media._fetcher, "fetch", fetch)
+    url = "https://example.org/a.wav"
+    answer = speak(http, ref_audio=url, prompt_audio=url, prompt_text="A tone.")
+    assert answer.status_code == 200, answer.text
+    assert counted == [len(data)] * 2
+    talker.wait_idle()
 
 
 def test_the_four_modes_and_what_each_asks_of_the_engine(
