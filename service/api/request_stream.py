@@ -30,7 +30,8 @@ class EngineError(Exception):
 
 
 class EngineLost(EngineError):
-    """The engine ended while it was answering the request; another one may answer it."""
+    """The engine ended while it was answering the request. Another one may answer it: it is the first that has ended
+    with this request."""
 
 
 class RequestStream(Generic[Delta]):
@@ -51,7 +52,8 @@ class RequestStream(Generic[Delta]):
         self.tried: set[int] = set()
         """Indexes of the engines that the request was sent to, if there are several (engines.py)."""
         self.orphaned = False
-        """Whether an engine has ended while it had the request."""
+        """Whether an engine has ended while it had the request, which is then sent to no third one. A caller that sends
+        a request again sets it."""
         self.abort = abort
         """Aborts the request of that id at the engine that has it."""
         self._trace = trace
@@ -105,6 +107,8 @@ class RequestStream(Generic[Delta]):
             self.deliver(last, last=True)
 
     def fail(self, error: EngineError) -> None:
+        if self.orphaned and isinstance(error, EngineLost):  # no reason to try again: the request may be what ends them
+            error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
         self.error = error
         self._ended = True
         if self._trace is not None:

@@ -106,6 +106,17 @@ def test_requests_fail_when_no_engine_is_left(server: RunningServer) -> None:
     assert ask(server, "hello").status_code == 200
 
 
+@pytest.mark.parametrize("doses", ["0 0 0 0", "0 2 0 0", "2 0 0 0", "2 2 0 0"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_ends_two_engines_at_most(faults: Path, doses: str, stream: bool) -> None:
+    """doses: tokens behind which each engine that gets the chat ends."""
+    with running_server(make_link=process, num_engines=4) as running:
+        (faults / "poison").write_text(doses)
+        assert "engine_unavailable" in ask(running, "!poison", stream=stream).text
+        left = len((faults / "poison").read_text().split())
+        assert left == (3 if stream and doses.startswith("2") else 2)
+
+
 def test_an_engine_that_cannot_start_ends_the_start() -> None:
     lives = iter(["/broken", "/fine"])
 

@@ -1,7 +1,7 @@
 """An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick.
 
 Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length, "!fault" ends the
-process once. `serve` is an EngineEntry.
+process once, "!poison" each process that gets it. `serve` is an EngineEntry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.link.messages import (
 )
 
 TICK = 0.002
-MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault")
+MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
 SAMPLES_PER_TICK = 4800
 PAGES = 1000
 """Of each model's KV cache."""
@@ -45,6 +45,8 @@ class Answer:
     request: ChatRequest
     produced: int = 0
     began: float = field(default_factory=time.monotonic)
+    fatal: int | None = None
+    """Tokens after which it ends the process."""
 
 
 @dataclass
@@ -117,6 +119,10 @@ def next_delta(answer: Answer) -> ChatDelta | None:
         os._exit(9)
     if mood == "!fault" and answer.produced == 2 and _take_fault():
         os._exit(9)
+    if mood == "!poison":
+        answer.fatal = _take_dose() if answer.fatal is None else answer.fatal
+        if answer.produced == answer.fatal:
+            os._exit(9)
     if mood == "!hang" and answer.produced == 2:
         time.sleep(3600)
     if mood == "!slow":
@@ -138,6 +144,14 @@ def next_delta(answer: Answer) -> ChatDelta | None:
     counts = _counts(answer.produced) if finish else None
     times = PhaseTimes(answer.began, time.monotonic()) if answer.produced == 1 else None
     return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times)
+
+
+def _take_dose() -> int:
+    """The first number of the file `poison` in REPRISE_TEST_FAULTS, which is taken out of it."""
+    file = Path(os.environ["REPRISE_TEST_FAULTS"]) / "poison"
+    dose, *others = file.read_text().split()
+    file.write_text(" ".join(others))
+    return int(dose)
 
 
 def _take_fault() -> bool:

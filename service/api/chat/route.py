@@ -76,6 +76,8 @@ class ChoiceCounts:
     """Tool calls."""
     steps: StepCounts | None = None
     """Set once the engine has ended the choice."""
+    orphaned: bool = False
+    """Whether the choice starts again because an engine ended."""
 
 
 @dataclass(eq=False)
@@ -222,6 +224,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
     request_id, arrival = f"{job.id}-{index}", job.record.arrival
     request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
     async with aclosing(context.engine.submit(request)) as stream:
+        stream.orphaned = counts.orphaned
 
         def end() -> None:
             if not stream.ended:
@@ -271,13 +274,14 @@ async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
-    """One choice. Starts again on another engine if the first one ends: the client has received nothing yet."""
+    """One choice. Starts again on another engine if the first one ends: the client has received nothing yet. It does
+    so once at most, moves to another engine before its first token (Engines) included."""
     try:
         return await _collected(context, job, index)
     except EngineLost:
         if job.spoken is not None or not context.engine.ready:
             raise
-        job.counts[index] = ChoiceCounts()
+        job.counts[index] = ChoiceCounts(orphaned=True)
         return await _collected(context, job, index)
 
 
