@@ -144,9 +144,12 @@ class GraphRunner:
                 self._count_miss(choice, _PADDED_MISS)
                 tried = self._run_eagerly_on_trial(graph, plan)
                 return self._replay(graph, plan) if tried is None else tried
+        # Counted only once it has returned: a call that runs out of memory may be made again.
+        outputs = self._forward(plan)
+        if eager is None:
             eager = self.miss(plan.required)
         self._observations.count_eager_step(eager, **self._labels)
-        return Run(self._forward(plan), "eager")
+        return Run(outputs, "eager")
 
     def _forward(self, plan: Plan) -> Mapping[str, Tensor]:
         buffers = exact_buffers(self.capturable.buffer_specs(plan.required), plan, self._pool.device)
@@ -182,7 +185,7 @@ class GraphRunner:
     def miss(self, required: Bucket) -> EagerReason:
         """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
         self._demand.note(required)
-        reason = self._reason(required)
+        reason = self.eager_reason(required)
         if reason == "no_bucket":
             self._count_miss(self._choice(required), 1)
         return reason
@@ -214,7 +217,8 @@ class GraphRunner:
         """The buckets, without the dense ones that `required` would not nearly fill."""
         return [bucket for bucket in buckets if key_of(bucket) not in self._dense or fills(bucket, required)]
 
-    def _reason(self, required: Bucket) -> EagerReason:
+    def eager_reason(self, required: Bucket) -> EagerReason:
+        """Why `run` would replay no captured graph, if none holds the call."""
         if not self.enabled:
             return "disabled"
         failed = self._eligible(self._failed.values(), required)

@@ -63,6 +63,8 @@ class PrefillChoice:
     reason: EagerReason | Literal["captured"]
     passed_over: tuple[GraphRunner, CapturedGraph] | None = None
     """The captured prefill that holds the batch, if eager execution was measured to be faster."""
+    missed: Bucket | None = None
+    """What no captured prefill holds; PrefillRoutes.launched counts it."""
 
 
 class PrefillRoutes:
@@ -94,7 +96,7 @@ class PrefillRoutes:
         runners = (self._cached,) if continued else (self._fresh, self._cached)
         found = [(runner, graph) for runner in runners if (graph := runner.graph_for(required)) is not None]
         if not found:
-            return PrefillChoice(None, self._cached.miss(required))
+            return PrefillChoice(None, self._cached.eager_reason(required), missed=required)
         runner, graph = min(found, key=lambda one: _replay_seconds(one[1]))
         measured, eager = graph.capture.seconds, runner.eager_seconds(required["tokens"] + rows)
         if measured is None or eager is None or graph.capture in self._without_memory:
@@ -107,6 +109,11 @@ class PrefillRoutes:
         if whole.faster() == "eager":
             return PrefillChoice(None, "measured", (runner, graph))
         return PrefillChoice(runner, "captured")
+
+    def launched(self, choice: PrefillChoice) -> None:
+        """Records that a batch was launched by this choice; one that runs out of memory may get another choice."""
+        if choice.missed is not None:
+            self._cached.miss(choice.missed)
 
     def replay_instead(self, choice: PrefillChoice) -> PrefillChoice:
         """Called when a batch that passed over a captured prefill ran out of memory. A replay works in memory that its

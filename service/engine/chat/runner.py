@@ -205,6 +205,7 @@ class ChatRunner:
             hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
+            self._routes.launched(choice)
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
         return self._sampled(step, hidden, route, kind)
 

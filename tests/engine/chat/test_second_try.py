@@ -154,6 +154,26 @@ def test_a_picture_whose_pass_runs_out_of_memory_twice_fails_alone(
     engine.assert_nothing_left()
 
 
+def test_a_pass_that_has_a_second_try_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that no captured graph holds, as misses too: those are captured in service. Its forward is what fails."""
+    prompt = tiny_prompt([[1, 2], tiny_item(1, [100]), [3] * 30])
+    expected, engine = InlineEngine(max_step_tokens=100), InlineEngine(max_step_tokens=100)
+    faults = [
+        OutOfMemory(monkeypatch, engine.worker._vision.runner, "_forward", times=1),
+        OutOfMemory(monkeypatch, engine.worker._runner, "_backbone", times=1),
+    ]
+    for one in (expected, engine):
+        one.submit("it", prompt)
+        one.run()
+    assert [fault.failed for fault in faults] == [1, 1]
+    assert counted(engine) == {("encoder", "succeeded"): 1, ("prefill", "succeeded"): 1}
+    steps = engine.steps()
+    assert steps["encoder", "eager", "no_bucket"] == steps["prefill", "eager", "no_bucket"] == 1
+    assert steps == expected.steps() and engine.tokens("it") == expected.tokens("it")
+    for runner, other in zip(engine.worker.graph_runners, expected.worker.graph_runners, strict=True):
+        assert (runner.misses, runner._demand._calls) == (other.misses, other._demand._calls)
+
+
 def test_an_encoder_pass_has_a_second_try_while_a_guided_step_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InlineEngine()
     fault = OutOfMemory(monkeypatch, engine.worker._vision, "_store", times=1)
