@@ -28,6 +28,9 @@ from service.api.chat.schema_form import (
 )
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 
+MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
+"""Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request
+may have as many together."""
 MAX_LEVELS = 1000
 """Sum of the depths of a schema and of all definitions that it refers to: no chain of references can be deeper."""
 MAX_RULES = 200
@@ -38,40 +41,51 @@ MAX_MULTIPLE = 1000
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
 """A line that begins with a name. Counts every rule, and some lines that are not rules."""
+_AROUND_CHOICE = len('"" | ')
+"""Characters that a choice takes beside its own."""
 _EMBEDDED = re.compile(r"%json\s*")
 
 
 def json_schema_grammar(schema: dict[str, Any]) -> str:
     """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
-    it lists, unless it says that others are allowed."""
+    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar."""
+    _check_size(len(msgspec.json.encode(schema)), MAX_SCHEMA_BYTES)
     return _top_level({"json_schema": with_options(schema)})
 
 
 def regex_grammar(pattern: str) -> str:
     """Grammar of answers that match a regular expression as a whole, in the syntax of Rust's regex crate."""
+    _check_size(len(pattern))
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """Grammar of answers that are one of these strings."""
+    _check_size(sum(map(len, choices)) + _AROUND_CHOICE * len(choices))
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return _top_level({"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(quoted)}"})
 
 
 def lark_grammar(text: str) -> str:
     """Grammar of answers that match a grammar in llguidance's dialect of Lark."""
+    _check_size(len(text))
     return _top_level({"lark_grammar": text})
 
 
 def check_bounds(text: str) -> None:
     """Raises Unfit for a grammar that may cost too much, judging by what can be counted before it is built."""
-    if (size := len(text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
-        raise Unfit(f"too large: {size} bytes as a grammar, at most {MAX_GRAMMAR_BYTES} allowed")
+    _check_size(len(text.encode(errors="replace")))
     for grammar in msgspec.json.decode(text)["grammars"]:
         if (schema := grammar.get("json_schema")) is not None:
             _check_schema(schema)
         else:
             _check_lark(grammar["lark_grammar"])
+
+
+def _check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
+    """size: the bytes of a grammar, or what is known of them before the time is spent to make it."""
+    if size > most:
+        raise Unfit(f"too large: {size} bytes, at most {MAX_GRAMMAR_BYTES} allowed as a grammar")
 
 
 def _top_level(grammar: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Grammars of requests: made, bounded, and tried in confined processes before the engine sees them.
 
-Clients take turns. A grammar that takes more than QUICK_SECONDS is tried again in a separate turn for slow grammars, so
-that it delays other requests by no more than that.
+Clients take turns at both. A grammar that takes more than QUICK_SECONDS to try is tried again in a separate turn for
+slow grammars, so that it delays other requests by no more than that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 import logging
 import signal
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from hashlib import sha256
+from typing import TypeVar
 
 import msgspec
 
@@ -30,7 +33,9 @@ log = logging.getLogger(__name__)
 GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1024 * MIB, cpu_seconds=2, wall_seconds=20.0)
 """Limits of one check. The library's own budgets end almost every check within one second."""
 WAIT_SECONDS = 30.0
-"""Seconds that a request waits at most for its turn and its check."""
+"""Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""
+MAKING = 1
+"""Number of grammars that are made at a time, in a thread that shares the interpreter with the event loop."""
 QUICK_SECONDS = 0.25
 """Processor time of the first try."""
 QUICK, SLOW = 2, 1
@@ -41,13 +46,16 @@ _RETRY_AFTER = 2.0
 
 PROGRAM = Program("service.api.chat.grammar_worker", Tried)
 
+T = TypeVar("T")
+
 
 class GrammarChecks:
     """Belongs to one event loop. Its processes start with the first grammars that need them."""
 
     def __init__(self) -> None:
         self.workers = WorkerPool(QUICK + SLOW, GRAMMAR_LIMITS, PROGRAM)
-        self._quick, self._slow = FairTurns(QUICK), FairTurns(SLOW)
+        self._making, self._quick, self._slow = FairTurns(MAKING), FairTurns(QUICK), FairTurns(SLOW)
+        self._makers = ThreadPoolExecutor(MAKING, thread_name_prefix="grammars")
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
         """Results for the grammars that were tried lately, by hash."""
 
@@ -56,17 +64,27 @@ class GrammarChecks:
         over a limit, cannot be built, matches nothing or costs too much; 503 if its turn does not come. client:
         identifies the client, since clients take turns."""
         try:
-            grammar = await asyncio.to_thread(make)
+            grammar = await self.made(lambda: self._bounded(make), client)
+            problem = await self._problem(grammar, client)
         except (msgspec.DecodeError, RecursionError):
             raise bad_request(f"{field}: not the text of a JSON object.", field) from None
         except Unfit as unfit:
-            raise _refused(field, str(unfit)) from None
-        try:
-            problem = await self._problem(grammar, client)
-        except Unfit as unfit:
             problem = str(unfit)
         if problem:
-            raise _refused(field, problem)
+            raise bad_request(f"{field}: {problem}.", field, "invalid_grammar")
+        return grammar
+
+    async def made(self, make: Callable[[], T], client: str) -> T:
+        """The result of `make`, which runs in a thread when it is the client's turn. ApiError 503 if it takes too
+        long until then."""
+        async with _in_time(), self._making.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._makers, make)
+
+    def _bounded(self, make: Callable[[], str]) -> str:
+        """The grammar that `make` returns. Unfit if it is over a bound."""
+        grammar = make()
+        if _digest(grammar) not in self._results:
+            check_bounds(grammar)
         return grammar
 
     def is_slow(self, grammar: str) -> bool:
@@ -77,7 +95,6 @@ class GrammarChecks:
     async def _problem(self, grammar: str, client: str) -> str:
         key = _digest(grammar)
         if key not in self._results:
-            await asyncio.to_thread(check_bounds, grammar)
             self._results[key] = await self._tried(grammar, client)
             if len(self._results) > _MOST_REMEMBERED:
                 self._results.popitem(last=False)
@@ -87,7 +104,7 @@ class GrammarChecks:
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with _in_time():
                 async with self._quick.turn(client):
                     tried = await self._run(TryGrammar(grammar, QUICK_SECONDS))
                 if tried is None:
@@ -96,9 +113,6 @@ class GrammarChecks:
         except WorkerLost as lost:
             log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
             raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
-        except TimeoutError:
-            message = "The server is busy with checking grammars; retry shortly."
-            raise ApiError(503, message, code="overloaded", retry_after=_RETRY_AFTER) from None
         assert tried is not None
         return tried
 
@@ -118,12 +132,20 @@ class GrammarChecks:
             return None
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes and threads."""
+        self._makers.shutdown(wait=False, cancel_futures=True)
         self.workers.close()
 
 
-def _refused(field: str, problem: str) -> ApiError:
-    return bad_request(f"{field}: {problem}.", field, "invalid_grammar")
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Bounds the time inside it. ApiError 503 when it is over."""
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            yield
+    except TimeoutError:
+        message = "The server is busy with checking grammars; retry shortly."
+        raise ApiError(503, message, code="overloaded", retry_after=_RETRY_AFTER) from None
 
 
 def _digest(grammar: str) -> bytes:

@@ -164,7 +164,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     stops = stop_strings(body)
     settings = context.settings
     count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
-    tools = tool_use(body)
+    tools = await context.in_thread(partial(tool_use, body)) if body.tools else tool_use(body)
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)

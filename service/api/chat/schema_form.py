@@ -96,6 +96,7 @@ class _Form:
         self.orders = MAX_ALL_ORDERS
         self.characters = 0
         self.seen: dict[tuple[bool, str], Separated] = {}
+        self.targets: dict[str, Any] = {}
         self.inner_closed = not may_be_joined(root)
 
     def of(self, schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -145,8 +146,11 @@ class _Form:
 
     def _resolved(self, reference: str) -> Any:
         """None where a part with a name of its own may be what "#" stands for."""
-        certain = reference.startswith("#/") and not self._has_named_parts
-        return target(self.root, reference) if certain else None
+        if not reference.startswith("#/") or self._has_named_parts:
+            return None
+        if reference not in self.targets:  # hundreds of arrays may have the same long one
+            self.targets[reference] = target(self.root, reference)
+        return self.targets[reference]
 
     @cached_property
     def _has_named_parts(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -99,11 +100,8 @@ async def checked_tool_grammar(
 async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) -> Tool:
     """The tool with the first parameters that a grammar can say: its own, or looser ones unless it is strict."""
     field = f"tools[{use.tools.index(tool)}].function.parameters"
-    candidates = [dict(tool.parameters), *(() if tool.name in use.strict else looser_schemas(tool.parameters))]
     refusal: ApiError | None = None
-    for index, parameters in enumerate(candidates):
-        if parameters in candidates[:index]:
-            continue
+    for parameters in await checks.made(partial(_candidates, use, tool), client):
         try:
             await checks.checked(partial(json_schema_grammar, parameters), field, client)
             return replace(tool, parameters=parameters)
@@ -113,6 +111,11 @@ async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) 
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _candidates(use: ToolUse, tool: Tool) -> list[dict[str, Any]]:
+    found = [dict(tool.parameters), *(() if tool.name in use.strict else looser_schemas(tool.parameters))]
+    return [parameters for index, parameters in enumerate(found) if parameters not in found[:index]]
 
 
 def _function(tool: Tool) -> str:

@@ -68,7 +68,9 @@ def _values(items: Any, resolve: Resolve) -> list[Any] | None:
         return None
     if listed is None and "type" in items and all(name in _ALL for name in types):
         listed = [value for name in types for value in _ALL[name]]
-    if not isinstance(listed, list) or not all(type(value) in _KINDS.values() for value in listed):
+    if not isinstance(listed, list) or len(listed) > MAX_ORDERS:  # too many, or repeated
+        return None
+    if not all(type(value) in _KINDS.values() for value in listed):
         return None
     allowed = {_KINDS[name] for name in types if name in _KINDS}
     # True equals 1 in Python, but not in JSON.

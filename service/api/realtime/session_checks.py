@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -35,7 +36,8 @@ async def _check_tools(context: ServerContext, given: SessionParams, config: Rea
     if given.tools is None and named is None:
         return
     fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
-    use = tool_use(ChatRequestBody("", [Message("user", "")], **fields))
+    body = ChatRequestBody("", [Message("user", "")], **fields)
+    use = await context.in_thread(partial(tool_use, body))
     if use is None or given.tools is None:
         return
     try:

@@ -16,6 +16,7 @@ import pytest
 
 from service.api.chat import grammar as grammar_module
 from service.api.chat.grammar import (
+    MAX_SCHEMA_BYTES,
     check_bounds,
     choice_grammar,
     json_schema_grammar,
@@ -151,10 +152,23 @@ def nested(depth: int) -> dict[str, Any]:
     return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
 
 
+MAKERS: dict[str, Callable[[Any], str]] = {
+    "guided_json": json_schema_grammar,
+    "guided_regex": regex_grammar,
+    "guided_choice": choice_grammar,
+    "guided_grammar": lark_grammar,
+}
+TOO_LARGE: dict[str, tuple[str, Any]] = {
+    "10 MB": ("guided_json", {"enum": ["x" * 10_000_000]}),
+    "100,000 values": ("guided_json", {"enum": [f"{i}" for i in range(100_000)]}),
+    "a long pattern": ("guided_regex", "a" * MAX_GRAMMAR_BYTES + "b"),
+    "100,000 choices": ("guided_choice", [f"{i}" for i in range(100_000)]),
+    "13,000 short choices": ("guided_choice", ["a"] * 13_000),
+    "a long Lark grammar": ("guided_grammar", f'start: "{"a" * MAX_GRAMMAR_BYTES}"'),
+}
+"""What is refused before it becomes a grammar: a field and its value."""
 REFUSED: dict[str, tuple[Callable[[], str], str]] = {
-    "10 MB": (lambda: json_schema_grammar({"enum": ["x" * 10_000_000]}), "too large"),
-    "100,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(100_000)]}), "too large"),
-    "100,000 choices": (lambda: choice_grammar([f"{i}" for i in range(100_000)]), "too large"),
+    "10,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(10_000)]}), "too large"),
     "deep": (lambda: json_schema_grammar(nested(70)), "nested too deeply"),
     "long chain": (lambda: json_schema_grammar(chain(500)), "references too deep"),
     "long chain in Lark": (lambda: lark_grammar(f"start: %json {json.dumps(chain(500))}"), "references too deep"),
@@ -203,6 +217,23 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
 def test_what_would_cost_too_much_or_cannot_work_is_refused(name: str) -> None:
     make, reason = REFUSED[name]
     assert reason in refused(make())
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_no_time_is_spent_on_what_is_too_large(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for used in ("with_options", "_top_level", "json", "llguidance"):
+        monkeypatch.setattr(grammar_module, used, None)
+    field, value = TOO_LARGE[name]
+    with pytest.raises(Unfit, match=r"too large: [0-9]+ bytes, at most 65536 allowed as a grammar"):
+        MAKERS[field](value)
+
+
+def test_a_schema_may_become_small_enough() -> None:
+    """Formats that any string has are left out."""
+    properties = {f"a{index}": {"type": "string", "format": "directory-path"} for index in range(2500)}
+    schema = {"type": "object", "properties": properties}
+    assert MAX_GRAMMAR_BYTES < len(json.dumps(schema, separators=(",", ":"))) < MAX_SCHEMA_BYTES
+    check_bounds(json_schema_grammar(schema))
 
 
 def test_a_part_that_many_references_name_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS,
 from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
 from tests.support.servers import RunningServer
-from tests.support.waiting import until
+from tests.support.waiting import GENEROUS, until
 
 COLORS = choice_grammar(["red", "blue"])
 OVERFLOWING = {
@@ -72,6 +73,35 @@ async def test_a_schema_that_has_no_form_is_refused_by_its_field(checks: Grammar
         await checks.checked(lambda: json_schema_grammar({"type": "string", "pattern": "^(?<=a)b"}), "guided_json")
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "guided_json", "invalid_grammar")
     assert str(caught.value) == "guided_json: pattern ^(?<=a)b: look-behind is not supported."
+
+
+async def test_clients_take_turns_at_making_grammars(checks: GrammarChecks) -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def make(name: str) -> str:
+        order.append(name)
+        begun.set()
+        assert go_on.wait(GENEROUS)
+        return COLORS
+
+    names = ["hostile 1", "hostile 2", "hostile 3", "other"]
+    asked = [checks.checked(partial(make, name), "guided", name.split()[0]) for name in names]
+    making = asyncio.gather(*asked)
+    await until(begun.is_set, what="the first one is being made")
+    go_on.set()
+    assert await making == [COLORS] * 4
+    assert order == ["hostile 1", "hostile 2", "other", "hostile 3"]
+
+
+async def test_a_grammar_whose_turn_to_be_made_does_not_come_is_not_refused(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checks, "WAIT_SECONDS", 0.1)
+    go_on = threading.Event()
+    with pytest.raises(ApiError) as caught:
+        await checks.checked(lambda: COLORS if go_on.wait(GENEROUS) else "", "guided")
+    assert caught.value.status == 503 and "busy" in caught.value.message
+    go_on.set()
 
 
 async def stopped(checks: GrammarChecks) -> int:

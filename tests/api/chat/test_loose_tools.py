@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from models.media import Tool
+from service.api.chat import route, tool_grammar
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.loose_schema import UNENFORCED
 from service.api.chat.tool_grammar import checked_tool_grammar
@@ -92,6 +95,25 @@ def test_a_pattern_stays_where_something_else_is_in_the_way() -> None:
     tool = Tool("f", None, parameters({"type": "string", "pattern": "^a+$", "not": {"const": "a"}}))
     grammar = grammar_of(tool)
     assert fits(grammar, call_text("f", x="aa", count=3)) and not fits(grammar, call_text("f", x="b", count=3))
+
+
+def test_tools_are_looked_at_in_threads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is answered while the event loop looks at large ones."""
+    threads: dict[str, str] = {}
+
+    def noting(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return usual(*given)
+
+        return noted
+
+    monkeypatch.setattr(route, "tool_use", noting("tool_use", route.tool_use))
+    monkeypatch.setattr(tool_grammar, "looser_schemas", noting("looser_schemas", tool_grammar.looser_schemas))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters({"not": {}})}}]
+    answer = httpx.post(url, json={"model": "tiny", "messages": [USER], "tools": tools})
+    assert answer.status_code == 200, answer.text
+    assert threads["tool_use"].startswith("work") and threads["looser_schemas"].startswith("grammars")
 
 
 def test_what_no_schema_says_is_refused_without_strict() -> None:

@@ -15,7 +15,7 @@ from openai import OpenAI
 from PIL import Image, ImageDraw
 from pydantic import BaseModel
 
-from tests.api.chat.test_grammar import LARGE, REFUSED
+from tests.api.chat.test_grammar import LARGE, REFUSED, TOO_LARGE
 from tests.support.processes import ServerProcess
 
 MODEL = "reprise/qwen2_vl"
@@ -88,14 +88,14 @@ def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: s
 def test_no_grammar_harms_the_server(embedded_server: ServerProcess) -> None:
     """Each is refused, or answered as far as its budget goes."""
     grammars = {name: make() for name, (make, _) in REFUSED.items()} | {name: make() for name, make in LARGE.items()}
-    asked = 0
-    for name, text in grammars.items():
-        for field, value in _fields(text):
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, field: value}
-            response = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=600)
-            assert response.status_code in (200, 400), (name, response.text[:300])
-            asked += 1
-    assert asked == len(grammars)
+    asked = [(name, *field) for name, text in grammars.items() for field in _fields(text)]
+    assert len(asked) == len(grammars)
+    for name, field, value in (*asked, *((name, *field) for name, field in TOO_LARGE.items())):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, field: value}
+        response = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=600)
+        assert response.status_code in (200, 400), (name, response.text[:300])
+        if name in TOO_LARGE:
+            assert response.json()["error"]["message"].startswith(f"{field}: too large: "), name
     assert httpx.get(f"{embedded_server.url}/ready").status_code == 200
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from service.api.chat import schema_form
 from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.schema_form import MAX_ALL_ORDERS, Unfit
+from service.api.chat.schema_form import MAX_ALL_ORDERS, Unfit, target
 from service.api.chat.unique_items import MAX_ORDERS, UNSUITABLE
 from tests.api.chat.test_grammar import accepts
 from tests.support.grammars import check_grammar
@@ -60,6 +61,7 @@ def test_exactly_the_arrays_without_repetition_fit(schema: dict[str, Any]) -> No
         {"type": "array", "items": {"enum": [[1], [2]]}, "uniqueItems": True},
         {"type": "array", "items": {"enum": list("abcdef")}, "uniqueItems": True},
         {"type": "array", "items": {"enum": list("abcdefghijkl")}, "maxItems": 2, "uniqueItems": True},
+        {"type": "array", "items": {"enum": ["a"] * (MAX_ORDERS + 1)}, "uniqueItems": True},
         {"type": "array", "items": {"enum": ["a", "b"], "minLength": 1}, "uniqueItems": True},
         {"type": "array", "items": {"type": "boolean"}, "prefixItems": [{"const": True}], "uniqueItems": True},
         {"type": "array", "items": {"type": "boolean"}, "anyOf": [{"minItems": 1}], "uniqueItems": True},
@@ -97,6 +99,19 @@ def test_the_orders_of_a_schema_are_bounded() -> None:
     check_grammar(arrays(most))
     with pytest.raises(Unfit, match="at most 480 possible orders of all such arrays together allowed"):
         arrays(most + 1)
+
+
+def test_what_several_arrays_refer_to_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def looking(schema: Any, reference: str) -> Any:
+        looked_up.append(reference)
+        return target(schema, reference)
+
+    monkeypatch.setattr(schema_form, "target", looking)
+    array = {"type": "array", "items": {"$ref": "#/$defs/a"}, "uniqueItems": True}
+    json_schema_grammar({"$defs": {"a": {"const": 1}}, "anyOf": [array] * 100})
+    assert looked_up == ["#/$defs/a"]
 
 
 def test_no_array_is_long_enough() -> None:
