@@ -179,6 +179,8 @@ class SpeechModel(Protocol):
     priming_patches: int
     """Number of last patches of its prompt audio that the codec of a continuation decodes first, from silence and
     unheard."""
+    codec_memory_patches: int
+    """Number of last patches on which the codec's streaming state depends: decoding them from silence restores it."""
     local_networks: Sequence[nn.Module]
     """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 

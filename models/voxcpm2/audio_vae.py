@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,17 @@ class CodecDecoder(nn.Module):
         self.alpha = nn.Parameter(torch.empty(widths[-1]))
         self.last = CausalConv(widths[-1], 1, 7)
         self.memory_size = _lay_out(self)
+        self.memory_frames = self._past_frames()
+        """Latent frames before the current one on which samples depend."""
+
+    def _past_frames(self) -> int:
+        past, rate = Fraction(self.first.pad), 1
+        for block in self.blocks:
+            assert isinstance(block, DecoderBlock)
+            past += Fraction(block.up.pad, rate)
+            rate *= block.up.stride
+            past += Fraction(sum((ResidualUnit.kernel - 1) * dilation for dilation in _DILATIONS), rate)
+        return math.ceil(past + Fraction(self.last.pad, rate))
 
     def forward(self, z: Tensor, streams: Streams | None = None) -> Tensor:
         x = self.widen(self.first(z, streams), streams)

@@ -44,6 +44,7 @@ class VoxCPM2:
         self.reference_sample_rate = config.vae.sample_rate
         self.patch_shape = (config.patch_size, config.feat_dim)
         self.samples_per_patch = config.patch_size * vae.decoder_hop
+        self.codec_memory_patches = -(-vae.decoder.memory_frames // config.patch_size)
         self.max_positions = config.max_length
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise

@@ -136,7 +136,7 @@ class Talker:
     def _submit(self) -> None:
         self._planned, most = None, 2 * self._patches
         stream = Stream(str(self._world.now), True, self._world.now, 10, 40, most, 40 + most, playback=Playback())
-        assert self.scheduler.submit(stream) is None
+        assert self.scheduler.submit(stream, self._world.now) is None
 
     def _plan(self) -> Step | None:
         if self._planned is None:

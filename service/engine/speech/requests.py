@@ -13,7 +13,7 @@ from service.engine.faults import LaunchError, launch_failure, queue_timeout
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.speech.stream import Stream
+from service.engine.speech.stream import Phase, Stream
 from service.engine.speech.unsent import UnsentAudio
 from service.engine.worker import WorkerContext
 from service.link.messages import Failed, SpeechAppend, SpeechDelta, SpeechRequest
@@ -74,13 +74,14 @@ class SpeechRequests:
                 self._processor,
                 model.patch_shape,
                 model.priming_patches,
+                model.codec_memory_patches,
                 page_size=self._context.config.page_size,
             )
         except InputError as error:
             self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
             return
         sequence.submitted = self._context.clock()
-        refusal = self._scheduler.submit(sequence.stream)
+        refusal = self._scheduler.submit(sequence.stream, sequence.submitted)
         if refusal is None:
             self._sequences[request.request_id] = sequence
             return
@@ -108,16 +109,18 @@ class SpeechRequests:
 
     def fail_timed_out(self, limit: float) -> bool:
         """Fails requests that were submitted before `limit` and had no step yet; True when there were any."""
-        waiting = [stream.request_id for stream in self._scheduler.waiting]
-        late = [request_id for request_id in waiting if self._sequences[request_id].submitted < limit]
-        for request_id in late:
-            self.release(self._sequences[request_id])
-            self.fail_queue_timeout(request_id)
+        waiting = [self._sequences[stream.request_id] for stream in self._scheduler.waiting]
+        late = [sequence for sequence in waiting if sequence.segment == 0 and sequence.submitted < limit]
+        for sequence in late:
+            self.release(sequence)
+            self.fail_queue_timeout(sequence.request.request_id)
         return bool(late)
 
     def note_start(self, stream: Stream, now: float) -> None:
-        """Before a waiting stream's first step."""
+        """Before a waiting stream's first step. One that was preempted and goes on does not count again."""
         sequence, observations = self._sequences[stream.request_id], self._context.observations
+        if sequence.tally.scheduled is not None:
+            return
         sequence.tally.scheduled = now
         observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
         observations.count("prefix_cache_query_tokens_total", stream.prompt_tokens, model=self._name)
@@ -156,7 +159,6 @@ class SpeechRequests:
             self._deltas += self._unsent.take(sequence)
         if outcome.finished:
             self._scheduler.end_segment(sequence.stream, sequence.patches)
-            sequence.idle = True
             if finished:
                 self.release(sequence)
             else:
@@ -192,11 +194,11 @@ class SpeechRequests:
     def _go_on(self, sequence: SpeechSequence) -> None:
         """After a segment: begins the next one, or ends the stream when no further segment can come."""
         if sequence.segments:
-            before = sequence.prompt
+            before, preempted = sequence.prompt, sequence.stream.phase is Phase.PREEMPTED
             sequence.next_segment()
-            sequence.idle = False
             prompt = sequence.prompt
-            self._begin(sequence, min(prompt.common_prefix(before), len(prompt.token_ids) - 1))
+            shared = 0 if preempted else min(prompt.common_prefix(before), len(prompt.token_ids) - 1)
+            self._begin(sequence, shared)
         elif not sequence.open:
             nothing = np.zeros(0, dtype=np.float32)
             counts = sequence.tally.counts()

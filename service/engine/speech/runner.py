@@ -266,12 +266,14 @@ class SpeechRunner:
     # Parts of a prefill
 
     def _begin_takes(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Prepares the codec's streaming state for takes that begin. The state continues from one segment to the next;
-        a further take of a segment starts from the same state as the first one."""
+        """Prepares the codec's streaming state for takes that begin. The state continues from one segment to the next,
+        and is made again where the slot was taken in between; a further take of a segment starts from the same state as
+        the first one."""
         for sequence in sequences:
             sequence.begins = False
-        self._reset_codec([sequence for sequence in sequences if sequence.segment == 0])
-        later = [sequence for sequence in sequences if sequence.segment and sequence.request.retries]
+        fresh = [sequence for sequence in sequences if sequence.segment == 0 or len(sequence.prompt.priming)]
+        self._reset_codec(fresh)
+        later = [sequence for sequence in sequences if sequence not in fresh and sequence.request.retries]
         if not later:
             return
         with self.codec.turn():
@@ -283,8 +285,8 @@ class SpeechRunner:
                     self._codec_starts[sequence] = state.clone()
 
     def _reset_codec(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Initialises the codec's streaming state of new streams: zeros, or the state after decoding the end of the
-        audio that they continue, which is not sent."""
+        """Initialises the codec's streaming state in new slots: zeros, or the state after decoding the end of the audio
+        that they continue, which is not sent."""
         if not sequences:
             return
         with self.codec.turn():

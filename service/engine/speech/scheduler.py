@@ -3,7 +3,7 @@
 A live stream's slack is the audio that its listener has received and not heard yet. Prefills are admitted while the
 least slack covers their measured cost. Streams far ahead of playback are the first to leave a decode batch, to keep it
 in a bucket that costs less per row or to make room for streams without a live listener. There is always a step while
-any stream can run.
+any stream can run. Slots and pages of streams that have no text to speak yet are taken when others wait for them.
 
 Pure Python on the caller's clock; times are seconds of one monotonic clock.
 """
@@ -15,15 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from service.engine.pages import PagePool, pages_for
-from service.engine.slots import SlotPool
+from service.engine.pages import PagePool
 from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast, Prompts
 from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import PrefillChunk, PrefillSize
+from service.engine.speech.room import Room
 from service.engine.speech.stream import Phase, Stream
-from service.engine.speech.voice_pages import VoicePages
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,8 @@ class SpeechScheduler:
     ) -> None:
         self.policy = policy
         self.forecast = forecast
-        self._pages = pages
-        self._voices = VoicePages(pages)
-        self._adapters = adapters
-        self._slots = SlotPool(policy.max_streams)
+        self.room = Room(policy.max_streams, pages, adapters)
         self._waiting: list[Stream] = []
-        self._running: list[Stream] = []
         self._prefill_before = 0.0
         """Expected seconds of the step that was launched last if it held prompts, else 0."""
         self._prompts_ahead: Prompts | None = None
@@ -69,34 +64,34 @@ class SpeechScheduler:
 
     @property
     def running(self) -> Sequence[Stream]:
-        return self._running
+        return self.room.running
 
     @property
     def all_playing(self) -> bool:
         """Whether every stream has a listener who has begun to hear it."""
-        return all(stream.live and not stream.waits_for_first_audio for stream in (*self._running, *self._waiting))
+        return all(stream.live and not stream.waits_for_first_audio for stream in (*self.room.running, *self._waiting))
 
     # Admission
 
-    def submit(self, stream: Stream) -> Refusal | None:
+    def submit(self, stream: Stream, now: float) -> Refusal | None:
         """Queues a stream, or returns why it is refused."""
         policy = self.policy
-        if self._pages_for(stream.positions) > self._pages.num_pages - 1:
+        if not self.room.fits_cache(stream.positions):
             return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
         if len(self._waiting) >= policy.max_waiting:
             return Refusal("queue_full", f"{policy.max_waiting} requests are waiting already", 1.0)
-        self._voices.look_up(stream)
+        self.room.voices.look_up(stream)
         if stream.live:
-            load = self.load(extra=stream)
-            if self._live() and load > policy.max_load:
+            heard, load = self._heard(now), self.load(now, extra=stream)
+            if heard and load > policy.max_load:
                 return Refusal(
                     "load",
-                    f"with this one, {len(self._live()) + 1} streams would use {load:.0%} of real time",
-                    self.forecast.next_finish(self._running),
+                    f"with this one, {len(heard) + 1} streams would use {load:.0%} of real time",
+                    self.forecast.next_finish(self.room.speaking),
                 )
             prompts = self._prompts_with(stream)
-            predicted = self._first_audio(stream, prompts)
-            if (self._running or self._waiting) and predicted > policy.refuse_after:
+            predicted = self._first_audio(stream, prompts, now)
+            if (self.room.speaking or self._waiting) and predicted > policy.refuse_after:
                 return Refusal(
                     "first_audio",
                     f"first audio is predicted after {predicted:.2f} s, the target is {policy.refuse_after:g} s",
@@ -106,33 +101,35 @@ class SpeechScheduler:
         self._waiting.append(stream)
         return None
 
-    def _live(self) -> list[Stream]:
-        return [stream for stream in (*self._running, *self._waiting) if stream.live]
+    def _heard(self, now: float) -> list[Stream]:
+        """Live streams. Of those without text only the ones whose audio is still heard: if more text comes by then, as
+        from a chat model, they take as many steps a second as the others."""
+        streams = (*self.room.running, *self._waiting, *self.room.preempted)
+        return [one for one in streams if one.live and (one.has_text or one.playback.end(now) > now)]
 
-    def load(self, extra: Stream | None = None) -> float:
-        """Share of real time that the steps of every live stream take, `extra` included."""
-        live = self._live()
-        return self.forecast.load(live if extra is None else [*live, extra])
+    def load(self, now: float, extra: Stream | None = None) -> float:
+        """Share of real time that the steps of every live stream that is heard take, `extra` included."""
+        heard = self._heard(now)
+        return self.forecast.load(heard if extra is None else [*heard, extra])
 
     def _prompts_with(self, stream: Stream) -> Prompts:
         """Prompts of the live streams, and that of a new one behind them."""
         prompts = self._prompts_ahead
         if prompts is None:
-            prompts = reduce(self.forecast.with_prompt, (one for one in self._live() if one.prompt_left), Prompts())
+            live = (one for one in (*self.room.running, *self._waiting) if one.live and one.prompt_left)
+            prompts = reduce(self.forecast.with_prompt, live, Prompts())
             self._prompts_ahead = prompts
         return self.forecast.with_prompt(prompts, stream)
 
-    def _first_audio(self, stream: Stream, prompts: Prompts) -> float:
+    def _first_audio(self, stream: Stream, prompts: Prompts, now: float) -> float:
         """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`."""
-        delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self._running), self.load())
+        delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self.room.speaking), self.load(now))
         return delay + self._wait_for_room(stream)
 
     def _wait_for_room(self, stream: Stream) -> float:
         """Seconds until a slot and pages are expected to be free for this stream, after the live streams that wait."""
-        waiting = [other for other in self._waiting if other.live]
-        slots = 1 + len(waiting) - self._slots.num_free
-        pages = sum(self._pages_for(other.positions) for other in (*waiting, stream)) - self._pages.num_available
-        return self.forecast.wait_for_room(self._running, slots, pages)
+        slots, pages = self.room.missing([*(other for other in self._waiting if other.live), stream])
+        return self.forecast.wait_for_room(self.room.speaking, slots, pages)
 
     # The next step
 
@@ -144,7 +141,7 @@ class SpeechScheduler:
         """Slack of every live stream that has begun to play and can run."""
         return [
             (stream, stream.playback.end(start) - start)
-            for stream in self._running
+            for stream in self.room.running
             if stream.live
             and not stream.paused
             and not stream.waits_for_first_audio
@@ -154,7 +151,7 @@ class SpeechScheduler:
     def next_step(self, start: float) -> Step | None:
         """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
         slacks = dict(self._slacks(start))
-        if any(stream.waits_for_first_patch for stream in self._running):
+        if any(stream.waits_for_first_patch for stream in self.room.running):
             return self._decode_step(slacks, cheapest=False)
         candidates = self._candidates(start, slacks)
         step = self._prefill_step(candidates, slacks, start) if candidates else None
@@ -174,7 +171,7 @@ class SpeechScheduler:
         several. An eager one includes decode rows instead (`_with_decode_rows`)."""
         return (
             self._prefill_before > 0
-            and self.forecast.saturates(stream for stream in self._running if stream.decodable)
+            and self.forecast.saturates(stream for stream in self.room.running if stream.decodable)
             and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
             and not any(stream in slacks for stream in candidates)
             and all(self.forecast.replayable(stream) for stream in candidates[:1])
@@ -185,7 +182,10 @@ class SpeechScheduler:
         self._prefill_before = step.predicted if step.prefills else 0.0
         if step.prefills:
             self._prompts_ahead = None
-        self._admit([chunk.stream for chunk in step.prefills if chunk.stream.phase is Phase.WAITING])
+        admitted = [chunk.stream for chunk in step.prefills if chunk.stream.phase is Phase.WAITING]
+        self.room.admit(admitted)
+        for stream in admitted:
+            self._waiting.remove(stream)
         for chunk in step.prefills:
             chunk.stream.prefilled += chunk.length
             if chunk.is_last:
@@ -195,12 +195,12 @@ class SpeechScheduler:
             stream.last_launch = start
             stream.playback.launch(self.policy.patch_seconds)
             if stream.launched >= stream.max_patches:
-                stream.phase = Phase.IDLE
+                stream.phase = Phase.LAUNCHED
 
     def index_voice_pages(self, step: Step) -> None:
         """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
         for chunk in step.prefills:
-            self._voices.index_chunk(chunk)
+            self.room.voices.index_chunk(chunk)
 
     def undo(self, stream: Stream) -> None:
         """Undoes `launch` for a decode row that did not run."""
@@ -213,25 +213,29 @@ class SpeechScheduler:
 
         Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
         slots is reserved for live streams. A stream whose adapter finds no slot can be overtaken only by streams
-        without an adapter, so that its turn comes.
+        without an adapter, so that its turn comes. Idle streams are preempted for those that wait; one that was, and
+        goes on, gets its slack back.
         """
-        begun = [s for s in self._running if s.phase is Phase.PREFILL and not s.paused]
+        begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
         begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
         waiting = sorted(self._waiting, key=lambda s: (not s.live, s.arrival))
         candidates = begun
-        slots, pages = self._slots.num_free, self._pages.num_available
+        slots = pages = 0
         adapters: set[str] = set()
         for stream in waiting:
-            self._voices.look_up(stream)
-            needed = self._pages_for(stream.positions)
-            if slots < (1 if stream.live else 1 + self.policy.max_streams // 4) or pages < needed:
+            self.room.voices.look_up(stream)
+            least_slots = slots + (1 if stream.live else 1 + self.policy.max_streams // 4)
+            least_pages = pages + self.room.pages_for(stream.positions)
+            if not self.room.make_room(least_slots, least_pages):
                 break
-            if stream.adapter and self._adapters is not None:
+            if stream.adapter:
                 adapters.add(stream.adapter)
-                if not self._adapters.fits(adapters):
+                if not self.room.make_adapter_room(adapters):
                     continue
-            slots, pages = slots - 1, pages - needed
+            slots, pages = slots + 1, least_pages
             candidates.append(stream)
+            if stream.live and stream.playback.started is not None:
+                slacks[stream] = stream.playback.end(start) - start
         live = [s for s in candidates if s.live]
         return live or candidates
 
@@ -294,7 +298,7 @@ class SpeechScheduler:
 
     def _tail_costs_more(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether the first patches of these prompts cost less as rows of the next decode step."""
-        ready = [stream for stream in self._running if stream.decodable]
+        ready = [stream for stream in self.room.running if stream.decodable]
         solver_steps = {stream.solver_steps for stream in (*ready, *(chunk.stream for chunk in chunks))}
         if len(solver_steps) > 1 or not all(chunk.is_last for chunk in chunks):
             return False
@@ -304,7 +308,7 @@ class SpeechScheduler:
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
         """The most urgent stream with others of its number of solver steps. cheapest: new streams wait for slack, so
         only rows that need the step take part."""
-        ready = [stream for stream in self._running if stream.decodable]
+        ready = [stream for stream in self.room.running if stream.decodable]
         if not ready:
             return None
         policy = self.policy
@@ -325,29 +329,9 @@ class SpeechScheduler:
 
     # Life of a stream
 
-    def _admit(self, streams: Sequence[Stream]) -> None:
-        """Admits waiting streams: a slot, and pages up to the length cap."""
-        self._voices.allocate(streams)
-        for stream in streams:
-            self._waiting.remove(stream)
-            self._running.append(stream)
-            stream.slot = self._slots.allocate()
-            if stream.adapter and self._adapters is not None:
-                stream.adapter_slot = self._adapters.acquire(stream.adapter)
-            stream.phase = Phase.PREFILL
-
     def reserve(self, stream: Stream, positions: int) -> bool:
         """Allocates more pages for a longer segment that was appended. False when there is no room."""
-        if stream.phase is Phase.WAITING:
-            stream.positions = max(stream.positions, positions)
-            return self._pages_for(stream.positions) < self._pages.num_pages
-        more = self._pages_for(positions) - len(stream.pages)
-        if more > self._pages.num_available:
-            return False
-        if more > 0:
-            stream.pages.extend(self._pages.allocate(more))
-        stream.positions = max(stream.positions, positions)
-        return True
+        return self.room.reserve(stream, positions)
 
     def begin_segment(
         self,
@@ -364,7 +348,12 @@ class SpeechScheduler:
         stream.prompt_tokens, stream.prompt_audio, stream.max_patches = prompt_tokens, prompt_audio, max_patches
         stream.prefilled, stream.patches_before = cached, patches_before
         stream.launched = 0
-        stream.phase = Phase.PREFILL
+        if stream.phase is Phase.PREEMPTED:
+            self.room.release(stream)
+            self._waiting.append(stream)
+            stream.phase = Phase.WAITING
+        else:
+            stream.phase = Phase.PREFILL
         self._prompts_ahead = None
 
     def end_segment(self, stream: Stream, patches: int) -> None:
@@ -376,19 +365,10 @@ class SpeechScheduler:
         stream.phase = Phase.IDLE
 
     def release(self, stream: Stream) -> None:
-        """Forgets a stream. Its slot and pages may be given away at once: launches run in order, so the next owner's
-        writes come after those of steps in flight."""
+        """Forgets a stream. Its slot and pages may be given away at once."""
         if stream.prompt_left:
             self._prompts_ahead = None
         if stream.phase is Phase.WAITING:
             self._waiting.remove(stream)
-            return
-        self._running.remove(stream)
-        self._slots.release(stream.slot)
-        self._pages.release(stream.pages)
-        if stream.adapter and self._adapters is not None:
-            self._adapters.release(stream.adapter)
-        stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
-
-    def _pages_for(self, positions: int) -> int:
-        return pages_for(positions, self._pages.page_size)
+        else:
+            self.room.release(stream)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from models.errors import InputError
 from models.processor import SpeechProcessor
-from service.engine.speech.stream import Playback, Stream
+from service.engine.speech.stream import Phase, Playback, Stream
 from service.engine.speech.voice_pages import voice_pages
 from service.engine.tally import StepTally
 from service.link.messages import SpeechRequest, SpeechSegment
@@ -25,7 +25,8 @@ class SegmentPrompt:
     """One segment laid out on the time axis.
 
     token_ids int64 [n], audio_mask bool [n], patches float32 [audio positions, frames, channels] in order of the
-    masked positions; priming: patches that initialise the codec's streaming state.
+    masked positions; priming: patches that initialise the codec's streaming state, which goes on from the segment
+    before if there are none.
     """
 
     token_ids: np.ndarray
@@ -68,6 +69,7 @@ class SpeechSequence:
         processor: SpeechProcessor,
         patch_shape: tuple[int, int],
         priming_patches: int,
+        codec_memory_patches: int,
         *,
         page_size: int,
     ) -> None:
@@ -77,8 +79,6 @@ class SpeechSequence:
         """When the engine got it: reading and decoding the request took from its arrival until then."""
         self.open = request.open
         self.tally = StepTally()
-        self.idle = False
-        """Whether the current segment has ended and there is no next one yet."""
         self.segment = 0
         self.attempt = 0
         """Number of takes of the current segment that were discarded."""
@@ -101,6 +101,10 @@ class SpeechSequence:
         first = request.segments[0]
         text_ids = request.transcript_ids if len(continued) else first.text_ids
         self.prompt = self._lay_out(first, text_ids, self._reference, continued, priming_patches)
+        self._last = deque[np.ndarray](self.prompt.priming, codec_memory_patches)
+        """What the codec has decoded last, from which its streaming state can be made again."""
+        self._last_before = self._last.copy()
+        """The same before the current take."""
         self.stream = Stream(
             request_id=request.request_id,
             live=request.live,
@@ -126,6 +130,11 @@ class SpeechSequence:
         return int.from_bytes(digest, "little") >> 1
 
     @property
+    def idle(self) -> bool:
+        """Whether the current segment has ended and there is no next one yet."""
+        return not self.stream.has_text
+
+    @property
     def may_continue(self) -> bool:
         """Whether segments follow, or may still come."""
         return bool(self.segments) or self.open
@@ -133,17 +142,22 @@ class SpeechSequence:
     def keep(self, patch: np.ndarray) -> None:
         """Counts a patch float32 [frames, channels] of the current segment, and keeps it where later ones need it."""
         self.patches += 1
+        self._last.append(patch)
         if self.segment == 0 and self.may_continue and len(self._opening) < CONTINUITY_PATCHES:
             self._opening.append(patch)
 
     def next_segment(self) -> None:
-        """Makes the next segment the current one."""
+        """Makes the next segment the current one. The codec's state is gone with the slot if the stream was
+        preempted."""
         segment = self.segments.popleft()
         self.segment += 1
         self.patches = self.attempt = 0
         self.heard, self.begins = False, True
         reference = np.concatenate([self._voice, np.stack(self._opening)])
         self.prompt = self._lay_out(segment, segment.text_ids, reference, self._none, 0)
+        self._last_before = self._last.copy()
+        if self.stream.phase is Phase.PREEMPTED:
+            self.prompt = replace(self.prompt, priming=np.array(self._last))
 
     @property
     def may_draw_again(self) -> bool:
@@ -157,6 +171,7 @@ class SpeechSequence:
         self.attempt += 1
         self.patches = 0
         self.begins = True
+        self._last = self._last_before.copy()
         if self.segment == 0:
             self._opening.clear()
 

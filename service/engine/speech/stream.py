@@ -73,8 +73,12 @@ class Phase(Enum):
     """Positions of the current segment's prompt are left to compute."""
     DECODE = "decode"
     """The prompt is computed, and patches are left to launch."""
+    LAUNCHED = "launched"
+    """Every patch of the segment is launched."""
     IDLE = "idle"
-    """Every patch of the segment is launched, or there is no text to speak yet."""
+    """The segment has ended, and there is no text to speak yet."""
+    PREEMPTED = "preempted"
+    """The same, and its slot and pages were taken. It waits for them again once there is text."""
 
 
 class VoicePage(NamedTuple):
@@ -147,6 +151,10 @@ class Stream:
     def waits_for_first_patch(self) -> bool:
         """Whether it can decode and its prompt's prefill had no tail."""
         return self.decodable and self.launched == 0
+
+    @property
+    def has_text(self) -> bool:
+        return self.phase not in (Phase.IDLE, Phase.PREEMPTED)
 
     @property
     def waits_for_first_audio(self) -> bool:

@@ -223,7 +223,7 @@ class SpeechWorker:
         slack = self._scheduler.least_slack(now)
         if math.isinf(slack):
             return slack
-        listeners = sum(stream.live for stream in self._scheduler.running)
+        listeners = sum(stream.live and stream.has_text for stream in self._scheduler.running)
         return slack - self._forecast.decode_bound(self._runner.solver_steps[0], listeners)
 
     def backlog(self, now: float) -> float:

@@ -98,7 +98,7 @@ class Arrival:
 
 def predicted_first_audio(scheduler: SpeechScheduler, stream: Stream) -> float:
     """What `submit` would predict for a live stream now."""
-    return scheduler._first_audio(stream, scheduler._prompts_with(stream))
+    return scheduler._first_audio(stream, scheduler._prompts_with(stream), stream.arrival)
 
 
 class Chooser(Protocol):
@@ -208,7 +208,7 @@ class Simulation:
                 stream = arrival.stream(len(lengths))
                 lengths[stream] = arrival.patches
                 listeners[stream] = Playback(arrival.speed)
-                if refusal := scheduler.submit(stream):
+                if refusal := scheduler.submit(stream, clock):
                     outcome.refused.append(refusal)
             step = chooser.next_step(clock)
             late, ended = ended, []
@@ -265,10 +265,10 @@ class PrefillFirst:
     def prefills(self) -> Step | None:
         scheduler, policy = self._scheduler, self._scheduler.policy
         chunks: list[PrefillChunk] = []
-        room, pages = policy.max_streams - len(scheduler.running), scheduler._pages.num_available
+        room, pages = policy.max_streams - len(scheduler.running), scheduler.room.pages.num_available
         tokens = 0
         for stream in scheduler.waiting:
-            pages -= scheduler._pages_for(stream.positions)
+            pages -= scheduler.room.pages_for(stream.positions)
             tokens += stream.prompt_tokens
             if len(chunks) == min(room, BUCKETS[-1]) or pages < 0 or (chunks and tokens > 4096):
                 break

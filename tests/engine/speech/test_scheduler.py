@@ -84,7 +84,7 @@ def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = Tr
     """Streams that decode at time 100 with `slack` seconds of audio ahead of their listeners."""
     streams = [stream(f"{slack}-{live}-{steps}-{i}", live=live, steps=steps) for i in range(count)]
     for one in streams:
-        sched.submit(one)
+        sched.submit(one, 0.0)
     while any(one.phase is not Phase.DECODE or one.waits_for_first_patch for one in streams):
         step = sched.next_step(0.0)
         assert step is not None
@@ -235,7 +235,7 @@ def test_eager_prefills_do_not_carry_it() -> None:
 def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
     sched = scheduler(captured=replayed)
     for index in range(18):
-        sched.submit(stream(f"new {index}"))
+        sched.submit(stream(f"new {index}"), 0.0)
     first = sched.next_step(0.0)
     assert first is not None and len(first.prefills) == 16
     sched.launch(first, 0.0)
@@ -249,8 +249,8 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
 
 def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
     sched = scheduler(captured=replayed, prefill_tokens=1000)
-    sched.submit(stream("a", prompt=600))
-    sched.submit(stream("b", prompt=600))
+    sched.submit(stream("a", prompt=600), 0.0)
+    sched.submit(stream("b", prompt=600), 0.0)
     step = sched.next_step(0.0)
     assert step is not None
     assert [(chunk.length, chunk.is_last) for chunk in step.prefills] == [(600, True)]
@@ -269,7 +269,7 @@ def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
 
 def test_a_chunk_says_the_same_after_its_segment() -> None:
     sched = scheduler(captured=replayed)
-    sched.submit(stream())
+    sched.submit(stream(), 0.0)
     step = sched.next_step(0.0)
     assert step is not None
     sched.launch(step, 0.0)
@@ -307,23 +307,23 @@ def test_streams_of_a_voice_share_the_pages_of_its_reference() -> None:
     nova = voice("nova", 2)
     one, other, last = (spoken(name, nova) for name in ("one", "other", "last"))
     third = spoken("third", voice("echo", 2))
-    sched.submit(one)
+    sched.submit(one, 0.0)
     assert prefilled(sched) == [(0, 60, 39)]
-    sched.submit(other)
-    sched.submit(third)
+    sched.submit(other, 0.0)
+    sched.submit(third, 0.0)
     assert prefilled(sched) == [(32, 28, 8), (0, 60, 39)]
     assert other.pages[:2] == one.pages[:2] and not set(other.pages[2:]) & set(one.pages)
     assert not set(third.pages) & set(one.pages)
     sched.release(one)
     sched.release(other)
-    assert sched._pages.num_cached == 2
-    sched.submit(last)
+    assert sched.room.pages.num_cached == 2
+    sched.submit(last, 0.0)
     assert last.prompt_left == 28
     assert prefilled(sched) == [(32, 28, 8)]
     sched.release(last)
     sched.release(third)
-    sched._pages.check()
-    assert sched._pages.num_used == 0 and sched._pages.num_cached == 4
+    sched.room.pages.check()
+    assert sched.room.pages.num_used == 0 and sched.room.pages.num_cached == 4
 
 
 def test_streams_of_a_voice_in_one_pass_keep_their_own_pages() -> None:
@@ -331,13 +331,13 @@ def test_streams_of_a_voice_in_one_pass_keep_their_own_pages() -> None:
     nova = voice("nova", 2)
     pair = [spoken(name, nova) for name in ("one", "other")]
     for one in pair:
-        sched.submit(one)
+        sched.submit(one, 0.0)
     assert prefilled(sched) == [(0, 60, 39)] * 2
     assert not set(pair[0].pages) & set(pair[1].pages)
     for one in pair:
         sched.release(one)
-    sched._pages.check()
-    assert sched._pages.num_cached == 2
+    sched.room.pages.check()
+    assert sched.room.pages.num_cached == 2
 
 
 def test_pages_that_a_stream_found_are_not_evicted_for_one_beside_it() -> None:
@@ -346,41 +346,41 @@ def test_pages_that_a_stream_found_are_not_evicted_for_one_beside_it() -> None:
     nova = voice("nova", 2)
     for pages in (nova, *(voice(name, 2) for name in "abcdefgh")):
         one = spoken("one", pages)
-        sched.submit(one)
+        sched.submit(one, 0.0)
         prefilled(sched)
         sched.release(one)
-    assert sched._pages.num_cached == 18
+    assert sched.room.pages.num_cached == 18
     pair = spoken("second", voice("new", 2)), spoken("third", nova)
     for one in pair:
-        sched.submit(one)
+        sched.submit(one, 0.0)
     assert prefilled(sched) == [(0, 60, 39), (32, 28, 8)]
     for one in pair:
         sched.release(one)
-    sched._pages.check()
+    sched.room.pages.check()
 
 
 def test_a_page_is_shared_once_all_of_it_is_computed() -> None:
     """Of a prompt in chunks; and not before a step is on the GPU."""
     sched = scheduler(prefill_tokens=64)
     nova = voice("nova", 6)
-    sched.submit(spoken("first", nova))
+    sched.submit(spoken("first", nova), 0.0)
     assert prefilled(sched) == [(0, 64, 64)]
     other = spoken("second", nova)
-    sched.submit(other)
+    sched.submit(other, 0.0)
     assert other.prefilled == 64
     step = sched.next_step(0.0)
     assert step is not None
     sched.launch(step, 0.0)
     third = spoken("third", nova)
-    sched.submit(third)
+    sched.submit(third, 0.0)
     assert third.prefilled == 64
     sched.index_voice_pages(step)
     while any(one.phase is not Phase.DECODE for one in (*sched.running, *sched.waiting)):
         prefilled(sched)
     for one in list(sched.running):
         sched.release(one)
-    sched._pages.check()
-    assert sched._pages.num_cached == 6
+    sched.room.pages.check()
+    assert sched.room.pages.num_cached == 6
 
 
 def test_shared_references_bring_the_first_sounds_of_a_burst_sooner() -> None:
@@ -415,7 +415,7 @@ def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, ga
     sched = fused(rows)
     prompts: list[int] = []
     for index in range(5):
-        sched.submit(stream(f"new {index}", arrival=100.0))
+        sched.submit(stream(f"new {index}", arrival=100.0), 0.0)
         step = sched.next_step(100.0)
         assert step is not None and bool(step.prefills) != bool(step.decodes)
         sched.launch(step, 100.0)
@@ -429,7 +429,7 @@ def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them(monkeypatch: py
     for crowd, steps in ((47, [16, 16, 15, 0]), (40, [16, 16, 0, 8])):
         sched = fused(128)
         for index in range(crowd):
-            sched.submit(stream(f"new {index}", arrival=100.0))
+            sched.submit(stream(f"new {index}", arrival=100.0), 0.0)
         found = []
         for _ in steps:
             step = sched.next_step(100.0)
@@ -449,7 +449,7 @@ def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None
         sched.launch(step, 100.0)
         rows.append(len(step.decodes))
         if index == 1:
-            sched.submit(stream(arrival=100.0))
+            sched.submit(stream(arrival=100.0), 0.0)
     assert rows == [64, 64, 0, 128, 64]
 
 
@@ -457,7 +457,7 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
     sched = fused(128)
     new = [stream(f"new {index}", live=bool(index), arrival=100.0) for index in range(3)]
     for one in new:
-        sched.submit(one)
+        sched.submit(one, 0.0)
     for one in new[1:], new[:1]:  # Listeners come first.
         prefill = sched.next_step(100.0)
         assert prefill is not None and not prefill.decodes and not prefill.tail and not prefill.emitting
@@ -477,19 +477,19 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
 )
 def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
     sched = fused(rows, steps)
-    sched.submit(new := stream(arrival=100.0))
+    sched.submit(new := stream(arrival=100.0), 0.0)
     prefill = sched.next_step(100.0)
     assert prefill is not None and prefill.tail and prefill.emitting == [new]
 
 
 def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
     sched = fused(128)
-    sched.submit(paused := stream("paused", arrival=100.0))
+    sched.submit(paused := stream("paused", arrival=100.0), 0.0)
     prefill = sched.next_step(100.0)
     assert prefill is not None and not prefill.tail
     sched.launch(prefill, 100.0)
     paused.paused = True
-    sched.submit(new := stream(arrival=100.0))
+    sched.submit(new := stream(arrival=100.0), 0.0)
     chosen = []
     for _ in range(3):
         step = sched.next_step(100.0)
@@ -523,9 +523,9 @@ def test_the_prediction_of_first_audio_is_close() -> None:
         predicted: list[float] = []
         submit = simulation.scheduler.submit
 
-        def spy(one: Stream, submit=submit, simulation=simulation, predicted=predicted):  # type: ignore[no-untyped-def]
+        def spy(one: Stream, now: float, submit=submit, simulation=simulation, predicted=predicted):  # type: ignore[no-untyped-def]
             predicted.append(predicted_first_audio(simulation.scheduler, one))
-            return submit(one)
+            return submit(one, now)
 
         simulation.scheduler.submit = spy  # type: ignore[method-assign]
         actual = max(simulation.run().first_audio[16:])
@@ -557,7 +557,7 @@ def test_the_prompts_ahead_are_known_without_counting_them_again(monkeypatch: py
     simulation = Simulation(trace, captured=replayed)
     scheduler, submit, kept = simulation.scheduler, simulation.scheduler.submit, list[bool]()
 
-    def spy(one: Stream) -> Refusal | None:
+    def spy(one: Stream, now: float) -> Refusal | None:
         for left in [other for other in scheduler.waiting if lot.random() < 0.02]:
             scheduler.release(left)
         known, found = scheduler._prompts_ahead, predicted_first_audio(scheduler, one)
@@ -565,7 +565,7 @@ def test_the_prompts_ahead_are_known_without_counting_them_again(monkeypatch: py
         assert predicted_first_audio(scheduler, one) == pytest.approx(found)
         scheduler._prompts_ahead = known
         kept.append(known is not None)
-        return submit(one)
+        return submit(one, now)
 
     monkeypatch.setattr(scheduler, "submit", spy)
     simulation.run()
@@ -583,7 +583,7 @@ def test_the_prompt_of_a_next_segment_is_ahead_of_new_streams() -> None:
 def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
     sched = scheduler()
     short = playing(sched, 4, slack=0.04)
-    sched.submit(stream(arrival=100.0))
+    sched.submit(stream(arrival=100.0), 0.0)
     assert names(sched.next_step(100.0)) == {one.request_id for one in short}
     for one in short:
         one.playback.delivered = 0.5
@@ -596,7 +596,7 @@ def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
 def test_streams_far_ahead_yield_to_the_first_chunk_of_a_new_one() -> None:
     sched = scheduler()
     playing(sched, 16, slack=3.0)
-    sched.submit(stream(arrival=100.0))
+    sched.submit(stream(arrival=100.0), 0.0)
     step = sched.next_step(100.0)
     assert step is not None and step.prefills and not step.decodes
 
@@ -605,7 +605,7 @@ def test_rows_that_could_not_wait_ride_in_the_prefill() -> None:
     sched = scheduler()
     playing(sched, 16, slack=3.0)
     tight = playing(sched, 2, slack=0.085)
-    sched.submit(stream(arrival=100.0))
+    sched.submit(stream(arrival=100.0), 0.0)
     step = sched.next_step(100.0)
     assert step is not None and step.prefills
     assert names(step) == {one.request_id for one in tight}
@@ -614,7 +614,7 @@ def test_rows_that_could_not_wait_ride_in_the_prefill() -> None:
 def test_a_long_prompt_is_prefilled_in_chunks_that_fit() -> None:
     sched = scheduler()
     playing(sched, 2, slack=0.06)
-    sched.submit(stream(prompt=1600, arrival=100.0))
+    sched.submit(stream(prompt=1600, arrival=100.0), 0.0)
     step = sched.next_step(100.0)
     assert step is not None
     assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].is_last
@@ -658,11 +658,11 @@ def test_offline_rows_fill_what_is_left_and_come_before_listeners_far_ahead() ->
 def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
     sched = scheduler(streams=8)
     for index in range(8):
-        sched.submit(stream(f"offline {index}", live=False))
+        sched.submit(stream(f"offline {index}", live=False), 0.0)
     while (step := sched.next_step(0.0)) and step.prefills:
         sched.launch(step, 0.0)
     assert len(sched.running) == 6
-    sched.submit(stream("listener"))
+    sched.submit(stream("listener"), 0.0)
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["listener"]
 
@@ -691,16 +691,16 @@ def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     sched.end_segment(speaker, speaker.launched)
     assert sched.least_slack(100.0) == math.inf
     sched.begin_segment(speaker, prompt_tokens=60, prompt_audio=0, max_patches=100)
-    sched.submit(stream(arrival=90.0))
+    sched.submit(stream(arrival=90.0), 0.0)
     step = sched.next_step(100.0)
     assert step is not None and step.prefills[0].stream is speaker
 
 
 def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     sched = scheduler(pages=20)
-    assert sched.submit(stream(prompt=1000)).reason == "too_long"  # type: ignore[union-attr]
-    sched.submit(stream("a"))
-    sched.submit(stream("b"))
+    assert sched.submit(stream(prompt=1000), 0.0).reason == "too_long"  # type: ignore[union-attr]
+    sched.submit(stream("a"), 0.0)
+    sched.submit(stream("b"), 0.0)
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["a"]
     sched.launch(step, 0.0)
@@ -727,14 +727,14 @@ def test_who_listens_faster_is_served_faster(known: bool) -> None:
 
 def test_the_load_of_a_listener_grows_with_the_speed() -> None:
     sched = scheduler()
-    alone = sched.load(extra=stream())
+    alone = sched.load(0.0, extra=stream())
     fast, slow = stream("fast"), stream("slow")
     fast.playback, slow.playback = Playback(4.0), Playback(0.5)
-    assert sched.load(extra=fast) == pytest.approx(4 * alone)
-    sched.submit(slow)
+    assert sched.load(0.0, extra=fast) == pytest.approx(4 * alone)
+    sched.submit(slow, 0.0)
     costs = sched.forecast.costs
     one, two = (costs.mean("decode", 10, rows) + costs.mean("vae", 0, rows) for rows in (1, 2))
-    assert sched.load(extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
+    assert sched.load(0.0, extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
 
 
 def test_late_audio_counts_as_underrun_and_moves_the_clock() -> None:

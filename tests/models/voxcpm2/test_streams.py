@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from models.processor import SpeechLayout
 from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
@@ -134,6 +135,21 @@ def test_priming_changes_no_other_slot() -> None:
     rig.admit(3, request(2))
     assert (rig.state["vae"][[1, 2, 4, 5, 6, 7]] == 7.0).all()
     assert not (rig.state["vae"][3] == 7.0).any()
+
+
+def test_the_codec_remembers_so_many_patches_and_no_more() -> None:
+    model = voice()
+    patches = torch.randn(12, *model.patch_shape, generator=torch.Generator().manual_seed(1))
+
+    def state_after(last: Tensor) -> Tensor:
+        rig = SpeechRig(model)
+        for patch in last:
+            rig.vae([1], {"patch": patch[None], "emitted": torch.ones(1)})
+        return rig.state["vae"][1].clone()
+
+    whole, memory = state_after(patches), model.codec_memory_patches
+    torch.testing.assert_close(state_after(patches[-memory:]), whole, **TOLERANCE)
+    assert not torch.allclose(state_after(patches[1 - memory :]), whole, **TOLERANCE)
 
 
 def test_solver_steps_change_the_patch() -> None:

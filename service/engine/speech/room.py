@@ -1,0 +1,110 @@
+"""Room for streams: request slots, pages of the cache, and slots of adapters.
+
+A stream keeps its room from admission to release, with one exception: while it has no text to speak and every result of
+its steps has been read, but for overrun rows, it is preempted if others need the room. What it needs to go on is on the
+host, so it waits for room once more when there is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from service.engine.pages import PagePool, pages_for
+from service.engine.slots import SlotPool
+from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.voice_pages import VoicePages
+
+
+class Room:
+    """running: streams that have room; preempted: those that had some and may want it again."""
+
+    def __init__(self, max_streams: int, pages: PagePool, adapters: AdapterSlots | None) -> None:
+        self.pages = pages
+        self.voices = VoicePages(pages)
+        self.running: list[Stream] = []
+        self.preempted: list[Stream] = []
+        self._slots = SlotPool(max_streams)
+        self._adapters = adapters
+
+    @property
+    def speaking(self) -> list[Stream]:
+        return [stream for stream in self.running if stream.has_text]
+
+    @property
+    def _idle(self) -> list[Stream]:
+        return [stream for stream in self.running if not stream.has_text]
+
+    def pages_for(self, positions: int) -> int:
+        return pages_for(positions, self.pages.page_size)
+
+    def fits_cache(self, positions: int) -> bool:
+        """Whether the cache holds so many positions when it is empty."""
+        return self.pages_for(positions) < self.pages.num_pages
+
+    def missing(self, streams: Iterable[Stream]) -> tuple[int, int]:
+        """Slots and pages that these streams need together beyond those that are free or could be; at most 0 if none.
+        A page that idle streams share counts for each of them."""
+        needed, idle = [self.pages_for(stream.positions) for stream in streams], self._idle
+        pages = self.pages.num_available + sum(len(stream.pages) for stream in idle)
+        return len(needed) - self._slots.num_free - len(idle), sum(needed) - pages
+
+    def make_room(self, slots: int, pages: int) -> bool:
+        """Whether so many slots and pages are free, perhaps after idle streams were preempted."""
+        return self._preempt(lambda: self._slots.num_free >= slots and self.pages.num_available >= pages)
+
+    def make_adapter_room(self, names: Collection[str]) -> bool:
+        """Whether these adapters and those in use can be resident together, perhaps after the same."""
+        adapters = self._adapters
+        if adapters is None:
+            return True
+        return self._preempt(lambda: adapters.fits(names), with_adapter=True)
+
+    def _preempt(self, enough: Callable[[], bool], *, with_adapter: bool = False) -> bool:
+        """Those that have been idle longest go first. with_adapter: only those that have one."""
+        while not enough():
+            idle = [stream for stream in self._idle if stream.adapter or not with_adapter]
+            if not idle:
+                return False
+            stream = min(idle, key=lambda one: one.last_launch)
+            self.release(stream)
+            self.preempted.append(stream)
+            stream.phase = Phase.PREEMPTED
+        return True
+
+    def admit(self, streams: Sequence[Stream]) -> None:
+        """A slot each, pages up to the length cap, and the adapter, where there is room."""
+        self.voices.allocate(streams)
+        for stream in streams:
+            self.running.append(stream)
+            stream.slot = self._slots.allocate()
+            if stream.adapter and self._adapters is not None:
+                stream.adapter_slot = self._adapters.acquire(stream.adapter)
+            stream.phase = Phase.PREFILL
+
+    def reserve(self, stream: Stream, positions: int) -> bool:
+        """Pages for a longer segment that was appended. False when there is no room. An idle stream for which there is
+        none beside the others is preempted itself, and waits for all of its pages."""
+        more = self.pages_for(positions) - len(stream.pages)
+        if not self.fits_cache(positions):
+            return False
+        if stream in self.running and more > 0:
+            if not self.make_room(0, more):
+                return False
+            if stream in self.running:
+                stream.pages.extend(self.pages.allocate(more))
+        stream.positions = max(stream.positions, positions)
+        return True
+
+    def release(self, stream: Stream) -> None:
+        """What it frees may be given away at once: launches run in order, so the next owner's writes come after those
+        of steps in flight."""
+        if stream.phase is Phase.PREEMPTED:
+            self.preempted.remove(stream)
+            return
+        self.running.remove(stream)
+        self._slots.release(stream.slot)
+        self.pages.release(stream.pages)
+        if stream.adapter and self._adapters is not None:
+            self._adapters.release(stream.adapter)
+        stream.slot, stream.pages, stream.adapter_slot = 0, [], -1

@@ -1,0 +1,263 @@
+"""Streams whose text is still being written and that have nothing to speak: they keep nobody waiting, lose nothing, and
+go on as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.speech.scheduler import SpeechScheduler
+from service.engine.speech.stream import Phase, Stream
+from service.link.messages import Abort, SpeechAppend, SpeechRequest
+from tests.engine.speech.rig import WorkerRig
+from tests.engine.speech.simulator import predicted_first_audio
+from tests.engine.speech.test_scheduler import playing, scheduler, stream
+from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, decoded, request, segment
+from tests.models.voxcpm2 import golden
+from tests.support.lora import GROUPS, random_adapter, write_adapter
+
+CLIP = np.random.default_rng(4).standard_normal((20, 4, 8)).astype(np.float32)
+"""Longer than a page."""
+
+
+@pytest.fixture(scope="module")
+def model() -> VoxCPM2:
+    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def shared(model: VoxCPM2) -> WorkerRig:
+    return WorkerRig(model, golden.processor(), max_running=2, buckets=(1, 2))
+
+
+@pytest.fixture
+def rig(shared: WorkerRig) -> Iterator[WorkerRig]:
+    shared.heard.clear()
+    yield shared
+    shared.assert_clean()
+
+
+def turns(rig: WorkerRig) -> None:
+    """Until nothing is left to do."""
+    while rig.turn():
+        pass
+
+
+def opened(name: str, **changes: object) -> SpeechRequest:
+    return request(name, segment(TEXTS[0], 3), open=True, **changes)
+
+
+def phase(rig: WorkerRig, name: str) -> Phase:
+    sequence = rig.worker._requests.get(name)
+    assert sequence is not None
+    return sequence.stream.phase
+
+
+def finish(rig: WorkerRig, *names: str) -> None:
+    for name in names:
+        rig.worker.control(SpeechAppend(name, (), last=True))
+    turns(rig)
+
+
+@pytest.mark.parametrize("voice", ["none", "reference", "continued", "drawn again"])
+def test_a_preempted_stream_goes_on_as_if_nothing_had_been(rig: WorkerRig, model: VoxCPM2, voice: str) -> None:
+    texts = segment(TEXTS[0], 3), segment(TEXTS[1], 3), segment(TEXTS[4], 2)
+    options: dict[str, object] = {
+        "none": {},
+        "reference": {"reference": CLIP},
+        "continued": {"prompt": CLIP[:5], "transcript_ids": texts[0].text_ids},
+        "drawn again": {"live": False, "retries": 1},
+    }[voice]
+    untouched = rig.alone(request("untouched", *texts, **options))
+    rig.worker.submit(opened("mine", **options))
+    turns(rig)
+    for text in texts[1:]:
+        assert phase(rig, "mine") is Phase.IDLE
+        for other in ("one", "two"):
+            rig.worker.submit(opened(other))
+        turns(rig)
+        assert phase(rig, "mine") is Phase.PREEMPTED and rig.worker.state().running == 2
+        rig.worker.control(SpeechAppend("mine", (text,), last=False))
+        turns(rig)
+        finish(rig, "one", "two")
+    finish(rig, "mine")
+    heard = rig.heard["mine"]
+    assert heard.deltas[-1].finished and heard.failed is None
+    np.testing.assert_allclose(np.stack(heard.patches), np.stack(untouched.patches), atol=HIDDEN, rtol=0)
+    np.testing.assert_allclose(heard.audio, untouched.audio, atol=AUDIO, rtol=0)
+    if voice == "none":
+        np.testing.assert_allclose(heard.audio, decoded(model, np.stack(heard.patches)), atol=AUDIO, rtol=0)
+
+
+def test_who_waits_is_heard_although_idle_streams_have_every_slot(rig: WorkerRig) -> None:
+    for name in ("one", "two"):
+        rig.worker.submit(opened(name))
+    turns(rig)
+    rig.worker.submit(request("late", segment(TEXTS[0], 3)))
+    rig.worker.submit(request("unheard", segment(TEXTS[0], 3), live=False))
+    turns(rig)
+    assert rig.heard["late"].deltas[-1].finished and rig.heard["unheard"].deltas[-1].finished
+    finish(rig, "one", "two")
+    assert rig.heard["one"].deltas[-1].finished and rig.heard["two"].deltas[-1].finished
+
+
+def test_a_stream_that_speaks_is_not_preempted(rig: WorkerRig) -> None:
+    """Not even one of which every patch is launched and some are not read."""
+    for name in ("one", "two"):
+        rig.worker.submit(request(name, segment(TEXTS[0], 6), open=True))
+    rig.worker.submit(request("late", segment(TEXTS[0], 3)))
+    seen = set()
+    while rig.worker.state().waiting:
+        rig.turn()
+        seen |= {phase(rig, name) for name in ("one", "two")}
+        preempted = [name for name in ("one", "two") if phase(rig, name) is Phase.PREEMPTED]
+        assert all(len(rig.heard[name].deltas) == 6 for name in preempted)
+    assert Phase.LAUNCHED in seen
+    turns(rig)
+    assert rig.heard["late"].deltas[-1].finished
+    finish(rig, "one", "two")
+
+
+def test_a_stream_that_goes_on_is_not_timed_out_and_comes_before_new_ones(rig: WorkerRig) -> None:
+    rig.worker.submit(opened("mine"))
+    turns(rig)
+    long = [request(name, segment(TEXTS[0], 40, 40), arrival=1.0) for name in ("one", "two")]
+    for one in long:
+        rig.worker.submit(one)
+    while phase(rig, "mine") is not Phase.PREEMPTED or rig.worker.state().waiting:
+        rig.turn()
+    rig.worker.submit(request("new", arrival=2.0))
+    rig.worker.control(SpeechAppend("mine", (segment(TEXTS[1], 3),), last=True))
+    rig.worker.fail_timed_out(math.inf)
+    turns(rig)
+    assert rig.heard["new"].failed is not None and rig.heard["new"].failed.code == "queue_timeout"
+    assert rig.heard["mine"].failed is None and len(rig.heard["mine"].patches) == 6
+    assert all(len(rig.heard[one.request_id].patches) == 40 for one in long)
+
+
+def test_a_preempted_stream_can_end_and_be_aborted(rig: WorkerRig) -> None:
+    for name in ("ended", "aborted"):
+        rig.worker.submit(opened(name))
+    turns(rig)
+    for name in ("one", "two"):
+        rig.worker.submit(request(name))
+    turns(rig)
+    assert phase(rig, "ended") is phase(rig, "aborted") is Phase.PREEMPTED
+    rig.worker.control(SpeechAppend("ended", (), last=True))
+    rig.worker.control(Abort("aborted"))
+    turns(rig)
+    assert rig.heard["ended"].deltas[-1].finished
+    assert not any(delta.finished for delta in rig.heard["aborted"].deltas)
+
+
+def test_adapters_of_idle_streams_make_way(tmp_path: Path) -> None:
+    for seed, name in enumerate(("anna", "bela")):
+        write_adapter(tmp_path / name, random_adapter(golden.DIRECTORY, 4, seed, GROUPS), 4, 8.0)
+    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    rig = WorkerRig(model, golden.processor(), max_running=4, lora_voices=str(tmp_path), lora_slots=1)
+    rig.worker.submit(opened("anna", adapter="anna"))
+    rig.worker.submit(opened("nobody"))
+    turns(rig)
+    rig.worker.submit(opened("bela", adapter="bela"))
+    turns(rig)
+    assert len(rig.heard["bela"].patches) == 3
+    assert (phase(rig, "anna"), phase(rig, "nobody")) == (Phase.PREEMPTED, Phase.IDLE)
+    finish(rig, "anna", "nobody", "bela")
+    rig.assert_clean()
+
+
+# Admission
+
+
+def idle(sched: SpeechScheduler, one: Stream) -> Stream:
+    sched.end_segment(one, one.launched)
+    return one
+
+
+def test_idle_streams_are_load_only_while_they_are_heard() -> None:
+    sched = scheduler()
+    one, _ = playing(sched, 2, slack=3.0)
+    both = sched.load(100.0)
+    idle(sched, one)
+    assert sched.load(100.0) == sched.load(102.9) == both
+    assert 0 < sched.load(103.1) < both
+    sched.begin_segment(one, 40, 0, 200)
+    assert sched.load(103.1) == both
+
+
+def test_idle_streams_refuse_nobody() -> None:
+    sched = scheduler()
+    for one in playing(sched, 4, slack=0.0):
+        idle(sched, one)
+    sched.policy = dataclasses.replace(sched.policy, max_load=0.0, refuse_after=0.0)
+    assert sched.submit(stream(arrival=100.0), 100.1) is None
+    refusal = sched.submit(stream("next", arrival=100.0), 100.1)
+    assert refusal is not None and refusal.reason == "load"
+
+
+def test_who_has_been_idle_longest_makes_way_first() -> None:
+    sched = scheduler(streams=4)
+    streams = playing(sched, 4, slack=9.0)
+    for one, last_launch in zip(streams, (3.0, 1.0, 2.0, 0.0), strict=True):
+        one.last_launch = last_launch
+    for one in streams[:3]:
+        idle(sched, one)
+    sched.submit(new := stream(arrival=100.0), 100.0)
+    step = sched.next_step(100.0)
+    assert step is not None and [chunk.stream for chunk in step.prefills] == [new]
+    assert [one.phase for one in streams] == [Phase.IDLE, Phase.PREEMPTED, Phase.IDLE, Phase.DECODE]
+    sched.launch(step, 100.0)
+    assert new in sched.running and len(sched.running) == 4
+
+
+def test_nobody_is_expected_to_wait_for_the_room_of_idle_streams() -> None:
+    sched = scheduler(streams=2)
+    one, other = playing(sched, 2, slack=1.0)
+    assert predicted_first_audio(sched, stream()) > 1.0
+    idle(sched, one)
+    assert predicted_first_audio(sched, stream()) < 1.0
+    idle(sched, other)
+    assert sched.submit(stream("a"), 100.0) is None
+    assert predicted_first_audio(sched, stream("b")) < 1.0
+
+
+def test_a_longer_segment_takes_pages_of_idle_streams_and_at_last_its_own() -> None:
+    sched = scheduler(pages=60)
+    one, two, three = playing(sched, 3, slack=1.0)
+    one.last_launch, three.last_launch = 1.0, 2.0
+    assert not sched.reserve(two, 31 * 16), "the others speak"
+    idle(sched, one)
+    assert sched.reserve(two, 31 * 16)
+    assert one.phase is Phase.PREEMPTED and len(two.pages) == 31 and not one.pages
+    idle(sched, three)
+    assert sched.reserve(three, 40 * 16) and three.phase is Phase.PREEMPTED and not three.pages
+    sched.begin_segment(three, 440, 0, 200)
+    assert three.phase is Phase.WAITING and sched.next_step(100.0) is not None
+    assert not sched.reserve(two, 61 * 16), "that is more than the cache holds"
+    assert sched.running == [two]
+
+
+def test_a_preempted_stream_that_goes_on_has_its_slack() -> None:
+    """It is prefilled before new streams, and as soon as if it had stayed."""
+    sched = scheduler(streams=2)
+    mine, other = playing(sched, 2, slack=0.03)
+    idle(sched, mine)
+    sched.submit(first := stream("first", arrival=99.0), 100.0)
+    sched.next_step(100.0)
+    assert mine.phase is Phase.PREEMPTED
+    sched.release(first)
+    sched.begin_segment(mine, prompt_tokens=60, prompt_audio=0, max_patches=100)
+    sched.release(other)
+    sched.submit(stream("new", arrival=90.0), 100.0)
+    step = sched.next_step(100.0)
+    assert step is not None and step.prefills[0].stream is mine
