@@ -25,6 +25,7 @@ from service.api import tracing
 from service.api.tracing import Tracing, tracing_from
 from service.link.engine_link import InlineLink
 from service.settings_reading import SettingsError
+from tests.api.realtime import conversing
 from tests.media.samples import encoded, picture, sound, tone
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.processes import served
@@ -163,6 +164,27 @@ def test_a_websocket_is_a_span_with_the_phases_of_each_utterance(traced: Traced)
     spans = traced.spans()
     assert names(spans) == ["WEBSOCKET /v1/audio/speech/stream", *["queue", "prefill", "decode"] * 2]
     assert_whole(spans)
+
+
+def test_a_picture_of_a_conversation_is_measured_when_it_comes(traced: Traced) -> None:
+    """No response is asked for."""
+    counts = [f'reprise_{name}_duration_seconds_count{{kind="image"}}' for name in ("media_decode", "preprocess")]
+
+    def measured() -> list[float]:
+        page = httpx.get(f"{traced.server.url}/metrics", timeout=GENEROUS).text
+        return [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(tuple(counts))]
+
+    before = measured()
+    traced._exporter.clear()
+    with connect(traced.server.url.replace("http", "ws", 1) + "/v1/realtime?model=tiny") as socket:
+        item = {"type": "message", "role": "user", "content": [conversing.picture()]}
+        socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+        while "conversation.item.done" not in str(socket.recv(GENEROUS)):
+            pass
+    spans = traced.spans()
+    assert names(spans) == ["WEBSOCKET /v1/realtime", "media"]
+    assert_whole(spans)
+    assert len(before) == 2 and measured() == [count + 1 for count in before]
 
 
 def test_the_trace_of_the_client_goes_on(traced: Traced) -> None:

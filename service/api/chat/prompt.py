@@ -51,7 +51,7 @@ async def build_prompt(
     messages, references = read_messages(body, context, max_model_len, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
     check_length(length, max_model_len)
-    media = PromptMedia(context, processor, references, record)
+    media = PromptMedia(context, processor, references, record.client, record.ticket)
     apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
         lambda: _tokenize(context, apply, small=length <= SMALL_PROMPT), media.loads()

@@ -1,5 +1,5 @@
-"""The pictures and videos of a chat request: loaded and decoded within the request's limits, and laid out as items of
-the model."""
+"""The pictures and videos of a chat request, or of an item of a conversation: loaded and decoded within a request's
+limits, and laid out as items of the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from models.processor import ChatProcessor
 from service.api.chat.schema import MediaUrl
 from service.api.chat.video_sampling import VideoSampling
 from service.api.context import ServerContext
+from service.api.http.admission import Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError, naming
-from service.api.http.record import RequestRecord
 from service.api.tracing import phase
 
 
@@ -35,31 +35,33 @@ class MediaReference:
 
 
 class PromptMedia:
-    """Loads the media of one request. The bytes of what is fetched and decoded are charged to the record's
-    ticket."""
+    """Loads the media of one request. client: identifies the client, since clients take turns. ticket: the bytes of
+    what is fetched and decoded are charged to it."""
 
     def __init__(
         self,
         context: ServerContext,
         processor: ChatProcessor,
         references: Sequence[MediaReference],
-        record: RequestRecord,
+        client: str,
+        ticket: Ticket,
     ) -> None:
         self._context = context
         self._processor = processor
         self._references = references
-        self._budget = context.media.budget(record.client)
-        self._ticket = record.ticket
+        self._budget = context.media.budget(client)
+        self._ticket = ticket
 
     @property
     def kinds(self) -> list[MediaKind]:
         return [reference.kind for reference in self._references]
 
     def loads(self) -> list[Coroutine[Any, Any, MediaItem]]:
-        """A coroutine for each item, to be awaited once. ApiError or InputError names the field that does not fit."""
-        return [self._load(reference) for reference in self._references]
+        """A coroutine for each item, to be awaited once."""
+        return [self.load(reference) for reference in self._references]
 
-    async def _load(self, reference: MediaReference) -> MediaItem:
+    async def load(self, reference: MediaReference) -> MediaItem:
+        """One item. ApiError or InputError names the field that does not fit; ApiError 503 if the server is full."""
         load = self._load_image if reference.kind == "image" else self._load_video
         with Decoding(self._ticket) as decoding:
             try:

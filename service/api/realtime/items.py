@@ -8,17 +8,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from PIL import Image
 
-from models.errors import InputError
-from models.media import MediaItem
 from models.processor import ChatProcessor
+from service.api.chat.prompt_media import MediaReference, PromptMedia
+from service.api.chat.schema import MediaUrl
 from service.api.chat.tools import arguments_of, check_call_id, check_name
+from service.api.chat.video_sampling import VideoSampling
 from service.api.context import ServerContext
-from service.api.http.decoding import Decoding
 from service.api.http.errors import bad_request
 from service.media.data_url import is_data_url
-from service.media.loader import MediaBudget
 
 ShortId = Annotated[str, Meta(min_length=1, max_length=128)]
 ItemType = Literal["message", "item_reference", "function_call", "function_call_output", "mcp_approval_response"]
@@ -128,36 +126,18 @@ async def check_pictures(
 ) -> None:
     """Loads the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
     the server is full."""
-    found = list(pictures(item))
-    if not found:
+    references = [
+        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at, VideoSampling(at))
+        for place, part in pictures(item)
+        for at in [f"{field}.content[{place}].image_url"]
+    ]
+    if not references:
         return
-    budget, ticket = context.media.budget(client), context.admission.ticket("realtime")
+    ticket = context.admission.ticket("realtime")
+    media = PromptMedia(context, processor, references, client, ticket)
     try:
         ticket.grow(1)
-        for place, part in found:
-            with Decoding(ticket) as decoding:
-                at = f"{field}.content[{place}].image_url"
-                loaded = await _load(context, processor, part, at, budget, decoding)
-                decoding.keep(sum(frame.nbytes for frame in loaded.frames))
-    except InputError:
-        context.metrics.observe("media_rejections_total", kind="image", reason="refused")
-        raise
+        for reference in references:
+            await media.load(reference)
     finally:
         ticket.release()
-
-
-async def _load(
-    context: ServerContext,
-    processor: ChatProcessor,
-    part: ItemContent,
-    field: str,
-    budget: MediaBudget,
-    decoding: Decoding,
-) -> MediaItem:
-    def prepare(picture: Image.Image, source: bytes) -> MediaItem:
-        try:
-            return processor.image(picture, detail=part.detail or "auto", source=source)
-        except InputError as error:
-            raise InputError(field, str(error)) from error
-
-    return await context.media.image(part.image_url or "", prepare, field=field, budget=budget, charge=decoding.take)
