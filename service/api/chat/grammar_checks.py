@@ -21,7 +21,7 @@ from service.api.chat.schema_form import Unfit
 from service.api.http.errors import ApiError, bad_request
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel
-from service.confined.fair_turns import FairTurns
+from service.confined.fair_semaphore import FairSemaphore
 from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
 from service.link.grammar_limits import SLOW_SECONDS
 
@@ -47,7 +47,7 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self.workers = WorkerPool(QUICK + SLOW, GRAMMAR_LIMITS, PROGRAM)
-        self._quick, self._slow = FairTurns(QUICK), FairTurns(SLOW)
+        self._quick, self._slow = FairSemaphore(QUICK), FairSemaphore(SLOW)
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
         """Results for the grammars that were tried lately, by hash."""
 
@@ -88,10 +88,10 @@ class GrammarChecks:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                async with self._quick.turn(client):
+                async with self._quick.acquire(client):
                     tried = await self._run(TryGrammar(grammar, QUICK_SECONDS))
                 if tried is None:
-                    async with self._slow.turn(client):
+                    async with self._slow.acquire(client):
                         tried = await self._run(TryGrammar(grammar))
         except WorkerLost as lost:
             log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)

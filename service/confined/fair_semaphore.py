@@ -1,5 +1,5 @@
-"""Turns at a scarce resource, in rotation between clients: one that asks for many turns delays each of the others by at
-most one."""
+"""A semaphore that its clients get in rotation: one that asks for it many times delays each of the others by at most
+one."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class FairTurns:
+class FairSemaphore:
     """Admits at most `size` holders at a time. Clients take turns, each one's requests in their order. Belongs to one
     event loop."""
 
     def __init__(self, size: int) -> None:
         self._free = size
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Waiting requests by client; the client whose turn is next comes first."""
+        """Waiting requests by client; the client that gets it next comes first."""
 
     @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        await self._acquire(client)
+    async def acquire(self, client: str) -> AsyncIterator[None]:
+        """Waits for the semaphore, and releases it at the end."""
+        await self._wait(client)
         try:
             yield
         finally:
             self._release()
 
-    async def _acquire(self, client: str) -> None:
+    async def _wait(self, client: str) -> None:
         if self._free:
             self._free -= 1
             return
@@ -40,7 +41,7 @@ class FairTurns:
             raise
 
     def _release(self) -> None:
-        """Gives the turn to the next waiting client; requests that were cancelled in the meantime are skipped."""
+        """Grants the semaphore to the next waiting client; requests that were cancelled in the meantime are skipped."""
         while self._waiting:
             client, queue = next(iter(self._waiting.items()))
             granted = queue.popleft()
