@@ -44,7 +44,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
         """Each step's codec in parallel with the next step, as in the engine."""
         for _ in range(FLOW):
             decode.run(plan)
-            with codec.turn():
+            with codec.after_steps():
                 vae.run(vae_plan)
                 done = torch.cuda.current_stream(device).record_event()
         torch.cuda.current_stream(device).wait_event(done)

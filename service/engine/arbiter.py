@@ -29,7 +29,7 @@ PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class Grant:
     """A worker that may launch, and the arguments of its `tick`."""
 
     worker: ModelWorker
@@ -45,7 +45,7 @@ class Arbiter:
         self._launched: dict[str, float] = dict.fromkeys((worker.name for worker in workers), -math.inf)
         self._waiting_since: dict[str, float] = {}
 
-    def turns(self, now: float) -> Iterator[Turn]:
+    def grants(self, now: float) -> Iterator[Grant]:
         """The workers to ask, in this order, until one launches. Empty when no worker has work."""
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
@@ -56,20 +56,20 @@ class Arbiter:
         if all(worker in passing or worker.oldest_launch() is None for worker in self._workers):
             yield from self._order(passing, now, backlog)  # The others have nothing that can be launched yet.
 
-    def _order(self, ready: Sequence[ModelWorker], now: float, backlog: float) -> Iterator[Turn]:
-        """Turns of these workers, which have work."""
+    def _order(self, ready: Sequence[ModelWorker], now: float, backlog: float) -> Iterator[Grant]:
+        """Grants of these workers, which have work."""
         if not ready:
             return
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
             allowance = self._allowance(worker, now, backlog)
             if allowance > 0:
-                yield Turn(worker, allowance)
+                yield Grant(worker, allowance)
             if self._overdue(worker, now):
-                yield Turn(worker, allowance, must=True)
+                yield Grant(worker, allowance, must=True)
         first = min(ready, key=lambda worker: worker.slack(now))
         if any(other.backlog(now) > 0 and other.slack(now) < first.slack(now) for other in self._workers):
             return
-        yield Turn(first, self._allowance(first, now, backlog), must=True)
+        yield Grant(first, self._allowance(first, now, backlog), must=True)
 
     def launched(self, worker: ModelWorker, now: float, seconds: float) -> None:
         """Records that a worker launched work of so many predicted seconds."""

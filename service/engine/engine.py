@@ -150,10 +150,10 @@ class Engine:
 
     def _launch(self, now: float) -> bool:
         """Asks the workers in the arbiter's order until one launches; False if none does."""
-        for turn in self._arbiter.turns(now):
-            before = turn.worker.backlog(now)
-            if turn.worker.tick(now, turn.allowance, must=turn.must):
-                self._arbiter.launched(turn.worker, now, turn.worker.backlog(now) - before)
+        for grant in self._arbiter.grants(now):
+            before = grant.worker.backlog(now)
+            if grant.worker.tick(now, grant.allowance, must=grant.must):
+                self._arbiter.launched(grant.worker, now, grant.worker.backlog(now) - before)
                 return True
         return False
 

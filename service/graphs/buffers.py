@@ -146,7 +146,8 @@ class StaticBuffers:
         self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)] if pinned else None
         self._uploads: dict[Layout, list[Upload]] = {}
-        self._turn = 0
+        self._current = 0
+        """Index of the host block that was used last."""
 
     @property
     def num_bytes(self) -> int:
@@ -154,19 +155,19 @@ class StaticBuffers:
 
     def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
         """Upload.fill through the host block that was not used last; waits only if that one is still being copied."""
-        self._turn = 1 - self._turn
+        self._current = 1 - self._current
         if self._copied is None or not layout.fields:
             return self._upload(layout).fill(plan)
-        self._copied[self._turn].synchronize()
+        self._copied[self._current].synchronize()
         buffers = self._upload(layout).fill(plan)
-        self._copied[self._turn].record()
+        self._copied[self._current].record()
         return buffers
 
     def _upload(self, layout: Layout) -> Upload:
         uploads = self._uploads.get(layout)
         if uploads is None:
             uploads = self._uploads[layout] = [Upload(layout, block, self.device) for block in self._hosts]
-        return uploads[self._turn]
+        return uploads[self._current]
 
 
 def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ import httpcore
 import httpx
 
 from models.errors import InputError
-from service.confined.fair_turns import FairTurns
+from service.confined.fair_semaphore import FairSemaphore
 from service.media.addresses import is_public
 
 MAX_REDIRECTS = 3
@@ -113,7 +113,7 @@ class Fetcher:
         self._policy = policy
         # Not the loop's own threads, for which grammars and everything else would have to wait.
         self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="resolve")
-        self._turns = FairTurns(FETCHED_AT_ONCE, FETCHED_FOR_ONE)
+        self._semaphore = FairSemaphore(FETCHED_AT_ONCE, FETCHED_FOR_ONE)
         # Its own limit would let one client take all connections, and waiting for one count as a URL's own time.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
@@ -140,10 +140,10 @@ class Fetcher:
         was reached. FetchesBusy if its turn does not come.
         """
         target = self._checked(url, field)
-        async with AsyncExitStack() as turn:
+        async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(TURN_SECONDS):
-                    await turn.enter_async_context(self._turns.turn(client))
+                    await held.enter_async_context(self._semaphore.acquire(client))
             except TimeoutError as error:
                 message = f"{field}: not fetched: other URLs were, for {TURN_SECONDS:g} seconds; retry shortly."
                 raise FetchesBusy(message) from error

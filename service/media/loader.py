@@ -15,7 +15,7 @@ from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata, source_digest
-from service.confined.fair_turns import FairTurns
+from service.confined.fair_semaphore import FairSemaphore
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
@@ -117,8 +117,8 @@ class MediaLoader:
         self._image_pool = image_pool
         self._limits = limits
         self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
-        self._pictures, self._videos = FairTurns(image_threads), FairTurns(pool.size)
-        self._audio = FairTurns(pool.size)
+        self._pictures, self._videos = FairSemaphore(image_threads), FairSemaphore(pool.size)
+        self._audio = FairSemaphore(pool.size)
 
     def budget(self, client: str = "") -> MediaBudget:
         """A new budget, for one request of a client."""
@@ -145,7 +145,7 @@ class MediaLoader:
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
 
-        async with self._pictures.turn(budget.client):
+        async with self._pictures.acquire(budget.client):
             return await self._with_decoder(prepared, field)
 
     async def video(
@@ -178,7 +178,7 @@ class MediaLoader:
         if is_frame_list(url):
             listed = parse_data_url(url, field=field)
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
-            async with self._videos.turn(budget.client):
+            async with self._videos.acquire(budget.client):
                 frames = await self._with_decoder(
                     lambda decode: decode_frame_list(
                         listed.payload,
@@ -195,7 +195,7 @@ class MediaLoader:
                 )
                 return await prepare(frames)
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget, fetched)
-        async with self._videos.turn(budget.client):
+        async with self._videos.acquire(budget.client):
             return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
 
     async def audio(
@@ -215,7 +215,7 @@ class MediaLoader:
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
         """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
         limits = self._limits.audio
-        async with self._audio.turn(client):
+        async with self._audio.acquire(client):
             return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=limits)
 
     async def close(self) -> None:

@@ -64,14 +64,14 @@ class FakeWorker:
 
 @dataclass
 class Launcher:
-    """Gives the turns of an arbiter, as the engine does."""
+    """Follows the grants of an arbiter, as the engine does."""
 
     arbiter: Arbiter
 
     def launch(self, now: float) -> bool:
-        for turn in self.arbiter.turns(now):
-            if turn.worker.tick(now, turn.allowance, must=turn.must):
-                self.arbiter.launched(turn.worker, now, turn.worker.smallest_launch())
+        for grant in self.arbiter.grants(now):
+            if grant.worker.tick(now, grant.allowance, must=grant.must):
+                self.arbiter.launched(grant.worker, now, grant.worker.smallest_launch())
                 return True
         return False
 

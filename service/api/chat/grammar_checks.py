@@ -24,7 +24,7 @@ from service.api.chat.schema_form import Unfit
 from service.api.http.errors import ApiError, bad_request
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel
-from service.confined.fair_turns import FairTurns
+from service.confined.fair_semaphore import FairSemaphore
 from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
 from service.link.grammar_limits import SLOW_SECONDS
 
@@ -54,7 +54,7 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self.workers = WorkerPool(QUICK + SLOW, GRAMMAR_LIMITS, PROGRAM)
-        self._making, self._quick, self._slow = FairTurns(MAKING), FairTurns(QUICK), FairTurns(SLOW)
+        self._making, self._quick, self._slow = FairSemaphore(MAKING), FairSemaphore(QUICK), FairSemaphore(SLOW)
         self._makers = ThreadPoolExecutor(MAKING, thread_name_prefix="grammars")
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
         """Results for the grammars that were tried lately, by hash."""
@@ -77,7 +77,7 @@ class GrammarChecks:
     async def made(self, make: Callable[[], T], client: str) -> T:
         """The result of `make`, which runs in a thread when it is the client's turn. ApiError 503 if it takes too
         long until then."""
-        async with _in_time(), self._making.turn(client):
+        async with _in_time(), self._making.acquire(client):
             return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
     def _bounded(self, make: Callable[[], str]) -> str:
@@ -105,10 +105,10 @@ class GrammarChecks:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
         try:
             async with _in_time():
-                async with self._quick.turn(client):
+                async with self._quick.acquire(client):
                     tried = await self._run(TryGrammar(grammar, QUICK_SECONDS))
                 if tried is None:
-                    async with self._slow.turn(client):
+                    async with self._slow.acquire(client):
                         tried = await self._run(TryGrammar(grammar))
         except WorkerLost as lost:
             log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)

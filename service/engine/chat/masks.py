@@ -18,7 +18,7 @@ from service.engine.chat.guide import Guide
 from service.engine.chat.mask_server import Computed
 from service.engine.readback import Readback
 
-_TURN = 0.004
+_MAX_WAIT = 0.004
 """Seconds that the engine waits for masks before it looks for commands again."""
 
 
@@ -88,7 +88,7 @@ class MaskJob:
                 readback.wait()
             self.ask_when_ready()
             return
-        until = time.monotonic() + _TURN
+        until = time.monotonic() + _MAX_WAIT
         while self._missing and (left := until - time.monotonic()) > 0:
             self._servers.receive(left)
 

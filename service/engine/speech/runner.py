@@ -232,7 +232,7 @@ class SpeechRunner:
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
-        with self.codec.turn():
+        with self.codec.after_steps():
             start = self.clock.mark()
             plan = slots_plan(slots[order])
             plan.tensors["results"] = [results]
@@ -276,7 +276,7 @@ class SpeechRunner:
         later = [sequence for sequence in sequences if sequence not in fresh and sequence.request.retries]
         if not later:
             return
-        with self.codec.turn():
+        with self.codec.after_steps():
             for sequence in later:
                 state = self.state["vae"][sequence.stream.slot]
                 if sequence.attempt:
@@ -289,13 +289,13 @@ class SpeechRunner:
         that they continue, which is not sent."""
         if not sequences:
             return
-        with self.codec.turn():
+        with self.codec.after_steps():
             slots = upload_arrays({"slots": slots_of(sequences)}, self.device)["slots"]
             self.state["vae"].index_fill_(0, slots, 0.0)
-            for turn in range(max(len(sequence.prompt.priming) for sequence in sequences)):
-                group = [sequence for sequence in sequences if turn < len(sequence.prompt.priming)]
+            for index in range(max(len(sequence.prompt.priming) for sequence in sequences)):
+                group = [sequence for sequence in sequences if index < len(sequence.prompt.priming)]
                 plan = slots_plan(slots_of(group))
-                plan.arrays["results"] = emitted(np.stack([sequence.prompt.priming[turn] for sequence in group]))
+                plan.arrays["results"] = emitted(np.stack([sequence.prompt.priming[index] for sequence in group]))
                 self.vae.run(plan)
 
     def _run_prompts(

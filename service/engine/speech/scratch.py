@@ -38,7 +38,7 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
     for bucket in buckets:
         observe("decode", solver_steps, runner.decode[solver_steps], bucket, _rows)
         observe("tail", solver_steps, runner.tail[solver_steps], bucket, _rows)
-        with runner.codec.turn():
+        with runner.codec.after_steps():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
         kind, size = eager_cost_key(length)
@@ -94,7 +94,7 @@ def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> I
 
 def codec_run(runner: SpeechRunner) -> None:
     """The codec's largest eager run, which other steps run beside."""
-    with runner.codec.turn():
+    with runner.codec.after_steps():
         runner.vae.run(_rows(runner.buckets[-1]), eager="disabled")
 
 

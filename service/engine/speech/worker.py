@@ -83,7 +83,7 @@ class SpeechWorker:
         self._in_flight = InFlight(context.clock, on_gpu=context.device.type == "cuda")
         self._planned: Step | None = None
         """The next step, until something comes that may change the scheduler's choice."""
-        self._reference_turn = False
+        self._reference_first = False
 
     # Start
 
@@ -292,8 +292,8 @@ class SpeechWorker:
         if step is None:
             return True
         cost = self._costs.bound("clip", 0, 1)
-        self._reference_turn = not self._reference_turn and self.slack(max(now, self._in_flight.free_at)) > cost
-        return self._reference_turn
+        self._reference_first = not self._reference_first and self.slack(max(now, self._in_flight.free_at)) > cost
+        return self._reference_first
 
     def _launch_reference(self, now: float, allowance: float) -> bool:
         predicted = self._costs.mean("clip", 0, 1)

@@ -1,4 +1,4 @@
-"""Clients take turns at something scarce, whatever each of them asks for."""
+"""Clients get a semaphore in rotation, whatever each of them asks for."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from starlette.types import Receive, Scope, Send
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.record import RequestRecord
-from service.confined.fair_turns import FairTurns
+from service.confined.fair_semaphore import FairSemaphore
 from service.metrics import Metrics
 
 
 class Askers:
-    """Requests that note when their turn came and hold it until they are let go."""
+    """Requests that note when they got the semaphore and hold it until they are let go."""
 
-    def __init__(self, turns: FairTurns) -> None:
-        self._turns = turns
+    def __init__(self, semaphore: FairSemaphore) -> None:
+        self._semaphore = semaphore
         self.served: list[str] = []
         self._go = asyncio.Semaphore(0)
 
@@ -25,7 +25,7 @@ class Askers:
         return asyncio.ensure_future(self._hold(client, name))
 
     async def _hold(self, client: str, name: str) -> None:
-        async with self._turns.turn(client):
+        async with self._semaphore.acquire(client):
             self.served.append(name)
             await self._go.acquire()
 
@@ -41,7 +41,7 @@ class Askers:
 
 
 async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_it() -> None:
-    askers = Askers(FairTurns(1))
+    askers = Askers(FairSemaphore(1))
     tasks = [askers.ask("many", f"many {number}") for number in range(4)]
     await askers.settle()
     tasks += [askers.ask("one", "one"), askers.ask("two", "two 0"), askers.ask("two", "two 1")]
@@ -53,8 +53,8 @@ async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_
     await asyncio.gather(*tasks)
 
 
-async def test_as_many_hold_a_turn_as_there_are() -> None:
-    askers = Askers(FairTurns(2))
+async def test_as_many_hold_it_as_its_size() -> None:
+    askers = Askers(FairSemaphore(2))
     tasks = [askers.ask("a", f"{number}") for number in range(5)]
     assert await askers.settle() == ["0", "1"]
     askers.let_go()
@@ -67,7 +67,7 @@ async def test_as_many_hold_a_turn_as_there_are() -> None:
 
 
 async def test_one_client_holds_no_more_than_each_may() -> None:
-    askers = Askers(FairTurns(3, each=2))
+    askers = Askers(FairSemaphore(3, each=2))
     tasks = [askers.ask("many", f"many {number}") for number in range(4)]
     assert await askers.settle() == ["many 0", "many 1"]
     tasks += [askers.ask("one", "one 0"), askers.ask("one", "one 1"), askers.ask("two", "two")]
@@ -81,9 +81,9 @@ async def test_one_client_holds_no_more_than_each_may() -> None:
     assert askers.served[6:] == ["many 3"]
 
 
-async def test_a_turn_goes_by_who_has_enough_and_by_who_has_left() -> None:
-    turns = FairTurns(3, each=1)
-    first, second = Askers(turns), Askers(turns)
+async def test_it_goes_by_who_has_enough_and_by_who_has_left() -> None:
+    semaphore = FairSemaphore(3, each=1)
+    first, second = Askers(semaphore), Askers(semaphore)
     tasks = [first.ask("a", "a 0"), first.ask("a", "a 1"), second.ask("b", "b 0"), second.ask("b", "b 1")]
     await first.settle()
     tasks[3].cancel()
@@ -99,8 +99,8 @@ async def test_a_turn_goes_by_who_has_enough_and_by_who_has_left() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_is_cancelled_loses_no_turn_for_others() -> None:
-    askers = Askers(FairTurns(1))
+async def test_who_is_cancelled_takes_it_from_nobody() -> None:
+    askers = Askers(FairSemaphore(1))
     first, waiting, last = askers.ask("a", "first"), askers.ask("b", "waiting"), askers.ask("c", "last")
     await askers.settle()
     waiting.cancel()
@@ -117,12 +117,12 @@ async def test_who_is_cancelled_loses_no_turn_for_others() -> None:
     await again
 
 
-async def test_a_turn_granted_to_who_is_cancelled_at_once_goes_on() -> None:
-    askers = Askers(FairTurns(1))
+async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
+    askers = Askers(FairSemaphore(1))
     first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")
     await askers.settle()
     first.cancel()
-    await asyncio.sleep(0)  # The turn is released here, and granted to the second.
+    await asyncio.sleep(0)  # It is released here, and granted to the second.
     second.cancel()
     assert await askers.settle() == ["first", "third"]
     askers.let_go()

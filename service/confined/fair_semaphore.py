@@ -1,5 +1,5 @@
-"""Turns at a scarce resource, in rotation between clients: one that asks for many turns delays each of the others by at
-most one."""
+"""A semaphore that its clients get in rotation: one that asks for it many times delays each of the others by at most
+one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class FairTurns:
+class FairSemaphore:
     """Admits at most `size` holders at a time, of one client at most `each` where that is given. Clients take turns,
     each one's requests in their order. Belongs to one event loop."""
 
@@ -17,20 +17,21 @@ class FairTurns:
         self._free = size
         self._each = size if each is None else each
         self._held: Counter[str] = Counter()
-        """Turns that clients hold."""
+        """How often clients hold it."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Waiting requests by client; the client whose turn is next comes first."""
+        """Waiting requests by client; the client that gets it next comes first."""
 
     @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        await self._acquire(client)
+    async def acquire(self, client: str) -> AsyncIterator[None]:
+        """Waits for the semaphore, and releases it at the end."""
+        await self._wait(client)
         try:
             yield
         finally:
             self._release(client)
 
-    async def _acquire(self, client: str) -> None:
-        # If there is a free turn, whoever waits has as many as one client may have.
+    async def _wait(self, client: str) -> None:
+        # If it is free, whoever waits holds it as often as one client may.
         if self._free and self._held[client] < self._each:
             self._take(client)
             return
@@ -48,7 +49,7 @@ class FairTurns:
         self._held[client] += 1
 
     def _release(self, client: str) -> None:
-        """Gives the turn to the next waiting client that may have it; requests that were cancelled in the meantime are
+        """Grants it to the next waiting client that may have it; requests that were cancelled in the meantime are
         skipped."""
         self._free += 1
         self._held[client] -= 1
@@ -59,7 +60,7 @@ class FairTurns:
                 return
 
     def _granted(self, client: str) -> bool:
-        """Whether a request of a waiting client took the turn."""
+        """Whether a request of a waiting client took it."""
         queue = self._waiting.pop(client)
         while queue:
             granted = queue.popleft()
