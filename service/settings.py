@@ -318,7 +318,7 @@ class Settings(BaseSettings):
     speech_ahead: Seconds = _knob(
         20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
     )
-    speech_idle: Seconds = _knob(30.0, "Speech", "Silence after which a WebSocket client is disconnected (s).")
+    speech_idle: Seconds = _knob(30.0, "Speech", "Time without text to speak before a WebSocket is closed (s).")
     encoder_threads: Workers | None = _knob(
         None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU)."
     )

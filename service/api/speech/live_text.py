@@ -4,6 +4,7 @@ complete."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class LiveText:
         self.pause = 0.0
         """Seconds of silence after the last segment."""
         self.arrival = arrival
+        self.given = -math.inf
+        """time.monotonic() when text of which something is to be spoken was last given."""
         self._context = context
         self._job = job
         self._number = number
@@ -91,6 +94,8 @@ class LiveText:
             parts = await self._context.in_thread(lambda: self._cut(text, whole=last or pause))
         written = await self._tokenized(parts)
         texts = [line.text for line in written.lines]
+        if texts:
+            self.given = time.monotonic()
         self.texts.extend(texts)
         self.lines.extend(written.lines)
         self.pauses.extend(written.pauses)
@@ -109,6 +114,8 @@ class LiveText:
             if isinstance(piece, float):
                 parts += [*self._split("", whole=True), piece]
                 continue
+            if speakable(piece[1]):
+                self.given = time.monotonic()
             if self._writing is not None:
                 self._writing.say(*piece)
             parts += self._split(piece[1], whole=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import aclosing
 from typing import Literal
@@ -126,6 +127,8 @@ class Session:
         """timestamp_granularities."""
         self._utterance: Utterance | None = None
         self._number = 0
+        self._active = time.monotonic()
+        """When the client last configured the session, or when the last utterance that was heard ended."""
         self._messages = Inbox(socket, record.ticket, QUEUED_MESSAGES)
 
     async def run(self) -> None:
@@ -134,7 +137,10 @@ class Session:
         while True:
             raw = await self._next()
             try:
-                await self._handle(self._parse(raw))
+                message = self._parse(raw)
+                await self._handle(message)
+                if isinstance(message, SessionConfig):
+                    self._active = time.monotonic()
             except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 answer = as_api_error(error)
                 if answer.status >= 500:
@@ -146,21 +152,16 @@ class Session:
         spoken, and at a shutdown between two utterances."""
         waiting = asyncio.create_task(self._messages.next())
         draining = asyncio.create_task(self._context.drain_begun.wait())
-        watched: set[asyncio.Task] = {waiting}
-        watched.add(draining if self._utterance is None else self._utterance.task)
-        speaking = self._utterance is not None and self._utterance.complete
         try:
-            idle = None if speaking else self._context.settings.speech_idle
-            done, _ = await asyncio.wait(watched, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
-            if self._utterance is not None and self._utterance.task in done:
-                await self._finish_utterance()
-                if waiting not in done:
-                    idle = self._context.settings.speech_idle
-                    done, _ = await asyncio.wait({waiting, draining}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
-            if draining in done:
-                raise StreamClosed(GOING_AWAY, "shutting down")
-            if waiting not in done:
-                raise StreamClosed(POLICY, "idle")
+            while not waiting.done():
+                if (left := self._idle_left()) <= 0:
+                    raise StreamClosed(POLICY, "idle")
+                other = draining if self._utterance is None else self._utterance.task
+                await asyncio.wait({waiting, other}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if self._utterance is not None and self._utterance.task.done():
+                    await self._finish_utterance()
+                elif self._utterance is None and draining.done():
+                    raise StreamClosed(GOING_AWAY, "shutting down")
             message = waiting.result()
         finally:
             waiting.cancel()
@@ -170,6 +171,14 @@ class Session:
                 raise StreamClosed
             raise WebSocketDisconnect
         return message
+
+    def _idle_left(self) -> float:
+        """Seconds until the client may have been idle for too long. Other messages than a configuration and text to
+        speak do not count: a stream without text takes room in the engine."""
+        since, limit = self._active, self._context.settings.speech_idle
+        if self._utterance is not None:
+            since = max(since, self._utterance.active)
+        return min(limit, since + limit - time.monotonic())
 
     def _parse(self, raw: str | bytes) -> ClientMessage:
         message: ClientMessage = parse(raw, ClientMessage)
@@ -215,6 +224,7 @@ class Session:
             await utterance.stop()
             return
         await utterance.task
+        self._active = max(self._active, utterance.active)
 
     async def send_error(self, error: ApiError) -> None:
         text, param = error.message, error.param
@@ -252,12 +262,24 @@ class Utterance:
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._characters = 0
         self._truncated = False
+        self._spoken = 0
+        """Segments whose audio has been sent."""
+        self._sent = -math.inf
+        """When audio was last sent to its end."""
         self.task = asyncio.create_task(self._send())
 
     @property
     def complete(self) -> bool:
         """Whether input.done was received."""
         return self._text.complete
+
+    @property
+    def active(self) -> float:
+        """time.monotonic() when there was last something to send, or text to speak was given; infinity while there is
+        something to send."""
+        if not self.task.done() and (self.complete or self._spoken < len(self._text.texts)):
+            return math.inf
+        return max(self._sent, self._text.given)
 
     async def write(self, text: str, *, last: bool) -> None:
         """Adds text. InputError or ApiError if it cannot be spoken; the utterance continues without it."""
@@ -268,15 +290,18 @@ class Utterance:
         await self._text.write(text, last=last)
 
     async def _send(self) -> None:
-        feed = await self._text.feed
-        if feed is not None:
-            meter = PlaybackMeter(self._context, self._job.model.name, self._arrival, live=True)
-            try:
-                async with feed:
+        try:
+            feed = await self._text.feed
+            if feed is not None:
+                meter = PlaybackMeter(self._context, self._job.model.name, self._arrival, live=True)
+                try:
                     await self._speak(feed, meter)
-            finally:
-                self._note(meter.seconds)
-            meter.finish()
+                finally:
+                    self._note(meter.seconds)
+                meter.finish()
+                self._sent = time.monotonic()
+        finally:
+            await self._text.close()
         await send(self._context, self._socket, SessionDone(self._files, "length" if self._truncated else "stop"))
 
     async def _speak(self, feed: AudioFeed, meter: PlaybackMeter) -> None:
@@ -298,6 +323,7 @@ class Utterance:
                     size += await self._send_audio(await self._context.encoders.finish(encoder))
                     await self._done(size, chunk)
                     encoder = None
+                    self._spoken, self._sent = self._spoken + 1, time.monotonic()
         if encoder is not None:
             await self._done(size + await self._send_audio(await self._context.encoders.finish(encoder)), None)
 
@@ -338,4 +364,4 @@ class Utterance:
     async def stop(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        await self._text.close()
+        await self._text.close()  # A task that is cancelled before it has begun closes nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import pytest
@@ -64,3 +65,21 @@ async def test_any_chunks_are_written_as_the_whole(words: list[str], size: int, 
     text = " ".join(["Well", *words])
     written = [line.written for line in await live(text, size, **changes)]
     assert written == [line.written for line in script(text, **changes).lines]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "spoken"),
+    [
+        (["Hel", "lo"], [True, True]),
+        (["", " ", "<b></b>", "[pause:1s]", "..."], [False] * 5),
+        (["<speak>", "Yes", "</speak>"], [False, True, False]),
+    ],
+)
+async def test_text_is_given_where_something_of_it_is_to_be_spoken(chunks: list[str], spoken: list[bool]) -> None:
+    """A word of a chat model is, long before its sentence is complete."""
+    writer = LiveText(cast(Any, None), job(granularity="sentence"), ssml=True)
+    for chunk, counts in zip(chunks, spoken, strict=True):
+        writer.given = -math.inf
+        await writer.write(chunk, last=False)
+        assert (writer.given > -math.inf) == counts, chunk
+    await writer.close()

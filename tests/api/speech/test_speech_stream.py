@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import soundfile
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
+from service.api.speech.live_text import LiveText
 from service.catalog import load_catalog
 from service.hub import EMBEDDED
 from service.link.config import Channel, EngineConfig
@@ -213,6 +215,35 @@ async def test_the_line_of_a_connection_has_the_seconds_of_all_its_texts(
     assert found()[0]["audio_seconds"] == 0.96 and found()[0]["truncated"]
 
 
+async def test_every_text_is_closed(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was spoken, one without text, and one that is interrupted."""
+    begun, closed = list[LiveText](), set[LiveText]()
+    begin, close = LiveText.__init__, LiveText.close
+
+    def spy_on_begin(self: LiveText, *args: Any, **fields: Any) -> None:
+        begun.append(self)
+        begin(self, *args, **fields)
+
+    async def spy_on_close(self: LiveText) -> None:
+        closed.add(self)
+        await close(self)
+
+    monkeypatch.setattr(LiveText, "__init__", spy_on_begin)
+    monkeypatch.setattr(LiveText, "close", spy_on_close)
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        for text, segments in ("Hello.", 1), ("", 0):
+            await tell(socket, "input.text", text=text)
+            await tell(socket, "input.done")
+            assert (await heard(socket))[-1] == ended(segments)
+        assert closed == set(begun) and len(begun) == 2
+        await tell(socket, "input.text", text="Hello there. And")
+        await tell(socket, "session.close")
+        with pytest.raises(websockets.ConnectionClosedOK):
+            await heard(socket)
+    assert closed == set(begun) and len(begun) == 3
+
+
 async def test_done_without_text(server: RunningServer) -> None:
     async with session(server) as socket:
         await tell(socket, "input.done")
@@ -302,6 +333,66 @@ async def test_silence_ends_the_session_and_frees_its_stream(
             while True:
                 await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle")
+    await freed(server)
+
+
+@pytest.mark.parametrize("text", ["", " ", "<b></b>", "...", None], ids=["empty", "space", "markup", "dots", "invalid"])
+async def test_what_is_never_spoken_keeps_no_session(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    brief = server.context.settings.model_copy(update={"speech_idle": 1.0})
+    monkeypatch.setattr(server.context, "settings", brief)
+    async with session(server) as socket:
+
+        async def closed() -> websockets.Close | None:
+            with pytest.raises(websockets.ConnectionClosedError) as closed:
+                while True:
+                    await socket.recv()
+            return closed.value.rcvd
+
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="Hello there. And")
+        listening = asyncio.create_task(closed())
+        async with asyncio.timeout(GENEROUS):
+            while not listening.done():
+                with suppress(websockets.ConnectionClosed):
+                    await tell(socket, "input.text", **({} if text is None else {"text": text}))
+                await asyncio.sleep(0.05)
+        close = await listening
+        assert close is not None and (close.code, close.reason) == (1008, "idle")
+    await freed(server)
+
+
+async def test_a_session_is_not_idle_while_it_speaks(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the client writes nothing for long, and ends its text only then."""
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(min_len=60, max_len=60))
+        await tell(socket, "input.text", text="Hello there. And")
+        await heard(socket, "audio.start")
+        brief = server.context.settings.model_copy(update={"speech_idle": 0.001})
+        monkeypatch.setattr(server.context, "settings", brief)
+        await tell(socket, "input.text", text="")
+        received = await heard(socket, "audio.done")
+        assert received[-1]["type"] == "audio.done"
+        assert sum(len(part) for part in received if isinstance(part, bytes)) == received[-1]["total_bytes"]
+        with pytest.raises(websockets.ConnectionClosedError):
+            await heard(socket)
+
+
+async def test_an_idle_session_takes_no_slot_from_others(server: RunningServer) -> None:
+    """As many as there are slots, and more of them: each goes on when it has text again."""
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(session(server)) for _ in range(6)]
+        for socket in sockets:
+            await tell(socket, "session.config", **config())
+            await tell(socket, "input.text", text="Hello there. And")
+            assert (await heard(socket, "audio.done"))[-1]["type"] == "audio.done"
+        assert len(await asyncio.to_thread(post, server, "Yes.")) > 0
+        for socket in sockets:
+            await tell(socket, "input.text", text=" that is all.")
+            await tell(socket, "input.done")
+        for socket in sockets:
+            assert (await heard(socket))[-1] == ended(2)
     await freed(server)
 
 
