@@ -96,7 +96,7 @@ class PagePool:
                 self._cached[page] = None
 
     def index(self, page: int, digest: Digest) -> None:
-        """Puts a full page, whose keys have been written, into the prefix index. If another page already holds that
+        """Puts a full page, whose keys launched steps write, into the prefix index. If another page already holds that
         prefix, this one stays private."""
         assert self._holders[page] > 0 and self._digests[page] is None
         if digest not in self._index:
@@ -118,6 +118,13 @@ class PagePool:
                 del self._cached[page]
             self._holders[page] += 1
         return pages
+
+    def hold(self, pages: Sequence[int]) -> list[int]:
+        """The same pages, which are in use, with one more holder each."""
+        for page in pages:
+            assert self._holders[page] > 0
+            self._holders[page] += 1
+        return list(pages)
 
     def check(self) -> None:
         """Asserts that every page is in exactly one state."""

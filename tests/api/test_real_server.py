@@ -108,6 +108,15 @@ def test_the_same_prompt_again_hits_the_prefix(client: OpenAI) -> None:
     assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_the_usage_of_several_choices_counts_what_the_first_had_to_compute(client: OpenAI) -> None:
+    """The others find its blocks, but the prompt, which is counted once, was not in the cache."""
+    words = " ".join(f"new{n}" for n in range(60))
+    answer = ask(client, text_part(words), n=3)
+    assert answer.usage.prompt_tokens_details.cached_tokens < 48 < answer.usage.prompt_tokens // 2
+    again = ask(client, text_part(words), n=3)
+    assert again.usage.prompt_tokens_details.cached_tokens > answer.usage.prompt_tokens // 2
+
+
 def test_seeds_decide(client: OpenAI) -> None:
     def sample(seed: int, **fields: Any) -> list[str]:
         free = {"temperature": 2.0, "top_p": 1.0, "extra_body": {"ignore_eos": True, "top_k": -1}}

@@ -1,17 +1,21 @@
-"""Random arrivals, aborts and preemptions: every answer is the one that the request gets alone, and nothing leaks."""
+"""Random arrivals, aborts, preemptions and failed prefills: every answer is the one that the request gets alone, and
+nothing leaks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from models.media import Prompt
 from tests.support.inline_engine import InlineEngine
+from tests.support.out_of_memory import OutOfMemory
 from tests.support.tiny_chat import TinyChat, tiny_item, tiny_model, tiny_prompt
 
 SHARED_TEXT = tuple(range(3, 15))
@@ -84,9 +88,25 @@ class EngineMachine(RuleBasedStateMachine):
         self.mode.__enter__()
         self.engine = InlineEngine(model(), num_pages=16, max_running=3, max_step_tokens=12, encoder_cache=4096)
         self.sent: list[Sent] = []
+        self.patch = pytest.MonkeyPatch()
+        backbone = self.engine.worker._runner, "_backbone"
+        self.faults = OutOfMemory(self.patch, *backbone, chosen=lambda step, *_: bool(step.chunks), times=0)
 
     @rule(target=requests, ask=ASKS)
     def submit(self, ask: Ask) -> Sent:
+        return self.send(ask)
+
+    @rule(target=requests, ask=ASKS, count=st.integers(2, 4))
+    def submit_copies(self, ask: Ask, count: int) -> Any:
+        """As `n` does."""
+        return multiple(*(self.send(ask) for _ in range(count)))
+
+    @rule(times=st.integers(1, 2))
+    def run_out_of_memory(self, times: int) -> None:
+        """Once: the prefill has a second try. Twice: its requests fail."""
+        self.faults._left = times
+
+    def send(self, ask: Ask) -> Sent:
         sent = Sent(f"r{len(self.sent)}", ask)
         self.sent.append(sent)
         self.engine.submit(sent.name, ask.prompt(), **ask.params())
@@ -119,17 +139,20 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             self.engine.run()
             self.engine.assert_nothing_left()
-            assert not self.engine.failures()
+            failures = self.engine.failures()
+            assert not failures or self.faults.failed > 1
+            assert {failed.code for failed in failures.values()} <= {"out_of_memory"}
             eager = {kind for kind, route, _ in self.engine.steps() if route == "eager"}
             assert not eager & {"prefill", "mixed"}, "chunks of at most a bucket's tokens are replayed"
             for sent in self.sent:
                 tokens, reason = alone(sent.ask)
                 got = tuple(self.engine.tokens(sent.name))
-                if sent.aborted:
+                if sent.aborted or sent.name in failures:
                     assert got == tokens[: len(got)]
                 else:
                     assert (got, self.engine.finish_reason(sent.name)) == (tokens, reason)
         finally:
+            self.patch.undo()
             self.mode.__exit__(None, None, None)
 
 

@@ -118,7 +118,7 @@ class ChatJob:
             completion_tokens,
             prompt_tokens + completion_tokens,
             PromptTokensDetails(
-                max(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
+                min(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
             ),
             CompletionTokensDetails(sum(choice.reasoning_tokens for choice in self.counts), audio_tokens),
         )

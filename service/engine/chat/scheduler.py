@@ -3,18 +3,22 @@
 A step advances every decode row by one token and spends the rest of its budget on prefill chunks. The pages of a prompt
 are allocated at admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is
 preempted: it goes back to the waiting queue and is computed again later.
+
+A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
+same step, since each layer writes the keys of all chunks before any of them attends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from service.engine.chat.chunk_budget import ChunkBudget, chunk_tokens
 from service.engine.chat.decode_rows import DecodeRows
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
-from service.engine.pages import PagePool, pages_for
+from service.engine.pages import Digest, PagePool, pages_for
 from service.engine.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
@@ -88,6 +92,8 @@ class Scheduler:
         overtakes the rest of a long one."""
         budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         chunks: list[Chunk] = []
+        filled: dict[Digest, int] = {}  # Pages that these chunks fill.
+        followers: list[ChatSequence] = []  # Admitted with some of them.
         admitting = True
         for sequence in sorted((*self._prefilling, *self._admissible(can_start)), key=priority):
             if not sequence.slot:
@@ -96,21 +102,30 @@ class Scheduler:
                 self._look_up(sequence)
                 if not can_start(sequence):
                     continue  # Part of its hit was evicted: it needs items that are not encoded any more.
-                affords = budget.affords(sequence.hit_pages * self.pages.page_size)
-                if not affords or not self._admit(sequence):
+                found = _next_pages(sequence, filled)
+                affords = budget.affords((sequence.hit_pages + len(found)) * self.pages.page_size)
+                if not affords or not self._admit(sequence, found):
                     admitting = False
                     continue
-            self._add_chunk(chunks, sequence, budget)
+                if found:
+                    followers.append(sequence)
+            self._add_chunk(chunks, sequence, budget, filled)
         self._give_back(chunks, budget)
+        self._put_back(followers, chunks)
         return chunks
 
-    def _add_chunk(self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget) -> None:
-        start = sequence.num_prefilled
+    def _add_chunk(
+        self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: dict[Digest, int]
+    ) -> None:
+        start, size = sequence.num_prefilled, self.pages.page_size
         length = min(budget.affords(start), sequence.remaining_prefill)
         if length > 0:
             end = start + length
             chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
             budget.spend(length, start)
+            full = slice(start // size, end // size)
+            for digest, page in zip(sequence.digests[full], sequence.pages[full], strict=True):
+                filled.setdefault(digest, page)
 
     def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
         """Shortens the last chunks so that a smaller captured prefill can be replayed, where the budget prefers
@@ -124,24 +139,34 @@ class Scheduler:
             if length < chunk.length:
                 chunks.append(replace(chunk, end=chunk.end - length, is_last=False))
 
+    def _put_back(self, followers: list[ChatSequence], chunks: list[Chunk]) -> None:
+        """Takes back the admission of followers whose chunk was given back. The chunk that fills their pages may have
+        been shortened, and a launch that fails must end all that hold pages of it: these are in the batch."""
+        kept = {chunk.sequence for chunk in chunks}
+        for sequence in reversed(followers):
+            if sequence not in kept:
+                self._release(sequence)
+                self.waiting.insert(0, sequence)
+
     def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
         """Waiting sequences that lack nothing but a slot and pages."""
         return [sequence for sequence in self.waiting if not sequence.num_unread and can_start(sequence)]
 
-    def _admit(self, sequence: ChatSequence) -> bool:
+    def _admit(self, sequence: ChatSequence, found: list[int]) -> bool:
         """Allocates a slot, and pages for all known tokens and the next one; False if there are too few. Keeps one page
-        per decode row free, so that an admission does not cause a preemption at once."""
+        per decode row free, so that an admission does not cause a preemption at once. found: pages behind the hit that
+        are filled in this step."""
         if not self.slots.num_free:
             return False
-        hit = self.pages.share(sequence.digests[: sequence.hit_pages])
+        shared = self.pages.share(sequence.digests[: sequence.hit_pages]) + self.pages.hold(found)
         num_keys = min(sequence.num_tokens + 1, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
-        wanted = pages_for(num_keys, self.pages.page_size) - len(hit)
+        wanted = pages_for(num_keys, self.pages.page_size) - len(shared)
         if wanted + len(self.rows.members) > self.pages.num_available:
-            self.pages.release(hit)
+            self.pages.release(shared)
             return False
-        sequence.pages = hit + self.pages.allocate(wanted)
-        sequence.num_prefilled = len(hit) * self.pages.page_size
-        sequence.num_indexed = len(hit)
+        sequence.pages = shared + self.pages.allocate(wanted)
+        sequence.num_prefilled = len(shared) * self.pages.page_size
+        sequence.num_indexed = len(shared)
         if sequence.tally.scheduled is None:
             sequence.cached_tokens = sequence.num_prefilled
         sequence.slot = self.slots.allocate()
@@ -195,18 +220,19 @@ class Scheduler:
         self.add(sequence)
 
     def launched(self, step: Step) -> None:
-        """Records that a step of `schedule` was launched."""
+        """Records that a step of `schedule` was launched. Every later launch finds the pages that its chunks fill."""
         self.rows.advance()
         for chunk in step.chunks:
             sequence = chunk.sequence
             sequence.num_prefilled = chunk.end
+            self.index(sequence, chunk.end)
             if chunk.is_last:
                 self._prefilling.remove(sequence)
                 self.rows.add(sequence)
 
-    def computed(self, sequence: ChatSequence, num_keys: int) -> None:
-        """Puts full pages into the prefix index: launched steps write the keys of the first `num_keys` tokens to the
-        pages that the sequence has now."""
+    def index(self, sequence: ChatSequence, num_keys: int) -> None:
+        """Puts full pages into the prefix index: launched steps write the keys of the first `num_keys` tokens, which
+        are known, to the pages that the sequence has now."""
         full = num_keys // self.pages.page_size
         if not sequence.slot or full <= sequence.num_indexed:
             return
@@ -233,6 +259,12 @@ class Scheduler:
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0
+
+
+def _next_pages(sequence: ChatSequence, filled: Mapping[Digest, int]) -> list[int]:
+    """Pages of `filled` that go on where the sequence's prefix hit ends."""
+    missed = sequence.digests[sequence.hit_pages : sequence.largest_hit(len(sequence.digests))]
+    return [filled[digest] for digest in takewhile(filled.__contains__, missed)]
 
 
 def priority(sequence: ChatSequence) -> float:

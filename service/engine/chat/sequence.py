@@ -55,15 +55,15 @@ class ChatSequence:
     """0 while it has none."""
     pages: list[int] = field(default_factory=list)
     num_prefilled: int = 0
-    """Positions whose keys are in the prefix cache or are written by launched prefill chunks."""
+    """Positions whose keys are in shared pages or are written by launched prefill chunks."""
     num_indexed: int = 0
-    """Leading pages that are in the prefix index."""
+    """Leading pages that are in the prefix index, or get into it when the step that fills them is launched."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of the leading full pages of known tokens."""
     hit_pages: int = 0
     """Leading pages found at the last lookup in the prefix index."""
     cached_tokens: int = 0
-    """Prompt positions found in the prefix cache at the first admission."""
+    """Prompt positions found in shared pages at the first admission."""
     pinned: dict[bytes, int] = field(default_factory=dict)
     """Digests of items pinned for it in the encoder cache, with the last prompt position that needs each."""
     guide: Guide | None = None

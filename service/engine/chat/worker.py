@@ -326,8 +326,6 @@ class ChatWorker:
         if launch.timing_valid and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         for chunk in launch.chunks:
-            # Other pages, perhaps not computed as far, if the sequence was preempted meanwhile.
-            self._scheduler.computed(chunk.sequence, min(chunk.end, chunk.sequence.num_prefilled))
             if not chunk.is_last:
                 chunk.sequence.tally.add(launch.route == "replay", launch.rows)
         first = phase_times(launch.chunks, now)
@@ -369,7 +367,7 @@ class ChatWorker:
             num_keys = sequence.num_prompt_tokens + len(generated) - 1
             # Full pages become findable in the prefix index. The newest token has no key yet; those before it have.
             if not num_keys % page_size and not sequence.num_unread:
-                self._scheduler.computed(sequence, num_keys)
+                self._scheduler.index(sequence, num_keys)
         for sequence in ended:
             self._finish(sequence)
 

@@ -308,7 +308,6 @@ class Simulation:
             self.gaps.append(seconds)
             self.chunks += [made.used] if made is not None and step.chunks else []
         for chunk in step.chunks:
-            self.scheduler.computed(chunk.sequence, chunk.end)
             if chunk.is_last:
                 self.first_token[chunk.sequence.request_id] = self.now
 

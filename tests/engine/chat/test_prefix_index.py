@@ -1,36 +1,164 @@
-"""The prefix index names pages only for keys that were written to them."""
+"""The prefix index names pages only for keys that launches write to them, and prompts of one step share pages, too."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from models.media import Prompt
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.pacing import Pacing
+from service.engine.chat.scheduler_output import Step
+from tests.engine.chat.test_guided_rows import GRAMMAR
+from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.tiny_chat import tiny_prompt
+from tests.support.out_of_memory import OutOfMemory, retries
+from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt
+
+TEXT = tiny_prompt([list(np.random.default_rng(1).integers(0, 80, 100))])
+PICTURE = tiny_prompt([[1, 2, 3], tiny_item(1, [30, 30]), list(range(40))])
+
+
+def alone(prompt: Prompt, **fields: Any) -> list[int]:
+    engine = InlineEngine(graphs=False)
+    engine.submit("it", prompt, **fields)
+    engine.run()
+    return engine.tokens("it")
+
+
+def launched(engine: InlineEngine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Lengths of the chunks of each step that is launched from now on, where there are any."""
+    steps: list[list[int]] = []
+    real = engine.worker._scheduler.launched
+
+    def recorded(step: Step) -> None:
+        if step.chunks:
+            steps.append([chunk.length for chunk in step.chunks])
+        real(step)
+
+    monkeypatch.setattr(engine.worker._scheduler, "launched", recorded)
+    return steps
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_step_tokens": 512}, {"graphs": False}, {"mixed_route": "eager"}, {"max_step_tokens": 24}],
+    ids=["replayed", "eager", "mixed", "chunks"],
+)
+@pytest.mark.parametrize("prompt", [TEXT, PICTURE], ids=["text", "picture"])
+def test_one_prompt_is_computed_once_for_all_that_come_together(
+    device: str, settings: dict[str, Any], prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a row that decodes, and behind what was cached before."""
+    engine = InlineEngine(device=device, num_pages=200, max_running=8, **{"max_step_tokens": 200, **settings})
+    engine.submit("before", tiny_prompt([[9] * 6]), max_tokens=40)
+    for _ in range(4):
+        engine.turn()
+    steps = launched(engine, monkeypatch)
+    for index in range(5):
+        engine.submit(str(index), prompt, temperature=1.0, seed=index)
+    engine.run()
+    length = len(prompt.token_ids)
+    hit = (length - 1) // 4 * 4
+    assert engine.cached_tokens() == {"before": 0, "0": 0, **{str(index): hit for index in range(1, 5)}}
+    assert engine.counter("prefix_cache_hit_tokens_total") == 4 * hit
+    assert sum(map(sum, steps)) == length + 4 * (length - hit)
+    if engine.config.max_step_tokens > 24:
+        assert steps == [[length, *[length - hit] * 4]], "none has to wait for a later step"
+    engine.assert_nothing_left()
+    for index in range(5):
+        assert engine.tokens(str(index)) == alone(prompt, temperature=1.0, seed=index)
+
+
+def test_guided_choices_share_their_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine(num_pages=200, max_running=8, max_step_tokens=200)
+    fields: dict[str, Any] = {"grammar": GRAMMAR, "temperature": 1.0, "max_tokens": 60, "stop_token_ids": (END_TOKEN,)}
+    steps = launched(engine, monkeypatch)
+    for index in range(3):
+        engine.submit(str(index), TEXT, seed=index, **fields)
+    engine.run()
+    assert sum(map(sum, steps)) <= 2 * 100, "a grammar may be built later than another"
+    for index in range(3):
+        assert engine.tokens(str(index)) == alone(TEXT, seed=index, **fields) != []
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_those_that_share_go_on_when_the_one_that_computed_it_is_aborted(turns: int) -> None:
+    engine = InlineEngine(num_pages=200, max_step_tokens=60)  # The prompt takes two steps.
+    for name in ("first", "second", "third"):
+        engine.submit(name, TEXT)
+    for _ in range(turns):
+        engine.turn()
+    engine.abort("first")
+    engine.run()
+    assert engine.tokens("second") == engine.tokens("third") == alone(TEXT)
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_pass_that_runs_out_of_memory_leaves_nothing_to_be_found(
+    monkeypatch: pytest.MonkeyPatch, times: int, graphs: bool
+) -> None:
+    """Once: all of it is launched again. Twice: all of that step fail, and the next ones compute the prompt anew."""
+    engine = InlineEngine(num_pages=200, max_running=8, max_step_tokens=120, graphs=graphs)
+    fault = OutOfMemory(monkeypatch, engine.worker._runner, "_backbone", chosen=lambda s, *_: s.chunks, times=times)
+    for name in ("first", "second"):
+        engine.submit(name, TEXT)
+    engine.turn()
+    pages, scheduler = engine.worker._pages, engine.worker._scheduler
+    assert fault.failed == times
+    assert (pages.num_cached + pages.num_used == 0) == (not scheduler.running) == (times == 2)
+    engine.submit("later", TEXT)
+    engine.run()
+    found = retries(event for outputs in engine.channel.outputs for event in outputs.observations)
+    assert found == {("prefill", "succeeded" if times == 1 else "failed"): 1}
+    if times == 1:
+        assert not engine.failures() and engine.tokens("first") == engine.tokens("second") == alone(TEXT)
+    else:
+        assert set(engine.failures()) == {"first", "second"} and engine.cached_tokens()["later"] == 0
+    assert engine.tokens("later") == alone(TEXT)
+    engine.assert_nothing_left()
+
+
+def test_pages_are_found_from_their_launch_on_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = iter([50])
+    monkeypatch.setattr(Pacing, "chunk_budget", lambda *_, **__: ChunkBudget(next(budgets, 3)))
+    engine = InlineEngine(num_pages=200, max_step_tokens=50)
+    engine.submit("it", TEXT)
+    engine.engine._receive(0.0)
+    (sequence,) = engine.worker._scheduler.waiting
+    assert engine.worker._pages.match(sequence.digests) == 0
+    assert engine.worker.tick(0.0, 1.0) and engine.worker._in_flight, "launched, and not read"
+    assert engine.worker._pages.match(sequence.digests) == 12
+    engine.run()
 
 
 def test_a_chunk_of_before_a_preemption_does_not_index_pages_of_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts with one beginning are computed side by side; the second is preempted while its last chunk is in
-    flight, and begins again with a shorter one. Then it is aborted, and the same prompt comes again."""
-    budgets = iter([40, 2, 2, 36])
-    monkeypatch.setattr(Pacing, "chunk_budget", lambda *_, **__: ChunkBudget(next(budgets, 3)))
-    beginning, rest = [1 + i % 20 for i in range(32)], [20 - i % 20 for i in range(20)]
-    engine = InlineEngine(num_pages=1 + 9 + 14, max_running=4, max_step_tokens=48)
-    engine.submit("first", tiny_prompt([[*beginning, 5]]), max_tokens=40)
-    engine.submit("second", tiny_prompt([[*beginning, *rest]]), max_tokens=8)
-    scheduler = engine.worker._scheduler
-    while not scheduler.num_preemptions:
-        assert engine.turn()
-    engine.turn()
-    engine.abort("second")
-    engine.abort("first")
-    engine.turn()
+    """A prompt is preempted while a chunk is in flight, its pages are given away, and it begins again with a shorter
+    chunk. Then it is aborted, and comes again."""
+    budgets = iter([96, 9])
+    monkeypatch.setattr(Pacing, "chunk_budget", lambda *_, **__: ChunkBudget(next(budgets, 100)))
+    engine = InlineEngine(num_pages=64, max_step_tokens=100)
+    engine.submit("it", TEXT)
+    engine.engine._receive(0.0)
+    worker = engine.worker
+    scheduler, pages = worker._scheduler, worker._pages
+    assert worker.tick(0.0, 1.0)
+    (sequence,) = scheduler.running.values()
+    scheduler.preempt(sequence)
+    pages.release(pages.allocate(pages.num_available))
+    assert worker.tick(0.0, 1.0) and sequence.num_prefilled == 9
+    while worker._in_flight:
+        worker._in_flight.wait()
+        worker._read()
+    assert pages.match(sequence.digests) == 2
+    engine.abort("it")
+    engine.submit("again", TEXT)
     engine.run()
-    engine.submit("again", tiny_prompt([[*beginning, *rest]]), max_tokens=8)
-    engine.run()
-    alone = InlineEngine(num_pages=64, max_step_tokens=48)
-    alone.submit("again", tiny_prompt([[*beginning, *rest]]), max_tokens=8)
-    alone.run()
-    assert engine.tokens("again") == alone.tokens("again")
+    assert engine.tokens("again") == alone(TEXT) and engine.cached_tokens()["again"] == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.engine.chat.chunk_budget import ChunkBudget
+from service.engine.chat.costs import PrefillCost
 from service.engine.chat.scheduler import SECONDS_PER_PROMPT_TOKEN, Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
@@ -60,7 +61,7 @@ def test_a_prompt_that_is_cached_goes_before_a_shorter_one_that_is_not() -> None
     first = sequence("first", 1, 8 * PAGE + 1, max_tokens=1)
     made.add(first)
     launch(made)
-    made.computed(first, 8 * PAGE)
+    made.index(first, 8 * PAGE)
     made.finish(first)
     made.add(sequence("short", 2, 4 * PAGE))
     made.add(sequence("cached", 1, 8 * PAGE + 2))
@@ -94,3 +95,60 @@ def test_decode_rows_leave_a_prompt_a_part_of_every_step() -> None:
         assert step is not None and len(step.slots) == rows
         assert [chunk.length for chunk in step.chunks] == [budget // 4]
     assert len(made.rows.members) == rows + 1
+
+
+def lengths(step: Step | None) -> dict[str, int]:
+    assert step is not None
+    return {chunk.sequence.request.request_id: chunk.length for chunk in step.chunks}
+
+
+def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
+    """Whole ones that are next, and never the last token of a prompt."""
+    made = scheduler(64)
+    for name, token, length in (("first", 1, 4 * PAGE), ("same", 1, 4 * PAGE), ("long", 1, 6 * PAGE), ("other", 2, 9)):
+        made.add(sequence(name, token, length))
+    assert lengths(launch(made)) == {"first": 4 * PAGE, "same": PAGE, "other": 9, "long": 2 * PAGE}
+    first, same, _, long = sorted(made.running.values(), key=lambda s: "first same other long".index(s.request_id))
+    assert first.pages[:3] == same.pages[:3] and first.pages[:4] == long.pages[:4] and first.pages[3] != same.pages[3]
+    for one in (first, long, same):
+        made.finish(one)
+        made.pages.check()
+    made.add(sequence("later", 1, 6 * PAGE + 1))
+    assert lengths(launch(made)) == {"later": 1}, "also what those have computed that shared"
+
+
+def test_less_than_a_page_is_not_shared() -> None:
+    made = scheduler(64)
+    for name in ("first", "second"):
+        made.add(sequence(name, 1, PAGE))
+    assert lengths(launch(made)) == {"first": PAGE, "second": PAGE}
+    made = scheduler(64)
+    for name in ("first", "second"):
+        made.add(sequence(name, 1, PAGE + 1))
+    assert lengths(launch(made)) == {"first": PAGE + 1, "second": 1}
+
+
+def test_a_prompt_begins_where_the_budget_ends_for_all_that_are_like_it() -> None:
+    made = scheduler(64)
+    for name in ("first", "second"):
+        made.add(sequence(name, 1, 40))
+    steps = [made.schedule(lambda sequence: True, ChunkBudget(30))]
+    assert lengths(steps[0]) == {"first": 30} and len(made.waiting) == 1
+    made.launched(steps[0])
+    assert lengths(launch(made)) == {"first": 10, "second": 4}
+
+
+def test_one_that_would_share_waits_if_its_chunk_is_given_back() -> None:
+    """12 tokens would be padded to 30, which takes too long, so the step has 7: too few to fill the second page."""
+    made = scheduler(64)
+    first, second, third = (sequence(name, 1, 10) for name in ("first", "second", "third"))
+    cost = PrefillCost()
+    cost.start(1e-3, 1e-4, 1e-9)
+    for one in (first, second):
+        made.add(one)
+    made.add(third)
+    step = made.schedule(lambda sequence: True, ChunkBudget(40, 2.3e-3, min_tokens=2, cost=cost, sizes=(7, 30)))
+    assert step is not None and lengths(step) == {"first": 7}
+    assert made.waiting == [second, third] and second.slot == 0 and made.pages.num_used == len(first.pages)
+    made.launched(step)
+    assert lengths(launch(made)) == {"first": 3, "second": 2, "third": 2}

@@ -1,0 +1,207 @@
+"""Random prompts with common beginnings, aborts, preemptions and failed launches: what a launch reads is written by it
+or was by an earlier one, and every page has the holders that it should. No model runs."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from service.engine.chat.chunk_budget import ChunkBudget
+from service.engine.chat.costs import PrefillCost
+from service.engine.chat.scheduler import Scheduler
+from service.engine.chat.scheduler_output import Step
+from service.engine.chat.sequence import ChatSequence
+from service.engine.pages import PagePool
+from service.engine.slots import SlotPool
+from service.link.messages import ChatRequest, SamplingParams
+from tests.support.tiny_chat import tiny_item, tiny_prompt
+
+PAGE, PAGES, SLOTS, STEP_TOKENS = 4, 24, 5, 40
+SIZES = (7, 30, 40)
+"""Far apart, so that chunks are often cut to the first."""
+MAX_STEPS = 400
+"""All that is queued at a time is done after far fewer."""
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """A scheduler, and of every KV slot the sequence and the position whose key launches wrote there last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = PagePool(PAGES + 1, PAGE)
+        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), STEP_TOKENS)
+        self.cost = PrefillCost()
+        self.cost.start(1e-3, 1e-4, 1e-7)
+        self.written: dict[int, tuple[ChatSequence, int]] = {}
+        self.in_flight: deque[Step] = deque()
+        self.alive: list[ChatSequence] = []
+        self.encoded: set[bytes] = set()
+        self.count = 0
+
+    @rule(
+        shared=st.sampled_from([0, 7, 8, 9, 16, 21]),
+        picture=st.booleans(),
+        own=st.integers(0, 2),
+        rest=st.sampled_from([1, 4, 11, 30]),
+        copies=st.integers(1, 3),
+        max_tokens=st.sampled_from([1, 2, 6, 14]),
+    )
+    def submit(self, shared: int, picture: bool, own: int, rest: int, copies: int, max_tokens: int) -> None:
+        prompt = tiny_prompt([list(range(shared)), *([tiny_item(1, [6])] if picture else []), [40 + own] * rest])
+        for _ in range(copies):
+            request = ChatRequest(
+                str(self.count), "m", prompt, SamplingParams(max_tokens=max_tokens), self.count * 1e-4
+            )
+            sequence = ChatSequence(request, max_tokens, PAGE)
+            self.count += 1
+            self.alive.append(sequence)
+            self.scheduler.add(sequence)
+
+    @rule()
+    def encode(self) -> None:
+        self.encoded.add(tiny_item(1, [6]).digest)
+
+    @rule(
+        tokens=st.sampled_from([3, 10, STEP_TOKENS]),
+        seconds=st.sampled_from([1e-3, 2.8e-3, 1.0]),
+        fault=st.sampled_from([None, None, None, None, "prefill", "step"]),
+    )
+    def step(self, tokens: int, seconds: float, fault: str | None) -> None:
+        if len(self.in_flight) == 2:
+            self.read()
+        self.launch(tokens, seconds, fault)
+
+    def launch(self, tokens: int, seconds: float, fault: str | None) -> bool:
+        budget = ChunkBudget(tokens, seconds, min_tokens=2, cost=self.cost, sizes=SIZES)
+        step = self.scheduler.schedule(self.can_start, budget)
+        if step is None:
+            return False
+        assert sum(chunk.length for chunk in step.chunks) == budget.used <= tokens
+        self.write(step)
+        if fault is None or (fault == "prefill" and not step.chunks):
+            self.check_reads(step)
+            self.scheduler.launched(step)
+            self.in_flight.append(step)
+        else:  # It may have written anything.
+            for slot in (slot for chunk in step.chunks for slot in self.slots(chunk.sequence, chunk.start, chunk.end)):
+                self.written.pop(slot)
+            failed = [chunk.sequence for chunk in step.chunks] + (list(step.sequences) if fault == "step" else [])
+            for sequence in failed:
+                self.finish(sequence)
+        return True
+
+    def can_start(self, sequence: ChatSequence) -> bool:
+        items = sequence.items_from(sequence.hit_pages * PAGE).values()
+        return all(item.digest in self.encoded for item in items)
+
+    def slots(self, sequence: ChatSequence, start: int, end: int) -> list[int]:
+        return [sequence.pages[position // PAGE] * PAGE + position % PAGE for position in range(start, end)]
+
+    def rows(self, step: Step) -> list[tuple[ChatSequence, int, int]]:
+        """Every sequence of the step with the positions whose keys it gets."""
+        first = [int(self.scheduler.rows.num_keys[slot]) for slot in step.slots]
+        decodes = [(sequence, at, at + 1) for sequence, at in zip(step.sequences, first, strict=True)]
+        return [*decodes, *((chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks)]
+
+    def write(self, step: Step) -> None:
+        starts = {sequence: start for sequence, start, _ in self.rows(step)}
+        places: set[int] = set()
+        for writer, start, end in self.rows(step):
+            for position, slot in enumerate(self.slots(writer, start, end), start):
+                page = slot // PAGE
+                assert slot not in places and self.pages._digests[page] is None
+                others = [s for s in self.scheduler.running.values() if page in s.pages and s is not writer]
+                assert all(starts[other] > position for other in others), "one that is not in this step shares it"
+                places.add(slot)
+                self.written[slot] = writer, position
+
+    def check_reads(self, step: Step) -> None:
+        for sequence, _, end in self.rows(step):
+            self.check_keys(sequence, end)
+
+    def check_keys(self, sequence: ChatSequence, end: int) -> None:
+        """The places of these positions have keys of the same tokens and pictures before and at each."""
+        for position, slot in enumerate(self.slots(sequence, 0, end)):
+            owner, at = self.written[slot]
+            assert at == position
+            if owner is not sequence:
+                assert position < min(owner.num_tokens, sequence.num_tokens)
+                np.testing.assert_array_equal(owner.token_ids(0, at + 1), sequence.token_ids(0, at + 1))
+                assert list(owner.media_rows(0, at + 1)) == list(sequence.media_rows(0, at + 1))
+
+    @rule()
+    def read(self) -> None:
+        """As the worker does: tokens become known, and pages of the answer findable."""
+        if not self.in_flight:
+            return
+        for sequence in self.in_flight.popleft().sampled:
+            if sequence.finished:
+                continue
+            if sequence.num_unread:
+                sequence.num_unread -= 1
+            sequence.generated.append(60)
+            num_keys = sequence.num_tokens - 1
+            if not num_keys % PAGE and not sequence.num_unread:
+                self.scheduler.index(sequence, num_keys)
+            if len(sequence.generated) == sequence.max_new_tokens:
+                self.finish(sequence)
+
+    def finish(self, sequence: ChatSequence) -> None:
+        self.alive.remove(sequence)
+        self.scheduler.finish(sequence)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.alive:
+            self.finish(data.draw(st.sampled_from(self.alive), label="aborted"))
+
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        scheduler = self.scheduler
+        held = [s for s in scheduler.running.values() if s.slot in scheduler.rows.members or s in scheduler._prefilling]
+        if held:
+            scheduler.preempt(data.draw(st.sampled_from(held), label="preempted"))
+
+    @rule(pages=st.integers(1, PAGES))
+    def evict(self, pages: int) -> None:
+        self.pages.release(self.pages.allocate(min(pages, self.pages.num_available)))
+
+    @invariant()
+    def every_page_has_the_holders_that_it_should(self) -> None:
+        self.pages.check()
+        held = Counter(page for sequence in self.scheduler.running.values() for page in sequence.pages)
+        assert {page: count for page, count in enumerate(self.pages._holders) if count} == held
+        assert len(self.scheduler.running) == self.scheduler.slots.num_used
+        assert {*self.scheduler.waiting, *self.scheduler.running.values()} == set(self.alive)
+        assert len(self.scheduler.waiting) + len(self.scheduler.running) == len(self.alive)
+
+    @invariant()
+    def what_is_findable_or_held_as_computed_was_launched(self) -> None:
+        for digest, page in self.pages._index.items():
+            for offset in range(PAGE):
+                owner, position = self.written[page * PAGE + offset]
+                owner.extend_digests(owner.num_tokens)
+                assert position % PAGE == offset and owner.digests[position // PAGE] == digest
+        for sequence in self.scheduler._prefilling:
+            self.check_keys(sequence, sequence.num_prefilled)
+
+    def teardown(self) -> None:
+        self.encode()
+        for _ in range(MAX_STEPS):
+            if not self.alive:
+                break
+            if len(self.in_flight) == 2 or not self.launch(STEP_TOKENS, 1.0, None):
+                self.read()
+            self.every_page_has_the_holders_that_it_should()
+        assert not self.alive, "some wait for ever"
+        assert self.pages.num_used == self.scheduler.slots.num_used == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
