@@ -181,7 +181,7 @@ async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
                 return await loader.video(kind, lambda _: [0], prepared, frame_list_fps=1.0, **common)
             return await loader.audio(kind, sample_rate=8000, field="f", fetched=decoding.fetched)
 
-    async with loader._pictures.turn("x"), loader._videos.turn("x"), loader._audio.turn("x"):
+    async with loader._pictures.acquire("x"), loader._videos.acquire("x"), loader._audio.acquire("x"):
         loads = [asyncio.ensure_future(load(kind, ticket)) for kind in files]
         await until(lambda: admission.pending_bytes == 200 + size)
         full = ticket_of(admission, 100_000 - admission.pending_bytes - 50)
