@@ -29,7 +29,7 @@ PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
-class Grant:
+class Candidate:
     """A worker that may launch, and the arguments of its `tick`."""
 
     worker: ModelWorker
@@ -45,7 +45,7 @@ class Arbiter:
         self._launched: dict[str, float] = dict.fromkeys((worker.name for worker in workers), -math.inf)
         self._waiting_since: dict[str, float] = {}
 
-    def grants(self, now: float) -> Iterator[Grant]:
+    def candidates(self, now: float) -> Iterator[Candidate]:
         """The workers to ask, in this order, until one launches. Empty when no worker has work."""
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
@@ -56,20 +56,20 @@ class Arbiter:
         if all(worker in passing or worker.oldest_launch() is None for worker in self._workers):
             yield from self._order(passing, now, backlog)  # The others have nothing that can be launched yet.
 
-    def _order(self, ready: Sequence[ModelWorker], now: float, backlog: float) -> Iterator[Grant]:
-        """Grants of these workers, which have work."""
+    def _order(self, ready: Sequence[ModelWorker], now: float, backlog: float) -> Iterator[Candidate]:
+        """Candidates among these workers, which have work."""
         if not ready:
             return
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
             allowance = self._allowance(worker, now, backlog)
             if allowance > 0:
-                yield Grant(worker, allowance)
+                yield Candidate(worker, allowance)
             if self._overdue(worker, now):
-                yield Grant(worker, allowance, must=True)
+                yield Candidate(worker, allowance, must=True)
         first = min(ready, key=lambda worker: worker.slack(now))
         if any(other.backlog(now) > 0 and other.slack(now) < first.slack(now) for other in self._workers):
             return
-        yield Grant(first, self._allowance(first, now, backlog), must=True)
+        yield Candidate(first, self._allowance(first, now, backlog), must=True)
 
     def launched(self, worker: ModelWorker, now: float, seconds: float) -> None:
         """Records that a worker launched work of so many predicted seconds."""

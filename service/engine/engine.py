@@ -150,10 +150,10 @@ class Engine:
 
     def _launch(self, now: float) -> bool:
         """Asks the workers in the arbiter's order until one launches; False if none does."""
-        for grant in self._arbiter.grants(now):
-            before = grant.worker.backlog(now)
-            if grant.worker.tick(now, grant.allowance, must=grant.must):
-                self._arbiter.launched(grant.worker, now, grant.worker.backlog(now) - before)
+        for candidate in self._arbiter.candidates(now):
+            before = candidate.worker.backlog(now)
+            if candidate.worker.tick(now, candidate.allowance, must=candidate.must):
+                self._arbiter.launched(candidate.worker, now, candidate.worker.backlog(now) - before)
                 return True
         return False
 

@@ -64,14 +64,14 @@ class FakeWorker:
 
 @dataclass
 class Launcher:
-    """Follows the grants of an arbiter, as the engine does."""
+    """Follows the candidates of an arbiter, as the engine does."""
 
     arbiter: Arbiter
 
     def launch(self, now: float) -> bool:
-        for grant in self.arbiter.grants(now):
-            if grant.worker.tick(now, grant.allowance, must=grant.must):
-                self.arbiter.launched(grant.worker, now, grant.worker.smallest_launch())
+        for candidate in self.arbiter.candidates(now):
+            if candidate.worker.tick(now, candidate.allowance, must=candidate.must):
+                self.arbiter.launched(candidate.worker, now, candidate.worker.smallest_launch())
                 return True
         return False
 
