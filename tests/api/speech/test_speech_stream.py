@@ -357,7 +357,7 @@ async def test_what_is_never_spoken_keeps_no_session(
             while not listening.done():
                 with suppress(websockets.ConnectionClosed):
                     await tell(socket, "input.text", **({} if text is None else {"text": text}))
-                await asyncio.sleep(0.05)
+                await asyncio.wait({listening}, timeout=0.05)
         close = await listening
         assert close is not None and (close.code, close.reason) == (1008, "idle")
     await freed(server)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from models.voxcpm2.model import VoxCPM2, load_model
+from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.stream import Phase, Stream
 from service.link.messages import Abort, SpeechAppend, SpeechRequest
@@ -29,9 +28,7 @@ CLIP = np.random.default_rng(4).standard_normal((20, 4, 8)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def model() -> VoxCPM2:
-    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
-    model.network.stop_head.weight.data.zero_()
-    return model
+    return golden.never_stopping()
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +159,7 @@ def test_a_preempted_stream_can_end_and_be_aborted(rig: WorkerRig) -> None:
 def test_adapters_of_idle_streams_make_way(tmp_path: Path) -> None:
     for seed, name in enumerate(("anna", "bela")):
         write_adapter(tmp_path / name, random_adapter(golden.DIRECTORY, 4, seed, GROUPS), 4, 8.0)
-    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
-    model.network.stop_head.weight.data.zero_()
-    rig = WorkerRig(model, golden.processor(), max_running=4, lora_voices=str(tmp_path), lora_slots=1)
+    rig = WorkerRig(golden.never_stopping(), golden.processor(), max_running=4, lora_voices=str(tmp_path), lora_slots=1)
     rig.worker.submit(opened("anna", adapter="anna"))
     rig.worker.submit(opened("nobody"))
     turns(rig)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from models.errors import CheckpointError
-from models.voxcpm2.model import VoxCPM2, load_model
 from service.engine.speech.adapters import AdapterSlots
 from service.link.messages import SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig
@@ -53,12 +52,6 @@ def exact_products() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def load(device: str) -> VoxCPM2:
-    model = load_model(golden.DIRECTORY, torch.device(device), torch.float32)
-    model.network.stop_head.weight.data.zero_()
-    return model
-
-
 def requests(count: int = 8) -> list[SpeechRequest]:
     """Each adapter, and none, in turn; two numbers of solver steps; one in two segments."""
     names = ("anna", "", "bela", "anna", "cora", "", "bela", "cora")
@@ -79,7 +72,7 @@ def merged_alone(device: str) -> dict[str, Heard]:
     """Every request on a model of its own weights, without any adapter, eagerly."""
     heard: dict[str, Heard] = {}
     for name in ("", *ADAPTERS):
-        model = load(device)
+        model = golden.never_stopping(device)
         if name:
             merge(model, tensors_of(name), ADAPTERS[name]["alpha"] / ADAPTERS[name]["rank"])  # type: ignore[operator]
         rig = WorkerRig(model, golden.processor(), graphs=False, device=device)
@@ -123,7 +116,7 @@ def test_mixed_batches_sound_like_merged_weights_alone(
 ) -> None:
     """With two slots for three adapters they take turns."""
     rig = WorkerRig(
-        load(device),
+        golden.never_stopping(device),
         golden.processor(),
         graphs=graphs,
         max_running=8,
@@ -159,7 +152,12 @@ def test_rows_without_an_adapter_are_the_same_to_the_bit_beside_rows_with_one(fo
 
     def patches(*others: SpeechRequest) -> np.ndarray:
         rig = WorkerRig(
-            load(device), golden.processor(), buckets=(4,), device=device, capture_all=True, lora_voices=str(folder)
+            golden.never_stopping(device),
+            golden.processor(),
+            buckets=(4,),
+            device=device,
+            capture_all=True,
+            lora_voices=str(folder),
         )
         return np.stack(rig.run({0: [base, *others]})["base"].patches)
 
@@ -169,7 +167,7 @@ def test_rows_without_an_adapter_are_the_same_to_the_bit_beside_rows_with_one(fo
 
 
 def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(folder: Path) -> None:
-    rig = WorkerRig(load("cpu"), golden.processor(), capture_all=True, lora_voices=str(folder))
+    rig = WorkerRig(golden.never_stopping("cpu"), golden.processor(), capture_all=True, lora_voices=str(folder))
     runner = rig.worker._runner
     adapted = runner.variants[1]
 
@@ -184,12 +182,16 @@ def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(fol
 
 def test_an_adapter_that_is_not_there(folder: Path) -> None:
     for directory in (str(folder), ""):
-        failed = WorkerRig(load("cpu"), golden.processor(), lora_voices=directory).alone(request("x", adapter="dora"))
+        failed = WorkerRig(golden.never_stopping("cpu"), golden.processor(), lora_voices=directory).alone(
+            request("x", adapter="dora")
+        )
         assert failed.failed is not None and failed.failed.status == 404 and failed.failed.code == "voice_not_found"
 
 
 def test_streams_wait_for_a_slot_and_those_without_an_adapter_pass_them(folder: Path) -> None:
-    rig = WorkerRig(load("cpu"), golden.processor(), max_running=8, lora_voices=str(folder), lora_slots=1)
+    rig = WorkerRig(
+        golden.never_stopping("cpu"), golden.processor(), max_running=8, lora_voices=str(folder), lora_slots=1
+    )
     worker = rig.worker
     first = request("first", segment(TEXTS[0], 8), adapter="anna", live=False)
     waits = request("waits", segment(TEXTS[0], 3), adapter="bela", live=False)
@@ -253,7 +255,7 @@ def changed(folder: Path, **changes: object) -> Path:
 
 
 def start(folder: Path) -> None:
-    WorkerRig(load("cpu"), golden.processor(), lora_voices=str(folder))
+    WorkerRig(golden.never_stopping("cpu"), golden.processor(), lora_voices=str(folder))
 
 
 A = "base_lm.layers.0.self_attn.q_proj.lora_A"

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.protocol import Plan
-from models.voxcpm2.model import VoxCPM2, load_model
+from models.voxcpm2.model import VoxCPM2
 from service.engine.speech import scratch
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.scheduler import Step
@@ -40,10 +40,7 @@ TEXTS = ("A tiny voice says hello.", "Two red boats.", "你好", "Yes", "One mor
 
 @pytest.fixture(scope="module")
 def model() -> VoxCPM2:
-    """With its own noise and a stop head that never fires: lengths are those asked for."""
-    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
-    model.network.stop_head.weight.data.zero_()
-    return model
+    return golden.never_stopping()
 
 
 @pytest.fixture(scope="module")
