@@ -117,7 +117,7 @@ def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state:
     counts = state.output_counts[slots]
     seen = state.prompt_seen[slots] | (counts > 0)
     repetition = floats[:, Float.REPETITION, None]
-    # In place where it can be: every tensor of this size is 39 MB of 64 rows, which graphs of small GPUs cannot spare.
+    # In place where it can be: a tensor of 64 rows and 152,000 tokens takes 39 MB, and small GPUs have little.
     found = logits * repetition
     torch.where(logits > 0, logits / repetition, found, out=found)
     torch.where(seen, found, logits, out=found)
