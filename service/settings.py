@@ -247,7 +247,7 @@ class Settings(BaseSettings):
     media_urls: Literal["off", "allowlist", "public"] = _knob(
         "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
-    media_domain: Words = _knob((), "Media", "Host names that --media-urls allowlist admits.")
+    media_domain: Words = _knob((), "Media", "Hosts that --media-urls allowlist admits, as HOST or HOST:PORT.")
     media_threads: Workers | None = _knob(
         None,
         "Media",
