@@ -24,6 +24,8 @@ class Room:
         self.voices = VoicePages(pages)
         self.running: list[Stream] = []
         self.preempted: list[Stream] = []
+        self.on_preemption: Callable[[], None] = lambda: None
+        """Called for each stream that is preempted."""
         self._slots = SlotPool(max_streams)
         self._adapters = adapters
 
@@ -70,6 +72,7 @@ class Room:
             self.release(stream)
             self.preempted.append(stream)
             stream.phase = Phase.PREEMPTED
+            self.on_preemption()
         return True
 
     def admit(self, streams: Sequence[Stream]) -> None:
