@@ -48,5 +48,7 @@ def _coefficients(image: Image.Image, data: bytes) -> float:
     if "progressive" not in image.info and components_of_first_scan(data) >= image.layers:
         return 0.0
     factors = [(across, down) for _, across, down, _ in image.layer[-image.layers :]]
+    if not factors:
+        return 0.0  # a damaged header that names no components, which libjpeg refuses
     most = max(across for across, _ in factors) * max(down for _, down in factors)
     return COEFFICIENT_BYTES * sum(across * down for across, down in factors) / max(1, most)
