@@ -162,6 +162,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
     Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
+    Command(
+        "the same of kimi_vl_a3b",
+        "versions_kimi_vl_a3b",
+        "python -m benchmarks.versions OLD NEW --models kimi_vl_a3b",
+    ),
     Command("128 chats with pictures at once over a simulated GPU", "burst", "python -m benchmarks.burst", on_cpu=True),
     Command(
         "memory of the processes beside an engine", "process_memory", "python -m benchmarks.process_memory", on_cpu=True

@@ -1,6 +1,8 @@
 """Steps of two checkouts on one GPU, alternately, so that a drift of the machine meets both.
 
-    python -m benchmarks.versions OLD NEW [--rounds 5] [--name versions]
+    python -m benchmarks.versions OLD NEW [--models kimi_vl_a3b] [--rounds 5]
+
+--models: of these alone, in a result of their own, instead of those that fit on one GPU twice.
 
 Each checkout loads its models and captures its steps in a process of its own, then both wait; a round times every step
 in the one, then in the other. What is compared is the median of the rounds' medians, through the runner.
@@ -15,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,28 +36,38 @@ from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
 SPEECH = "voxcpm2"
-DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32)}
-PREFILLS = {"qwen2_vl_2b": (384, 1024, 2048), "qwen2_5_vl_3b": (384, 1024), "qwen3_vl_4b": (384, 1024)}
+DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32), "kimi_vl_a3b": (1, 8, 128)}
+PREFILLS = {
+    "qwen2_vl_2b": (384, 1024, 2048),
+    "qwen2_5_vl_3b": (384, 1024),
+    "qwen3_vl_4b": (384, 1024),
+    "kimi_vl_a3b": (384, 1024),
+}
 ENCODED = {
     "qwen2_vl_2b": (pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)),
     "qwen2_5_vl_3b": (pictures(448, 448), pictures(640, 480), pictures(1024, 1024)),
 }
 STREAMS = (1, 32, 64)
+TOGETHER = ("qwen2_vl_2b", "qwen2_5_vl_3b", "qwen3_vl_4b", SPEECH)
+"""Models that fit on one GPU twice."""
 REPEATS = 60
 POOL_BYTES = 24 << 30
 
 Step = Callable[[], object]
 
 
-def steps(folder: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
+def steps(names: Sequence[str], folder: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
     """Name, what sets the step's state back, and the step itself, captured."""
-    for name in PREFILLS:
-        yield from chat_steps(name, make(name, folder), device)
-    speech = load(make(SPEECH, folder), device)
+    for name in names:
+        yield from (speech_steps if name == SPEECH else chat_steps)(name, make(name, folder), device)
+
+
+def speech_steps(name: str, directory: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
+    speech = load(directory, device)
     for streams in STREAMS:
         runner, plan, tables = captured_speech(speech, streams, GraphPool(device, POOL_BYTES))
         yield (
-            f"decode {SPEECH}, {streams} streams",
+            f"decode {name}, {streams} streams",
             _restoring(tables["length"], tables["length"].clone()),
             _running(runner, plan),
         )
@@ -87,13 +99,13 @@ def _running(runner: GraphRunner, plan: Any) -> Step:
 
 
 @torch.inference_mode()
-def serve() -> None:
+def serve(names: Sequence[str] = TOGETHER) -> None:
     """A checkout's end: says "ready", then answers every line with the medians of a round."""
     device = torch.device("cuda", 0)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
-        made = list(steps(Path(folder), device))
+        made = list(steps(names, Path(folder), device))
         print("ready", file=answers)
         for _ in sys.stdin:
             found = {}
@@ -103,8 +115,9 @@ def serve() -> None:
             print(json.dumps(found), file=answers)
 
 
-def started(checkout: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from benchmarks.versions import serve; serve()"]
+def started(checkout: Path, models: Sequence[str]) -> subprocess.Popen[str]:
+    given = repr(list(models)) if models else ""
+    command = [sys.executable, "-c", f"from benchmarks.versions import serve; serve({given})"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))}
     return subprocess.Popen(
         command, cwd=checkout, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -122,10 +135,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
+    parser.add_argument("--models", nargs="+", choices=[*PREFILLS, SPEECH], default=[])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--name", default="versions")
     arguments = parser.parse_args()
-    both = [started(arguments.old), started(arguments.new)]
+    both = [started(checkout, arguments.models) for checkout in (arguments.old, arguments.new)]
     for process in both:
         assert said(process.stdout) == "ready\n"
     rounds: list[list[dict[str, float]]] = [[], []]
@@ -142,7 +155,7 @@ def main() -> None:
         each = {side: [found[name] for found in made] for side, made in zip(("old", "new"), rounds, strict=True)}
         rows.append({"step": name, "old_ms": old, "new_ms": new, "ratio": new / old, "rounds": each})
         print(f"{name:32} {old:8.4f} {new:8.4f} {new / old:7.4f}")
-    write(arguments.name, rows, rounds=arguments.rounds)
+    write("_".join(("versions", *arguments.models)), rows, rounds=arguments.rounds)
 
 
 if __name__ == "__main__":

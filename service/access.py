@@ -1,7 +1,8 @@
-"""Who may reach the server: addresses that stay on this machine, and files of API keys."""
+"""Who may reach the server, and whom it reaches: addresses of this machine, files of API keys, hosts of media."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -29,3 +30,12 @@ def keys_in(path: Path) -> list[str]:
     if not keys:
         raise ValueError(f"api_key_file: {path} holds no key")
     return keys
+
+
+def media_hosts_problem(media_urls: str, media_domain: Iterable[str]) -> str:
+    """Why the mode of remote URLs and the list of their hosts contradict each other; empty if they do not."""
+    listed = any(media_domain)
+    if media_urls == "allowlist":
+        return "" if listed else "media_urls: allowlist needs a host in media_domain; without one every URL is refused"
+    ignored = "every URL is refused" if media_urls == "off" else "URLs of any public host are fetched"
+    return f"media_domain: needs media_urls allowlist; with {media_urls} {ignored}, listed or not" if listed else ""

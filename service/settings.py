@@ -19,7 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from service.access import is_loopback, keys_in
+from service.access import is_loopback, keys_in, media_hosts_problem
 from service.byte_sizes import MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
@@ -247,7 +247,7 @@ class Settings(BaseSettings):
     media_urls: Literal["off", "allowlist", "public"] = _knob(
         "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
-    media_domain: Words = _knob((), "Media", "Hosts that --media-urls allowlist admits, as HOST or HOST:PORT.")
+    media_domain: Words = _knob((), "Media", "HOST or HOST:PORT that --media-urls allowlist admits; for no other mode.")
     media_threads: Workers | None = _knob(
         None,
         "Media",
@@ -341,8 +341,8 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        if self.media_urls == "allowlist" and not any(self.media_domain):
-            raise ValueError("media_urls: allowlist needs a host in media_domain; without one every URL is refused")
+        if problem := media_hosts_problem(self.media_urls, self.media_domain):
+            raise ValueError(problem)
         several = self.api_processes != "auto" and self.api_processes > 1
         if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)

@@ -6,13 +6,15 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
+
+from service.unique_keys import DuplicateKey, load_yaml
 
 _SUBJECT = re.compile(r"^\w+ should ")
 """How pydantic begins: "Input should be", "Tuple should have"."""
@@ -68,10 +70,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, by name. SettingsError for a file that cannot be read, is none, or names a setting
     twice."""
     try:
-        values = yaml.load(path.read_text("utf-8"), _SettingsLoader) or {}
+        values = load_yaml(path.read_text("utf-8"), _name) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
-    except SettingsError as error:
+    except DuplicateKey as error:
         raise SettingsError(f"{path}: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
@@ -83,21 +85,6 @@ def read_file(path: Path) -> dict[str, Any]:
 def _name(key: object) -> str:
     """The setting that a key of the file means, which may be written as a flag."""
     return str(key).replace("-", "_")
-
-
-class _SettingsLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice: of its values PyYAML takes the last one, without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        written = list(node.value)  # without what `<<` merges, which the next line adds
-        values = super().construct_mapping(node, deep)
-        lines: dict[str, int] = {}
-        for key, _ in written:
-            name, line = _name(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise SettingsError(f"{name} is set in line {lines[name]} and again in line {line}")
-            lines[name] = line
-        return values
 
 
 def yaml_problem(error: Exception) -> str:

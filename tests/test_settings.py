@@ -69,7 +69,8 @@ def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.
 def test_every_choice_that_help_names_can_be_a_flag_and_a_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, choice: str
 ) -> None:
-    monkeypatch.setenv("REPRISE_MEDIA_DOMAIN", "a.example")  # without which there is no allowlist
+    if choice == "allowlist":  # which needs one, and the other modes must not have one
+        monkeypatch.setenv("REPRISE_MEDIA_DOMAIN", "a.example")
     assert str(getattr(load_settings({name: choice}), name)) == choice
     monkeypatch.setenv(f"REPRISE_{name.upper()}", choice)
     assert str(getattr(load_settings(), name)) == choice
@@ -109,6 +110,8 @@ def test_unknown_variables_are_named() -> None:
         ({"api_key": [""]}, "api_key: must not be empty"),
         ({"media_urls": "allowlist"}, "media_urls: allowlist needs a host in media_domain"),
         ({"media_urls": "allowlist", "media_domain": ""}, "media_urls: allowlist needs a host in media_domain"),
+        ({"media_domain": "a.example"}, "media_domain: needs media_urls allowlist; with off every URL is refused"),
+        ({"media_urls": "public", "media_domain": "a.example"}, "media_domain: .* with public URLs of any public"),
         ({"solver_steps": (10, 3)}, "solver_steps"),
         ({"solver_steps": (33,)}, "solver_steps"),
         ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),

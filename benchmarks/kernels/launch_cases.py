@@ -192,7 +192,7 @@ def grouped_experts(weights: Tensor, chosen: Tensor, num_experts: int) -> None:
 
 def many_experts(rows: int) -> None:
     """The experts of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
-    weights, chosen = moe.route_softmax(empty(rows, 128, dtype=torch.float32), 8)
+    weights, chosen = moe.route_softmax(router_logits(rows, 128), 8)
     grouped_experts(weights, chosen, 128)
     if rows <= 4:
         gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
@@ -215,9 +215,14 @@ def windowed_vision(rows: int) -> None:
     gemm.gemm_add_norm(hidden, empty(1280, 3456), norm, *after)
 
 
+def router_logits(rows: int, experts: int) -> Tensor:
+    if rows <= 4:
+        return empty(1, rows, experts, dtype=torch.float32)
+    return moe.router_logits(empty(rows, 2048), empty(experts, 2048, dtype=torch.float32))
+
+
 def experts(rows: int) -> None:
-    logits = empty(rows, 64, dtype=torch.float32)
-    weights, chosen = moe.route(logits, empty(64, dtype=torch.float32), 6, 2.446, True)
+    weights, chosen = moe.route(router_logits(rows, 64), empty(64, dtype=torch.float32), 6, 2.446, True)
     grouped_experts(weights, chosen, 64)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), empty(64, 2816, 2048), index=chosen.flatten(), fan_out=6, silu_mul=True)
@@ -227,6 +232,10 @@ def experts(rows: int) -> None:
     latent.rotate_and_cache_latent(
         q, empty(rows, 576), empty(512), EPS, (half, half), query, cache, rows_of_int64(rows)
     )
+    latent.rotate_and_cache_latent(
+        q, empty(rows, 576), empty(512), EPS, (half, half), q, cache, rows_of_int64(rows), keep=True
+    )
+    latent.head_keys(empty(rows, 16, 256), empty(rows, 576)[:, 512:], 128)
 
 
 def codec(rows: int, precision: Precision) -> None:

@@ -341,6 +341,12 @@ SPEECH = Dashboard(
                     "short",
                     width=12,
                 ),
+                Panel(
+                    "Idle streams preempted / s",
+                    ((rate("speech_preemptions_total", "model", SPEECH_MODEL), "{{model}}"),),
+                    "short",
+                    width=12,
+                ),
             ),
         ),
     ),

@@ -72,20 +72,17 @@ class LatentAttention(nn.Module):
         kv = gemm(x, self.kv_down.weight)
         if x.shape[0] == batch.num_decode_rows or batch.prefill_tables is not None:
             return gemm(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight)
-        q_nope, q_rope = q.split((config.nope_dim, config.rope_dim), -1)
-        latent, k_rope = kv.split((config.rank, config.rope_dim), -1)
-        q_rope = rotate_half_split(q_rope, *rotary)
-        k_rope = rotate_half_split(k_rope[:, None], *rotary)
-        rows = torch.cat((self.latent_norm(latent)[:, None], k_rope), dim=-1)
         cache = batch.caches[layer]["latent"]
-        cache.index_copy_(0, batch.slot_mapping, rows)
+        norm = self.latent_norm
+        # In place: the queries and latents of prefills are read as they are stored.
+        rotate_and_cache_latent(q, kv, norm.weight, norm.eps, rotary, q, cache, batch.slot_mapping, keep=True)
         decodes = batch.num_decode_rows
         outputs = []
         if decodes:
-            outputs.append(self._decode(q_nope[:decodes], q_rope[:decodes], cache, batch))
+            outputs.append(self._decode(q[:decodes], cache, batch))
         if x.shape[0] > decodes:
-            keys = rows[decodes:] if batch.context_slots is None else cache[batch.context_slots]
-            outputs.append(self._prefill(q_nope[decodes:], q_rope[decodes:], keys, batch))
+            rows = kv[decodes:] if batch.context_slots is None else cache[batch.context_slots].squeeze(1)
+            outputs.append(self._prefill(q[decodes:], rows, batch))
         return gemm((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2), self.out.weight)
 
     def _absorbed(self, q: Tensor, kv: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
@@ -116,28 +113,24 @@ class LatentAttention(nn.Module):
             query, cache, values, tables, batch.cu_seqlens_q, lengths, page_size, scale=scale
         )
 
-    def _decode(self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
+    def _decode(self, q: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
+        """q [n, heads, nope + rope], rotated -> [n, heads, value_dim]."""
         key_up, value_up = self._up_projections()
+        q_nope, q_rope = q.split((self.config.nope_dim, self.config.rope_dim), -1)
         q_latent = torch.einsum("nhd,hdr->nhr", q_nope, key_up)
         attended = self._attend_latents(torch.cat((q_latent, q_rope), dim=-1), cache, batch)
         return torch.einsum("nhr,hvr->nhv", attended, value_up)
 
-    def _prefill(self, q_nope: Tensor, q_rope: Tensor, keys: Tensor, batch: PagedBatch) -> Tensor:
+    def _prefill(self, q: Tensor, rows: Tensor, batch: PagedBatch) -> Tensor:
+        """q [n, heads, nope + rope], rotated, and rows [keys, rank + rope] as they are cached -> [n, heads,
+        value_dim]."""
         assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
         config = self.config
-        latent, k_rope = keys.squeeze(1).split((config.rank, config.rope_dim), -1)
+        latent, k_rope = rows.split((config.rank, config.rope_dim), -1)
         up = F.linear(latent, self.kv_up.weight).unflatten(-1, (config.num_heads, -1))
-        k_nope, values = up.split((config.nope_dim, config.value_dim), -1)
-        k_rope = k_rope[:, None].expand(-1, config.num_heads, -1)
-        return varlen_attention(
-            torch.cat((q_nope, q_rope), dim=-1),
-            torch.cat((k_nope, k_rope), dim=-1),
-            values,
-            batch.cu_seqlens_q,
-            batch.cu_seqlens_k,
-            scale=config.scale,
-            causal=True,
-        )
+        keys, values = head_keys(up, k_rope, config.nope_dim), up[..., config.nope_dim :]
+        cu_q, cu_k = batch.cu_seqlens_q, batch.cu_seqlens_k
+        return varlen_attention(q, keys, values, cu_q, cu_k, scale=config.scale, causal=True)
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
         """Views of kv_up: keys [heads, nope_dim, rank] and values [heads, value_dim, rank]."""
@@ -155,18 +148,30 @@ def rotate_and_cache_latent(
     query: Tensor,
     cache: Tensor,
     slot_mapping: Tensor,
+    keep: bool = False,
 ) -> None:
     """Writes the rotated part of the queries and the new KV slots.
 
-    q [n, heads, nope + rope] -> the last rope columns of query [n, heads, rank + rope]; kv [n, rank + rope], its latent
-    normed and its key rotated -> rows slot_mapping int64 [n] of cache [KV slots, 1, rank + rope].
+    q [n, heads, nope + rope] -> the last rope columns of query [n, heads, at least rope], which may be q; kv [n, rank +
+    rope], its latent normed and its key rotated -> rows slot_mapping int64 [n] of cache [KV slots, 1, rank + rope], and
+    of kv itself if `keep`.
     """
     rank, rope = norm_weight.shape[0], 2 * rotary[0].shape[1]
-    query[..., rank:] = rotate_half_split(q[..., -rope:], *rotary)
+    query[..., -rope:] = rotate_half_split(q[..., -rope:], *rotary)
     latent, k_rope = kv.split((rank, rope), -1)
     k_rope = rotate_half_split(k_rope[:, None], *rotary)
     rows = torch.cat((rms_norm.reference(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
     cache.index_copy_(0, slot_mapping, rows)
+    if keep:
+        kv.copy_(rows[:, 0])
+
+
+@op(cuda="models.layers.kernels.latent:head_keys")
+def head_keys(up: Tensor, k_rope: Tensor, nope_dim: int) -> Tensor:
+    """Keys of every head: the first nope_dim columns of up [n, heads, nope + value], then k_rope [n, rope], which all
+    heads share -> [n, heads, nope + rope]."""
+    shared = k_rope[:, None].expand(-1, up.shape[1], -1)
+    return torch.cat((up[..., :nope_dim], shared), dim=-1)
 
 
 def half_split_rows(weight: Weight, head_rows: int, rope_rows: int) -> None:

@@ -35,9 +35,7 @@ class SigmoidRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, hidden_size] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
-        few = x.shape[0] <= _FEW_ROWS
-        logits = gemv(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
-        return route(logits, self.bias, self.top_k, self.scale, self.normalise)
+        return route(_logits(x, self.weight), self.bias, self.top_k, self.scale, self.normalise)
 
 
 class SoftmaxRouter(nn.Module):
@@ -52,28 +50,42 @@ class SoftmaxRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, hidden_size] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
-        few = x.shape[0] <= _FEW_ROWS
-        logits = gemv(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
-        return route_softmax(logits, self.top_k)
+        return route_softmax(_logits(x, self.weight), self.top_k)
 
 
 Router = SigmoidRouter | SoftmaxRouter
 
 
+def _logits(x: Tensor, weight: Tensor) -> Tensor:
+    """router_logits, or a GEMV for few rows."""
+    if x.shape[0] <= _FEW_ROWS:
+        return gemv(x, weight, out_dtype=torch.float32)[None]
+    return router_logits(x, weight)
+
+
+@op(cuda="models.layers.kernels.moe:router_logits", takes=lambda x, _: x.dtype == torch.bfloat16)
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T in float32, in parts that have to be added: x [n, hidden_size] and weight float32 [experts, hidden_size] ->
+    float32 [splits, n, experts]."""
+    return F.linear(x.float(), weight)[None]
+
+
 @op(cuda="models.layers.kernels.moe:route_softmax")
 def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """SoftmaxRouter from its logits float32 [n, experts]; the order of a row's experts is free.
+    """SoftmaxRouter from its logits float32 [splits, n, experts], which are added; the order of a row's experts is
+    free.
 
     The softmax of all, normalised over the chosen, is the softmax of the chosen alone.
     """
-    chosen, experts = torch.topk(logits, top_k, dim=-1, sorted=False)
+    chosen, experts = torch.topk(logits.sum(0), top_k, dim=-1, sorted=False)
     return torch.softmax(chosen, dim=-1), experts
 
 
 @op(cuda="models.layers.kernels.moe:route")
 def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
-    """SigmoidRouter from its logits float32 [n, experts]; the order of a row's experts is free."""
-    scores = torch.sigmoid(logits)
+    """SigmoidRouter from its logits float32 [splits, n, experts], which are added; the order of a row's experts is
+    free."""
+    scores = torch.sigmoid(logits.sum(0))
     experts = torch.topk(scores + bias, top_k, dim=-1, sorted=False).indices
     weights = scores.gather(-1, experts)
     if normalise:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from models import resizing
 from service.api.engine_sleep import EngineSleep
 from service.api.in_flight_requests import InFlightRequests
-from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
+from service.api.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
 from service.api.tracing import engine_trace
 from service.link.engine_link import EngineExit, EngineLink
 from service.link.messages import (
@@ -33,7 +33,7 @@ HEARTBEAT_CHECK_SECONDS = 0.5
 STOPPED = "The engine stopped while the request was in progress; it is being restarted."
 
 
-def _unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineError:
+def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineError:
     return kind(503, "engine_unavailable", message, retry_after=2.0)
 
 
@@ -138,7 +138,7 @@ class EngineClient:
         self._stopping = True
         for request_id in self.requests if not self._supervises else ():
             self._send(Abort(request_id))
-        self.requests.fail_all(_unavailable("The server is shutting down."))
+        self.requests.fail_all(unavailable("The server is shutting down."))
         if self._supervises and self._link is not None:
             self._link.send(Stop())
         if self._supervisor is None:
@@ -207,11 +207,11 @@ class EngineClient:
 
     # Requests
 
-    def submit(self, request: Request) -> RequestStream:
-        """Send a request to the engine; EngineError (503) when it is not ready."""
+    def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
+        """Send a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
         if not self.ready:
-            raise _unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
-        stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id))
+            raise unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
+        stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id), group)
         self.adopt(stream)
         return stream
 
@@ -294,7 +294,7 @@ class EngineClient:
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
             self.sleep.give_up()
-        self.requests.fail_all(_unavailable(message, EngineLost))
+        self.requests.fail_all(unavailable(message, EngineLost))
 
     def _wake(self) -> None:
         """Sends the held requests to the engine, which was started for them and is ready."""

@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from service.api.engine_choice import Load, choose
-from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
+from service.api.engine_client import STOPPED, EngineClient, unavailable
+from service.api.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
 from service.link.messages import Command, EngineState, SpeechAppend, SpeechRequest
 from service.metrics import Metrics
 
@@ -34,6 +34,7 @@ class Engines:
 
     If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
     goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
+    Requests of one group are at two engines at a time at most, and after the end of one at one more.
     others: the requests of other API processes; None: there are none.
     """
 
@@ -118,19 +119,23 @@ class Engines:
 
     # Requests
 
-    def submit(self, request: Request) -> RequestStream:
-        """Send a request to an engine; EngineError (503) when none is ready."""
+    def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
+        """Send a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
         if len(self.clients) == 1:
-            stream = self.clients[0].submit(request)
-            stream.tried.add(0)
+            stream = self.clients[0].submit(request, group)
+            stream.note_sent(0)
             return stream
         loads = self._loads()
         if not loads or self._stopping:
             return self._awaited.submit(request)  # raises EngineError with the reason
+        group = RequestGroup() if group is None else group
+        if not (loads := _within(loads, group.engines(), group.ends_left)):
+            raise unavailable(STOPPED)
         index, reason = choose(request, loads)
-        stream = self.clients[index].submit(request)
-        stream.tried.add(index)
-        self._count(reason)
+        again = group.has_sent(request.request_id)
+        stream = self.clients[index].submit(request, group)
+        stream.note_sent(index)
+        self._count("moved" if again else reason)
         return stream
 
     def send(self, command: Command) -> None:
@@ -153,14 +158,17 @@ class Engines:
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
         """Gives a request to an engine that has not had it. False if there is none, or if that would not help."""
-        lost = isinstance(error, EngineLost)
-        if self._stopping or (lost and stream.orphaned) or not (lost or error.code in MOVABLE):
+        others = stream.group.engines(without=stream)
+        if isinstance(error, EngineLost):
+            stream.group.note_end(error)
+            others.discard(stream.engine)  # where they are about to fail or move, too
+        elif error.code not in MOVABLE:
             return False
-        if not (loads := self._loads(stream.tried)):
+        loads = _within(self._loads(stream.tried), others, stream.group.ends_left)
+        if self._stopping or not loads:
             return False
         index, _ = choose(stream.request, loads)
-        stream.tried.add(index)
-        stream.orphaned |= lost
+        stream.note_sent(index)
         self._count("moved")
         self.clients[index].adopt(stream)
         return True
@@ -173,6 +181,11 @@ class Engines:
         if others is None:
             return lambda in_flight: None
         return lambda in_flight: others.tell(str(index), in_flight, 0)
+
+
+def _within(loads: dict[int, Load], engines: set[int], most: int) -> dict[int, Load]:
+    """The loads of engines to which a request may go if these have others of its group, and `most` may have them."""
+    return loads if len(engines) < most else {index: load for index, load in loads.items() if index in engines}
 
 
 def _slack(state: EngineState | None) -> float | None:

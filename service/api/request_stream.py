@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -30,8 +31,47 @@ class EngineError(Exception):
 
 
 class EngineLost(EngineError):
-    """The engine ended while it was answering the request. Another one may answer it: it is the first that has ended
-    with this request."""
+    """The engine ended while it was answering the request, and with it those of the same group that it had. Another one
+    may answer it: the group may end one more."""
+
+
+MOST_ENDS = 2
+"""Engines that may end with the requests of a group before these are not tried again: they may be the cause."""
+
+
+class RequestGroup:
+    """Requests with the same prompt: the choices of a chat, or one request alone. What they cost is counted for all
+    together, since each of them may be what ends an engine."""
+
+    def __init__(self) -> None:
+        self._streams = WeakSet[RequestStream]()  # They hold the group, and would otherwise live until a collection.
+        self._sent: set[str] = set()
+        self._ends: set[EngineLost] = set()
+        """Each is what the engine's requests failed with, all of them."""
+
+    @property
+    def ends_left(self) -> int:
+        """How many engines it may still end, and so how many may have requests of it at a time."""
+        return MOST_ENDS - len(self._ends)
+
+    def add(self, stream: RequestStream) -> None:
+        self._streams.add(stream)
+        self._sent.add(stream.request.request_id)
+
+    def note_end(self, lost: EngineLost) -> None:
+        self._ends.add(lost)
+
+    def has_sent(self, request_id: str) -> bool:
+        """Whether the request was sent before."""
+        return request_id in self._sent
+
+    def engines(self, without: RequestStream | None = None) -> set[int]:
+        """Indexes of the engines that have requests of the group, not counting the stream `without`."""
+        return {
+            stream.engine
+            for stream in self._streams
+            if stream is not without and not stream.ended and stream.engine is not None
+        }
 
 
 class RequestStream(Generic[Delta]):
@@ -41,19 +81,26 @@ class RequestStream(Generic[Delta]):
     has not ended; use contextlib.aclosing. To see each delta as it arrives, set `on_update` and call `take` in it.
     """
 
-    def __init__(self, request: Request, abort: Callable[[str], None], trace: EngineTrace | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        abort: Callable[[str], None],
+        trace: EngineTrace | None = None,
+        group: RequestGroup | None = None,
+    ) -> None:
         self.request = request
+        self.group = RequestGroup() if group is None else group
+        self.group.add(self)
         self.last_delivery: float | None = None
         """time.monotonic() when the newest delta came from the engine."""
         self.on_update: Callable[[], None] | None = None
         """Called when deltas have come or the stream has ended. Must not raise."""
         self.error: EngineError | None = None
         """Why the request failed. A reader gets the deltas that came before it first."""
+        self.engine: int | None = None
+        """Index of the engine that has the request (engines.py)."""
         self.tried: set[int] = set()
-        """Indexes of the engines that the request was sent to, if there are several (engines.py)."""
-        self.orphaned = False
-        """Whether an engine has ended while it had the request, which is then sent to no third one. A caller that sends
-        a request again sets it."""
+        """Indexes of the engines that the request was sent to."""
         self.abort = abort
         """Aborts the request of that id at the engine that has it."""
         self._trace = trace
@@ -61,6 +108,10 @@ class RequestStream(Generic[Delta]):
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         """Done when there is something to read."""
+
+    def note_sent(self, engine: int) -> None:
+        self.engine = engine
+        self.tried.add(engine)
 
     def __aiter__(self) -> RequestStream[Delta]:
         return self
@@ -107,8 +158,10 @@ class RequestStream(Generic[Delta]):
             self.deliver(last, last=True)
 
     def fail(self, error: EngineError) -> None:
-        if self.orphaned and isinstance(error, EngineLost):  # no reason to try again: the request may be what ends them
-            error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
+        if isinstance(error, EngineLost):
+            self.group.note_end(error)
+            if not self.group.ends_left:
+                error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
         self.error = error
         self._ended = True
         if self._trace is not None:

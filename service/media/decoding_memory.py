@@ -6,6 +6,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from service.media.jpeg_limits import components_of_first_scan
+from service.media.orientation import may_be_turned
 
 RGB_BYTES = 3
 """A pixel of RGB, and what every pixel is counted as at least. Pillow stores it in four bytes, and so do pictures count
@@ -21,8 +22,8 @@ COEFFICIENT_BYTES = 2
 
 
 def decoding_bytes(image: Image.Image, data: bytes) -> int:
-    """The most bytes that `image`, opened from `data` and not loaded, takes until it is an RGB picture. Counted for
-    its size, without what grows with a row or a tile."""
+    """The most bytes that `image`, opened from `data` and not loaded, takes until it is an upright RGB picture. Counted
+    for its size, without what grows with a row or a tile."""
     pixels = image.width * image.height
     each = _bytes_of_a_pixel(image, data)
     return int(pixels * (each if each > PILLOW_RGB_BYTES else RGB_BYTES))
@@ -32,11 +33,12 @@ def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
     if image.format == "WEBP":
         return WEBP_BYTES
     if image.mode == "RGB" and not image.has_transparency_data:
-        decoded, converted = RGB_BYTES, RGB_BYTES
+        decoded, converted, held = RGB_BYTES, RGB_BYTES, 0
     else:
-        decoded = STORED_BYTES.get(image.mode, 4)
+        decoded = held = STORED_BYTES.get(image.mode, 4)
         converted = decoded + RGB_BYTES  # to_rgb
-    return max(converted, decoded + _coefficients(image, data))
+    turned = held + 2 * PILLOW_RGB_BYTES if may_be_turned(image, data) else 0
+    return max(converted, decoded + _coefficients(image, data), turned)
 
 
 def _coefficients(image: Image.Image, data: bytes) -> float:
@@ -46,5 +48,7 @@ def _coefficients(image: Image.Image, data: bytes) -> float:
     if "progressive" not in image.info and components_of_first_scan(data) >= image.layers:
         return 0.0
     factors = [(across, down) for _, across, down, _ in image.layer[-image.layers :]]
+    if not factors:
+        return 0.0  # a damaged header that names no components, which libjpeg refuses
     most = max(across for across, _ in factors) * max(down for _, down in factors)
     return COEFFICIENT_BYTES * sum(across * down for across, down in factors) / max(1, most)

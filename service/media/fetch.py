@@ -26,9 +26,10 @@ from service.media.addresses import is_public
 MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192
 MAX_ADDRESSES = 4
-RESOLVED_AT_ONCE = 8
-"""Names that are looked up at a time. A look-up cannot be ended: one that a name server keeps waiting holds its thread
-for half a minute, whoever has stopped waiting for it."""
+RESOLVED_AT_ONCE, RESOLVED_FOR_ONE = 32, 8
+"""Names that are looked up at a time, of all clients and of one, each in a thread. A look-up cannot be ended: one that
+a name server keeps waiting holds its thread for half a minute, whoever has stopped waiting for it. Such names of one
+client leave three quarters of the threads to others."""
 FETCHED_AT_ONCE, FETCHED_FOR_ONE = 64, 16
 """URLs that are fetched at a time, of all clients and of one. Each takes a descriptor, and the connections of clients
 leave no more than a fifth of these. Hosts that never answer keep their turns until the time for a URL is up: those that
@@ -114,13 +115,10 @@ class Fetcher:
         # Not the loop's own threads, for which grammars and everything else would have to wait.
         self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="resolve")
         self._semaphore = FairSemaphore(FETCHED_AT_ONCE, FETCHED_FOR_ONE)
-        # Its own limit would let one client take all connections, and waiting for one count as a URL's own time.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=None,
-            max_keepalive_connections=0,
-            network_backend=GuardedBackend(resolver or self._resolve, connector or httpcore.AnyIOBackend()),
-        )
+        self._look_ups = FairSemaphore(RESOLVED_AT_ONCE, RESOLVED_FOR_ONE)
+        self._resolver = resolver
+        self._connector = connector or httpcore.AnyIOBackend()
+        self._ssl_context = ssl_context
 
     async def fetch(
         self,
@@ -147,15 +145,21 @@ class Fetcher:
             except TimeoutError as error:
                 message = f"{field}: not fetched: other URLs were, for {TURN_SECONDS:g} seconds; retry shortly."
                 raise FetchesBusy(message) from error
-            return await self._fetch(target, field, max_bytes, seconds, admit)
+            return await self._fetch(target, field, max_bytes, seconds, client, admit)
 
     async def _fetch(
-        self, target: httpx.URL, field: str, max_bytes: int, seconds: float, admit: Callable[[int], None] | None
+        self,
+        target: httpx.URL,
+        field: str,
+        max_bytes: int,
+        seconds: float,
+        client: str,
+        admit: Callable[[int], None] | None,
     ) -> bytes:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds), self._connections(client) as connections:
                 for _ in range(MAX_REDIRECTS + 1):
-                    answer = await self._get(target, field, max_bytes, admit)
+                    answer = await self._get(connections, target, field, max_bytes, admit)
                     if isinstance(answer, bytes):
                         return answer
                     target = self._checked(answer, field)
@@ -169,12 +173,28 @@ class Fetcher:
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._pool.aclose()
 
-    async def _resolve(self, host: str, port: int) -> list[str]:
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
-        return [str(address[0]) for *_, address in found]
+    def _connections(self, client: str) -> httpcore.AsyncConnectionPool:
+        """Those of one fetch, whose names are looked up in the client's turn. None of them is kept."""
+        resolver = self._resolver or partial(self._resolve, client)
+        return httpcore.AsyncConnectionPool(
+            ssl_context=self._ssl_context,
+            max_keepalive_connections=0,
+            network_backend=GuardedBackend(resolver, self._connector),
+        )
+
+    async def _resolve(self, client: str, host: str, port: int) -> list[str]:
+        async with AsyncExitStack() as waiting:
+            await waiting.enter_async_context(self._look_ups.acquire(client))
+            look_up = asyncio.create_task(self._look_up(host, port, turn=waiting.pop_all()))
+        return await asyncio.shield(look_up)
+
+    async def _look_up(self, host: str, port: int, *, turn: AsyncExitStack) -> list[str]:
+        """The turn ends with the thread's work, not when whoever asked has left."""
+        async with turn:
+            look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+            return [str(address[0]) for *_, address in found]
 
     def _checked(self, url: str, field: str) -> httpx.URL:
         if self._policy.mode == "off":
@@ -207,7 +227,12 @@ class Fetcher:
         return parsed
 
     async def _get(
-        self, url: httpx.URL, field: str, max_bytes: int, admit: Callable[[int], None] | None
+        self,
+        connections: httpcore.AsyncConnectionPool,
+        url: httpx.URL,
+        field: str,
+        max_bytes: int,
+        admit: Callable[[int], None] | None,
     ) -> bytes | str:
         """The body, or the target of a redirect."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
@@ -219,7 +244,7 @@ class Fetcher:
             (b"Accept-Encoding", b"identity"),
         ]
         timeouts = {"connect": CONNECT_SECONDS}
-        async with self._pool.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
+        async with connections.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
             received = {name.lower(): value for name, value in response.headers}
             if response.status in (301, 302, 303, 307, 308) and b"location" in received:
                 try:

@@ -19,6 +19,7 @@ from service.media.bmp_run_lengths import use_for_bmp
 from service.media.decoding_memory import decoding_bytes
 from service.media.jpeg_limits import JPEG, check_scans, check_segments
 from service.media.limits import ImageLimits
+from service.media.orientation import upright_turn
 from service.media.pixel_image import PixelImage
 from service.media.png_chunks import PNG, without_metadata
 from service.media.to_rgb import to_rgb
@@ -38,17 +39,6 @@ WIDE_SAMPLES = "RGB;16B"
 
 TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
 """In Pillow's message about a compressed text or colour profile of more than a megabyte."""
-
-EXIF_ORIENTATION = 0x0112
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 # Pillow warns of every fault of a picture's metadata: a client could fill the log, by a line for each of 65,536 tags.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -113,14 +103,13 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
         if picture is None:
             _scale_transparent_colour(image)
             image.load()
-        orientation = image.getexif().get(EXIF_ORIENTATION, 1)
+        turn = upright_turn(image)
         if picture is None:
             picture = to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         _refuse_large_text(error, field)
         raise InputError(field, DAMAGED) from error
-    transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return picture if transpose is None else picture.transpose(transpose)
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _refuse_large_text(error: Exception, field: str) -> None:

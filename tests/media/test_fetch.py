@@ -16,7 +16,15 @@ import pytest
 
 from models.errors import InputError
 from service.media import fetch as module
-from service.media.fetch import FETCHED_AT_ONCE, FETCHED_FOR_ONE, RESOLVED_AT_ONCE, Fetcher, FetchesBusy, UrlPolicy
+from service.media.fetch import (
+    FETCHED_AT_ONCE,
+    FETCHED_FOR_ONE,
+    RESOLVED_AT_ONCE,
+    RESOLVED_FOR_ONE,
+    Fetcher,
+    FetchesBusy,
+    UrlPolicy,
+)
 from tests.support.waiting import GENEROUS, until
 
 PUBLIC = "93.184.216.34"
@@ -295,30 +303,61 @@ async def test_unknown_host() -> None:
         await fetch(Fetcher(OPEN, resolver=names(), connector=Unreachable()), "http://a.example/")
 
 
+class SlowNames:
+    """In place of socket.getaddrinfo: nothing of `slow-` is found, and that not before `answer` is set; the rest is
+    public."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.answer = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, **options: Any) -> list[Any]:
+        self.asked.append(host)
+        if host.startswith("slow-"):
+            assert self.answer.wait(GENEROUS)
+            raise OSError("no such host")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (PUBLIC, port))]
+
+    def fetched(self, fetcher: Fetcher, count: int, client: str) -> list[asyncio.Task[bytes]]:
+        urls = [f"http://slow-{client}-{number}.example/" for number in range(count)]
+        return [
+            asyncio.create_task(fetcher.fetch(url, field="f", max_bytes=10, seconds=GENEROUS, client=client))
+            for url in urls
+        ]
+
+
 async def test_names_that_take_long_hold_up_no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up goes on after its request has left, for as long as a name server likes."""
-    asked, answer = threading.Semaphore(0), threading.Event()
-
-    def look_up(host: str, port: int, **options: Any) -> list[Any]:
-        asked.release()
-        assert answer.wait(GENEROUS)
-        raise OSError("no such host")
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    fetcher = Fetcher(OPEN)
-    fetches = [
-        asyncio.create_task(fetcher.fetch(f"http://slow-{n}.example/", field="f", max_bytes=10, seconds=GENEROUS))
-        for n in range(100)
-    ]
-    for _ in range(RESOLVED_AT_ONCE):
-        while not asked.acquire(blocking=False):
-            await asyncio.sleep(0)
+    names, fetcher = SlowNames(monkeypatch), Fetcher(OPEN)
+    clients = RESOLVED_AT_ONCE // RESOLVED_FOR_ONE + 1
+    fetches = [task for n in range(clients) for task in names.fetched(fetcher, RESOLVED_FOR_ONE, f"{n}")]
+    await until(lambda: len(names.asked) >= RESOLVED_AT_ONCE)
     async with asyncio.timeout(GENEROUS):
         assert await asyncio.to_thread(lambda: "a thread of the loop is free")
-    assert not asked.acquire(blocking=False)
-    answer.set()
-    assert all(isinstance(error, InputError) for error in await asyncio.gather(*fetches, return_exceptions=True))
-    await fetcher.close()
+    assert len(names.asked) == RESOLVED_AT_ONCE
+    names.answer.set()
+    await ended(fetcher, fetches)
+    assert len(names.asked) == len(fetches)
+
+
+async def test_names_that_take_long_hold_up_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up goes on after its request has left, for as long as a name server likes."""
+    names = SlowNames(monkeypatch)
+    async with server(says("200 OK\r\nContent-Length: 2", b"ok")) as loopback:
+        fetcher = Fetcher(OPEN, connector=loopback)
+        left = names.fetched(fetcher, RESOLVED_FOR_ONE, "many")
+        await until(lambda: len(names.asked) == RESOLVED_FOR_ONE)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        stays = names.fetched(fetcher, 1, "many")
+        assert (
+            await fetcher.fetch("http://a.example/", field="f", max_bytes=10, seconds=GENEROUS, client="one") == b"ok"
+        )
+        assert names.asked[RESOLVED_FOR_ONE:] == ["a.example"], "the look-ups that nobody waits for still count"
+        names.answer.set()
+        await ended(fetcher, stays)
+        assert names.asked[-1] == "slow-many-0.example"
 
 
 class Held(httpcore.AsyncNetworkBackend):

@@ -288,6 +288,16 @@ def test_the_search_for_scans_goes_through_a_row_of_bytes_once() -> None:
     assert np.array_equal(decode(filled), decode(data))
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_frame_that_names_no_components(mode: str) -> None:
+    """Its size is counted before libjpeg reads it, and refuses it."""
+    data = encoded(picture().convert(mode), "JPEG", progressive=True)
+    place = data.index(b"\xff\xc2") + 2
+    length = int.from_bytes(data[place : place + 2])
+    bare = data[:place] + (8).to_bytes(2) + data[place + 2 : place + 8] + data[place + length :]
+    assert "damaged" in refusal(bare)
+
+
 def test_scans_behind_more_segments_than_are_looked_at() -> None:
     Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
     data, end = file.getvalue(), -2

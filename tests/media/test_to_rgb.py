@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from PIL import Image, ImagePalette
 
+from models.errors import InputError
 from service.media import to_rgb as module
 from service.media.decoding_memory import decoding_bytes
-from service.media.image_decode import open_image
+from service.media.image_decode import decode_image, open_image
 from service.media.jpeg_limits import SCAN, components_of_first_scan
 from service.media.limits import ImageLimits
 from service.media.to_rgb import to_rgb
@@ -94,6 +98,14 @@ def plain(mode: str) -> Image.Image:
     return Image.new("RGB", (side, side), (9, 99, 199)).convert(mode)
 
 
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+TURNED = exif(6)
+
 KINDS: dict[str, tuple[float, Callable[[], bytes]]] = {
     "RGB": (3, lambda: encoded(plain("RGB"), "PNG")),
     "RGB with a transparent colour": (7, lambda: encoded(plain("RGB"), "PNG", transparency=(1, 2, 3))),
@@ -111,6 +123,14 @@ KINDS: dict[str, tuple[float, Callable[[], bytes]]] = {
     "progressive": (6, lambda: encoded(plain("RGB"), "JPEG", progressive=True, subsampling="4:2:0")),
     "progressive 4:4:4": (9, lambda: encoded(plain("RGB"), "JPEG", progressive=True, subsampling="4:4:4")),
     "progressive CMYK": (12, lambda: encoded(plain("CMYK"), "JPEG", progressive=True, subsampling="4:4:4")),
+    "JPEG, turned": (8, lambda: encoded(plain("RGB"), "JPEG", exif=TURNED)),
+    "progressive, turned": (8, lambda: encoded(plain("RGB"), "JPEG", progressive=True, exif=TURNED)),
+    "CMYK, turned": (12, lambda: encoded(plain("CMYK"), "JPEG", exif=TURNED)),
+    "RGB, turned": (8, lambda: encoded(plain("RGB"), "PNG", exif=TURNED)),
+    "RGBA, turned": (12, lambda: encoded(plain("RGBA"), "PNG", exif=TURNED)),
+    "16-bit grey, turned": (10, lambda: encoded(plain("I;16"), "PNG", exif=TURNED)),
+    "grey, turned": (9, lambda: encoded(plain("L"), "PNG", exif=TURNED)),
+    "WebP, turned": (16, lambda: encoded(plain("RGBA"), "WEBP", lossless=True, exif=TURNED)),
 }
 """What a pixel of each kind counts as, and a picture."""
 
@@ -152,6 +172,37 @@ def test_decoding_takes_what_is_counted(kind: str, tmp_path_factory: pytest.Temp
     )
     # Pillow's RGB takes 4 bytes. 8 MB: a tile, rows, and what the heap rounds up to.
     assert int(done.stdout) < max(each, 4) * pixels + 8_000_000
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+XMP = b"XML:com.adobe.xmp\0\0\0\0\0" + b'<x tiff:Orientation="6"/>'
+
+
+@pytest.mark.parametrize(
+    ("each", "found"),
+    [
+        (3, chunk(b"eXIf", exif(1)[6:])),
+        (8, chunk(b"eXIf", TURNED[6:])),
+        (8, chunk(b"iTXt", XMP)),
+        (8, chunk(b"eXIf", exif(1)[6:]) + chunk(b"tEXt", b"Title\0IDAT") + chunk(b"iTXt", XMP)),
+        (3, chunk(b"tEXt", b"Title\0exif")),
+        (8, chunk(b"eXIf", b"no EXIF at all")),
+    ],
+)
+def test_a_png_counts_as_turned_if_it_may_be(each: int, found: bytes) -> None:
+    """What turns it may lie behind the pixels, where it is read with them: then it counts, whatever it says."""
+    data = encoded(Image.new("RGB", (20, 10)), "PNG")
+    pixels, end = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
+    before, behind = data[:pixels] + found + data[pixels:], data[:end] + found + data[end:]
+    for made, counted in ((before, each), (behind, 3 if b"Title\0exif" in found else 8)):
+        with open_image(made, field="image", limits=ImageLimits()) as image:
+            assert decoding_bytes(image, made) == counted * 200
+        with contextlib.suppress(InputError):
+            turned = decode_image(made, field="image", limits=ImageLimits()).size == (10, 20)
+            assert counted == 8 or not turned
 
 
 def test_a_jpeg_in_several_scans_counts_with_its_coefficients() -> None:

@@ -1,4 +1,4 @@
-"""Routing of a mixture of experts, rows in the order of experts, and the sum over the chosen. References:
+"""Logits and choice of a router, rows in the order of experts, and the sum over the chosen. References:
 models.layers.moe."""
 
 from __future__ import annotations
@@ -11,13 +11,102 @@ from torch import Tensor
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _router_logits_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    rows,
+    stride_x,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_M rows, all experts, SPLIT columns. A weight in float32 is split into three parts in x's dtype
+    (in bfloat16, exactly), whose products with x are added in float32."""
+    kind = x_ptr.dtype.element_ty
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    expert = tl.arange(0, BLOCK_N)[None, :]
+    logits = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, SPLIT, BLOCK_K):
+        column = tl.program_id(1) * SPLIT + start + tl.arange(0, BLOCK_K)
+        inner = column[:, None]
+        x_here = (row < rows) & (column[None, :] < WIDTH)
+        x = tl.load(x_ptr + row * stride_x + column[None, :], mask=x_here, other=0.0)
+        weight = tl.load(weight_ptr + expert * WIDTH + inner, mask=(expert < EXPERTS) & (inner < WIDTH), other=0.0)
+        high = weight.to(kind)
+        rest = weight - high.to(tl.float32)
+        middle = rest.to(kind)
+        low = (rest - middle.to(tl.float32)).to(kind)
+        logits = tl.dot(x, low, logits)
+        logits = tl.dot(x, middle, logits)
+        logits = tl.dot(x, high, logits)
+    out = out_ptr + (tl.program_id(1).to(tl.int64) * rows + row) * EXPERTS + expert
+    tl.store(out, logits, mask=(row < rows) & (expert < EXPERTS))
+
+
+_LOGITS_PROGRAMS = 128
+"""About as many programs as an H100 has multiprocessors. Where few rows make fewer, they share out the columns."""
+_LOGITS_BLOCK_K = 64
+
+
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x bfloat16 [n, hidden_size], weight float32 [experts, hidden_size] -> float32 [splits, n, experts]."""
+    rows, width = x.shape
+    experts = weight.shape[0]
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError("router: rows of x and weights must be contiguous")
+    block_m = 16 if rows <= 16 else 32 if rows <= 1024 else 64
+    tiles = triton.cdiv(rows, block_m)
+    most = min(_LOGITS_PROGRAMS // max(tiles, 1), triton.cdiv(width, _LOGITS_BLOCK_K), 16)
+    splits = 1 << max(0, most.bit_length() - 1)
+    out = torch.empty((splits, rows, experts), device=x.device)
+    if rows:
+        launch(
+            _router_logits_kernel,
+            (tiles, splits),
+            x,
+            weight,
+            out,
+            rows,
+            x.stride(0),
+            EXPERTS=experts,
+            WIDTH=width,
+            SPLIT=triton.cdiv(triton.cdiv(width, splits), _LOGITS_BLOCK_K) * _LOGITS_BLOCK_K,
+            BLOCK_M=block_m,
+            BLOCK_N=max(16, triton.next_power_of_2(experts)),
+            BLOCK_K=_LOGITS_BLOCK_K,
+            num_warps=4,
+            num_stages=3,
+        )
+    return out
+
+
 @triton.jit
+def _sum_of_splits(
+    logits_ptr, row, rows, expert, here, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr
+):
+    logits = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        logits += tl.load(logits_ptr + (split * rows.to(tl.int64) + row) * EXPERTS + expert, mask=here, other=0.0)
+    return logits
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
     logits_ptr,
     bias_ptr,
     weights_ptr,
     experts_ptr,
+    rows,
     scale,
+    SPLITS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -32,7 +121,7 @@ def _route_kernel(
     bias = tl.load(bias_ptr + expert, mask=here, other=0.0)
     release_next(PDL)
     wait_for_previous(PDL)
-    scores = tl.sigmoid(tl.load(logits_ptr + row * EXPERTS + expert, mask=here, other=0.0))
+    scores = tl.sigmoid(_sum_of_splits(logits_ptr, row, rows, expert, here, EXPERTS, BLOCK, SPLITS))
     keys = tl.where(here, scores + bias, float("-inf"))
     place = tl.arange(0, PADDED_K)
     chosen = tl.zeros((PADDED_K,), tl.int64)
@@ -52,8 +141,8 @@ def _route_kernel(
 
 
 def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
-    """logits float32 [n, experts] -> weights float32 and experts int64 [n, top_k]."""
-    rows, experts = logits.shape
+    """logits float32 [splits, n, experts] -> weights float32 and experts int64 [n, top_k]."""
+    splits, rows, experts = logits.shape
     weights = torch.empty((rows, top_k), device=logits.device)
     chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
     if rows:
@@ -64,7 +153,9 @@ def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: boo
             bias,
             weights,
             chosen,
+            rows,
             scale,
+            SPLITS=splits,
             EXPERTS=experts,
             BLOCK=triton.next_power_of_2(experts),
             TOP_K=top_k,
@@ -75,11 +166,13 @@ def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: boo
     return weights, chosen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _route_softmax_kernel(
     logits_ptr,
     weights_ptr,
     experts_ptr,
+    rows,
+    SPLITS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -92,7 +185,8 @@ def _route_softmax_kernel(
     here = expert < EXPERTS
     release_next(PDL)
     wait_for_previous(PDL)
-    logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=here, other=float("-inf"))
+    logits = _sum_of_splits(logits_ptr, row, rows, expert, here, EXPERTS, BLOCK, SPLITS)
+    logits = tl.where(here, logits, float("-inf"))
     keys = logits
     largest = tl.max(logits, 0)
     place = tl.arange(0, PADDED_K)
@@ -111,8 +205,8 @@ def _route_softmax_kernel(
 
 
 def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """logits float32 [n, experts] -> weights float32 and experts int64 [n, top_k]."""
-    rows, experts = logits.shape
+    """logits float32 [splits, n, experts] -> weights float32 and experts int64 [n, top_k]."""
+    splits, rows, experts = logits.shape
     weights = torch.empty((rows, top_k), device=logits.device)
     chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
     if rows:
@@ -122,6 +216,8 @@ def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
             logits.contiguous(),
             weights,
             chosen,
+            rows,
+            SPLITS=splits,
             EXPERTS=experts,
             BLOCK=triton.next_power_of_2(experts),
             TOP_K=top_k,

@@ -55,7 +55,7 @@ from service.api.http.streaming import (
     unless_disconnected,
 )
 from service.api.merging import merged
-from service.api.request_stream import EngineLost
+from service.api.request_stream import EngineLost, RequestGroup
 from service.api.steps import StepReport, step_report
 from service.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
@@ -76,8 +76,6 @@ class ChoiceCounts:
     """Tool calls."""
     steps: StepCounts | None = None
     """Set once the engine has ended the choice."""
-    orphaned: bool = False
-    """Whether the choice starts again because an engine ended."""
 
 
 @dataclass(eq=False)
@@ -103,6 +101,8 @@ class ChatJob:
     record: RequestRecord
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
+    group: RequestGroup = field(default_factory=RequestGroup)
+    """That of the requests to the engine, one for each choice."""
     spoken: SpokenAnswer | None = None
     """Set if the answer is to be spoken."""
     timed_out: bool = False
@@ -223,8 +223,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
     request_id, arrival = f"{job.id}-{index}", job.record.arrival
     request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
-    async with aclosing(context.engine.submit(request)) as stream:
-        stream.orphaned = counts.orphaned
+    async with aclosing(context.engine.submit(request, job.group)) as stream:
 
         def end() -> None:
             if not stream.ended:
@@ -274,14 +273,14 @@ async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
-    """One choice. Starts again on another engine if the first one ends: the client has received nothing yet. It does
-    so once at most, moves to another engine before its first token (Engines) included."""
+    """One choice. Starts again on another engine if the first one ends: the client has received nothing yet. The
+    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
     try:
         return await _collected(context, job, index)
     except EngineLost:
         if job.spoken is not None or not context.engine.ready:
             raise
-        job.counts[index] = ChoiceCounts(orphaned=True)
+        job.counts[index] = ChoiceCounts()
         return await _collected(context, job, index)
 
 

@@ -13,6 +13,7 @@ from models.errors import InputError
 from service.api.speech.alignment import OnPiece, Pair
 from service.api.speech.markup import STRAIGHT_QUOTES
 from service.api.speech.text_splitting import is_wide
+from service.unique_keys import DuplicateKey, load_yaml
 
 MAX_FILE_ENTRIES = 5000
 MAX_WORD, MAX_SPOKEN = 64, 200
@@ -142,11 +143,13 @@ def fold(text: str) -> str:
 
 def load_lexicon(path: Path) -> Lexicon:
     """Reads a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
-    not fit."""
+    not fit, or is there twice."""
     try:
-        entries = yaml.safe_load(path.read_text("utf-8"))
+        entries = load_yaml(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except DuplicateKey as error:
+        raise ValueError(f"{path}: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: not a YAML file ({type(error).__name__})") from error
     if not isinstance(entries, dict) or not entries:

@@ -24,6 +24,8 @@ class Room:
         self.voices = VoicePages(pages)
         self.running: list[Stream] = []
         self.preempted: list[Stream] = []
+        self.on_preemption: Callable[[], None] = lambda: None
+        """Called for each stream that is preempted."""
         self._slots = SlotPool(max_streams)
         self._adapters = adapters
 
@@ -43,14 +45,22 @@ class Room:
         return self.pages_for(positions) < self.pages.num_pages
 
     def missing(self, streams: Iterable[Stream]) -> tuple[int, int]:
-        """Slots and pages that these streams need together beyond those that are free or could be; at most 0 if none.
-        A page that idle streams share counts for each of them."""
-        needed, idle = [self.pages_for(stream.positions) for stream in streams], self._idle
-        pages = self.pages.num_available + sum(len(stream.pages) for stream in idle)
-        return len(needed) - self._slots.num_free - len(idle), sum(needed) - pages
+        """Slots and pages that these streams need together beyond those that are free or could be; at most 0 if
+        none."""
+        needed, (slots, pages) = [self.pages_for(stream.positions) for stream in streams], self._most()
+        return len(needed) - slots, sum(needed) - pages
+
+    def _most(self) -> tuple[int, int]:
+        """Slots and pages that are free or could be. A page that idle streams share counts for each of them."""
+        idle = self._idle
+        return self._slots.num_free + len(idle), self.pages.num_available + sum(len(stream.pages) for stream in idle)
 
     def make_room(self, slots: int, pages: int) -> bool:
-        """Whether so many slots and pages are free, perhaps after idle streams were preempted."""
+        """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
+        those who speak hold too much."""
+        most_slots, most_pages = self._most()
+        if slots > most_slots or pages > most_pages:
+            return False
         return self._preempt(lambda: self._slots.num_free >= slots and self.pages.num_available >= pages)
 
     def make_adapter_room(self, names: Collection[str]) -> bool:
@@ -66,11 +76,14 @@ class Room:
             idle = [stream for stream in self._idle if stream.adapter or not with_adapter]
             if not idle:
                 return False
-            stream = min(idle, key=lambda one: one.last_launch)
-            self.release(stream)
-            self.preempted.append(stream)
-            stream.phase = Phase.PREEMPTED
+            self._take_room(min(idle, key=lambda one: one.last_launch))
         return True
+
+    def _take_room(self, stream: Stream) -> None:
+        self.release(stream)
+        self.preempted.append(stream)
+        stream.phase = Phase.PREEMPTED
+        self.on_preemption()
 
     def admit(self, streams: Sequence[Stream]) -> None:
         """A slot each, pages up to the length cap, and the adapter, where there is room."""
@@ -90,7 +103,9 @@ class Room:
             return False
         if stream in self.running and more > 0:
             if not self.make_room(0, more):
-                return False
+                if stream.has_text:
+                    return False
+                self._take_room(stream)
             if stream in self.running:
                 stream.pages.extend(self.pages.allocate(more))
         stream.positions = max(stream.positions, positions)

@@ -214,12 +214,12 @@ class SpeechScheduler:
         Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
         slots is reserved for live streams. A stream whose adapter finds no slot can be overtaken only by streams
         without an adapter, so that its turn comes. Idle streams are preempted for those that wait; one that was, and
-        goes on, gets its slack back.
+        goes on, gets its slack back, and is as urgent as if it had stayed: behind a stream that is less late it would
+        hold up both.
         """
         begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
-        begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
         waiting = sorted(self._waiting, key=lambda s: (not s.live, s.arrival))
-        candidates = begun
+        new: list[Stream] = []
         slots = pages = 0
         adapters: set[str] = set()
         for stream in waiting:
@@ -233,9 +233,13 @@ class SpeechScheduler:
                 if not self.room.make_adapter_room(adapters):
                     continue
             slots, pages = slots + 1, least_pages
-            candidates.append(stream)
             if stream.live and stream.playback.started is not None:
                 slacks[stream] = stream.playback.end(start) - start
+                begun.append(stream)
+            else:
+                new.append(stream)
+        begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
+        candidates = [*begun, *new]
         live = [s for s in candidates if s.live]
         return live or candidates
 

@@ -131,6 +131,8 @@ class SpeechWorker:
             codec_beside=self._runner.codec.beside,
         )
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
+        count = self._context.observations.count
+        self._scheduler.room.on_preemption = partial(count, "speech_preemptions_total", model=self.name)
         names = () if self._adapters is None else self._adapters.files
         self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, names)
 

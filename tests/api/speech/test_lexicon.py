@@ -103,6 +103,8 @@ def test_the_file_of_a_server(tmp_path: Path) -> None:
     assert said("nginx 1", load_lexicon(path)) == "engine x one"
     path.write_text('{"GIF": "jif"}', "utf-8")
     assert said("GIF", load_lexicon(path)) == "jif"
+    path.write_text("e-mail: a\ne_mail: b\nE-mail: c\n", "utf-8")
+    assert said("e-mail e_mail E-mail", load_lexicon(path)) == "a b c", "three words"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,8 @@ def test_the_file_of_a_server(tmp_path: Path) -> None:
         ("'!': a\n", "letter or digit"),
         ("a: [\n", "not a YAML file"),
         ("!!python/object/apply:os.system [id]\n", "not a YAML file"),
+        ("nginx: engine x\nGIF: jif\n'nginx': n jinx\n", "nginx is set in line 1 and again in line 3"),
+        ('{"New York": "a",\n "New York": "a"}', "New York is set in line 1 and again in line 2"),
         ("".join(f"w{n}: x\n" for n in range(MAX_FILE_ENTRIES + 1)), "at most 5000"),
     ],
 )

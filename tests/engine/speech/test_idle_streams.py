@@ -59,6 +59,11 @@ def phase(rig: WorkerRig, name: str) -> Phase:
     return sequence.stream.phase
 
 
+def preemptions(rig: WorkerRig) -> float:
+    """Since the last call."""
+    return sum(event.value for event in rig.observations.drain() if event.name == "speech_preemptions_total")
+
+
 def finish(rig: WorkerRig, *names: str) -> None:
     for name in names:
         rig.worker.control(SpeechAppend(name, (), last=True))
@@ -96,12 +101,16 @@ def test_a_preempted_stream_goes_on_as_if_nothing_had_been(rig: WorkerRig, model
 
 
 def test_who_waits_is_heard_although_idle_streams_have_every_slot(rig: WorkerRig) -> None:
+    preemptions(rig)
     for name in ("one", "two"):
         rig.worker.submit(opened(name))
     turns(rig)
+    assert preemptions(rig) == 0
     rig.worker.submit(request("late", segment(TEXTS[0], 3)))
     rig.worker.submit(request("unheard", segment(TEXTS[0], 3), live=False))
     turns(rig)
+    gone = [name for name in ("one", "two") if phase(rig, name) is Phase.PREEMPTED]
+    assert preemptions(rig) == len(gone) > 0
     assert rig.heard["late"].deltas[-1].finished and rig.heard["unheard"].deltas[-1].finished
     finish(rig, "one", "two")
     assert rig.heard["one"].deltas[-1].finished and rig.heard["two"].deltas[-1].finished
@@ -256,3 +265,51 @@ def test_a_preempted_stream_that_goes_on_has_its_slack() -> None:
     sched.submit(stream("new", arrival=90.0), 100.0)
     step = sched.next_step(100.0)
     assert step is not None and step.prefills[0].stream is mine
+
+
+def test_of_preempted_streams_that_go_on_the_latest_is_prefilled_first() -> None:
+    """Their listeners have heard all audio long ago, the one who came later for longer. Neither had a prefill as long
+    as others spoke, nor had a new stream behind them."""
+    sched = scheduler(streams=4)
+    late, latest, *speaking = playing(sched, 4, slack=3.0)
+    late.arrival, latest.arrival = 1.0, 2.0
+    for one, silent in ((late, 10.0), (latest, 30.0)):
+        one.playback.started, one.playback.delivered = 100.0 - silent, 0.0
+        idle(sched, one)
+    new = [stream(f"new {index}", arrival=99.0) for index in range(2)]
+    for one in new:
+        sched.submit(one, 100.0)
+    sched.next_step(100.0)
+    assert late.phase is latest.phase is Phase.PREEMPTED
+    sched.release(new[0])
+    for one in (late, latest):
+        sched.begin_segment(one, prompt_tokens=60, prompt_audio=0, max_patches=100)
+    sched.room.make_room(2, 0)
+    step = sched.next_step(100.0)
+    assert step is not None and [chunk.stream for chunk in step.prefills] == [latest]
+    assert speaking[0].phase is Phase.DECODE
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    """A quarter of the slots is kept from streams without a listener, and those who speak have more than the rest."""
+    sched = scheduler(streams=8, pages=400)
+    mine, *_ = playing(sched, 8, slack=9.0)
+    idle(sched, mine)
+    sched.submit(stream("batch", live=False), 100.0)
+    sched.next_step(100.0)
+    assert mine.phase is Phase.IDLE
+    assert not sched.room.make_room(1, 400) and mine.phase is Phase.IDLE
+
+
+def test_a_longer_segment_of_an_idle_stream_waits_for_pages_that_others_have() -> None:
+    """It failed, unless the stream had been preempted before."""
+    sched = scheduler(pages=60)
+    one, two, three = playing(sched, 3, slack=1.0)
+    idle(sched, three)
+    assert sched.reserve(three, 50 * 16) and three.phase is Phase.PREEMPTED
+    sched.begin_segment(three, 600, 0, 200)
+    assert three.phase is Phase.WAITING and sched.room.running == [one, two]
+    for speaking in (one, two):
+        sched.release(speaking)
+    step = sched.next_step(100.0)
+    assert step is not None and [chunk.stream for chunk in step.prefills] == [three]

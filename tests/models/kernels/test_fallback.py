@@ -35,8 +35,8 @@ from models.layers.kernels import (
 from models.layers.kernels import gemv as gemv_kernels
 from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
-from models.layers.mla import rotate_and_cache_latent
-from models.layers.moe import combine, expert_places, route, route_softmax, spread_rows
+from models.layers.mla import head_keys, rotate_and_cache_latent
+from models.layers.moe import combine, expert_places, route, route_softmax, router_logits, spread_rows
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
 from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
@@ -127,6 +127,13 @@ def cached_latent() -> tuple[Tensor, Tensor]:
     return query, cache
 
 
+def kept_latent() -> tuple[Tensor, Tensor, Tensor]:
+    """Queries rotated and latents stored in place."""
+    q, kv, cache = rand(4, 3, 32), rand(4, 40), rand(20, 1, 40)
+    rotate_and_cache_latent.launch(q, kv, rand(24), EPS, ROTARY, q, cache, SLOTS, keep=True)
+    return q, kv, cache
+
+
 def residual_norm() -> tuple[Tensor, Tensor]:
     residual = rand(3, 96)
     return residual_layer_norm.launch(rand(3, 96), residual, rand(96), rand(96), EPS), residual
@@ -140,12 +147,12 @@ def with_table_rows() -> Tensor:
 
 def chosen_experts() -> Tensor:
     """Weights of the experts by number: their order is free."""
-    weights, experts = route.launch(rand(5, 12), rand(12), 3, 2.5, True)
+    weights, experts = route.launch(rand(2, 5, 12), rand(12), 3, 2.5, True)
     return torch.zeros(5, 12).scatter(1, experts, weights)
 
 
 def chosen_by_softmax() -> Tensor:
-    weights, experts = route_softmax.launch(rand(5, 12), 3)
+    weights, experts = route_softmax.launch(rand(2, 5, 12), 3)
     return torch.zeros(5, 12).scatter(1, experts, weights)
 
 
@@ -200,6 +207,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "rows at places": lambda: spread_rows.launch(rand(3, 40), PLACES),
     "combine at places": lambda: combine.launch(rand(6, 40), rand(3, 2), rand(3, 40), PLACES),
     "latent": cached_latent,
+    "latent in place": kept_latent,
+    "keys of heads": lambda: head_keys.launch(rand(4, 3, 40), rand(4, 16), 24),
+    "logits of a router": lambda: router_logits.launch(half(40, 64), rand(12, 64)).sum(0),
     "rotate_and_cache": cached,
     "dense attention": lambda: rotary_dense_attention.launch(
         rand(2, 4, 4, 16), rand(2, 4, 2, 16), rand(2, 4, 2, 16), *ROTARY
