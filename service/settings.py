@@ -247,7 +247,7 @@ class Settings(BaseSettings):
     media_urls: Literal["off", "allowlist", "public"] = _knob(
         "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
-    media_domain: Words = _knob((), "Media", "Host names that --media-urls allowlist admits; for no other mode.")
+    media_domain: Words = _knob((), "Media", "HOST or HOST:PORT that --media-urls allowlist admits; for no other mode.")
     media_threads: Workers | None = _knob(
         None,
         "Media",

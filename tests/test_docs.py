@@ -7,6 +7,7 @@ and checked as far as that goes: flags of `reprise serve` are parsed, targets of
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,6 +48,11 @@ ADDRESS = "127.0.0.1:8000"
 EXAMPLE_SECONDS = 600
 BENCH_OPTIONS = (bench.Options, bench.chat, bench.speech)
 """What takes the options of `reprise bench`."""
+CODE = [
+    path.relative_to(ROOT)
+    for folder in ("models", "service", "benchmarks", "deploy", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+]
 ELSEWHERE = re.compile(
     r"""(?x) (?:sudo\s+)? (?:
         make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pipx? | nvidia-smi
@@ -282,6 +289,39 @@ def test_every_field_and_code_of_the_api_is_explained() -> None:
             assert re.search(rf"`?{re.escape(shown)}`?", refused), (name, value)
     paths = ["/v1/audio/speech/stream", *paths_of_routes()]
     assert [path for path in paths if path.partition("{")[0].rstrip("/") not in text] == []
+
+
+def test_every_error_code_is_explained() -> None:
+    text = "".join((DOCS / page).read_text() for page in ("api.md", "realtime.md"))
+    trees = [ast.parse((ROOT / path).read_text()) for path in CODE if path.parts[0] == "service"]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    codes = {code for call in calls for code in error_codes(call)}
+    assert len(codes) > 30
+    assert {code for code in codes if f"`{code}`" not in text} == set()
+
+
+def error_codes(call: ast.Call) -> set[str]:
+    """Codes of error objects that a call names: `code="..."`, the third argument of bad_request, or what follows the
+    status in a failure of the engine."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    values = [getattr(argument, "value", None) for argument in call.args]
+    found = [getattr(keyword.value, "value", None) for keyword in call.keywords if keyword.arg == "code"]
+    if name == "bad_request":
+        found += values[2:3]
+    elif name in ("Failed", "fail", "_abandon"):
+        found += [code for status, code in pairwise(values) if isinstance(status, int)]
+    return {code for code in found if isinstance(code, str)}
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "routes.md", "models/adding.md"])
+def test_names_of_code_exist(page: str) -> None:
+    """Every longer word in backquotes on a page about the code is one of the code, of a file's name, or a metric."""
+    code = " ".join([*map(str, CODE), *((ROOT / path).read_text() for path in CODE)])
+    known = set(re.findall(r"\w+", code)) | {f"{PREFIX}_{spec.name}" for spec in SPECS} | {"docs"}
+    quoted = re.findall(r"`([^`\n]+)`", BLOCK.sub("", (DOCS / page).read_text()))
+    named = {word for text in quoted for word in re.findall(r"[A-Za-z_]\w{3,}", text)}
+    assert len(named) > 30
+    assert named - known == set()
 
 
 def test_every_event_of_the_realtime_protocol_is_explained() -> None:

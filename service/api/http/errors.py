@@ -38,7 +38,6 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     421: "permission_error",
-    429: "rate_limit_error",
     503: "overloaded_error",
 }
 

@@ -40,7 +40,7 @@ class RequestRecord:
             return self.outcome
         if status in (408, 504):
             return "timeout"
-        if status in (429, 503):
+        if status == 503:
             return "overloaded"
         return "ok" if status < 400 else "client_error" if status < 500 else "error"
 
