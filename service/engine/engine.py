@@ -18,7 +18,8 @@ from itertools import chain
 
 from service.engine.arbiter import Arbiter
 from service.engine.memory import device_memory, device_name
-from service.engine.usage import StartPhases, process_usage
+from service.engine.start_phases import StartPhases
+from service.engine.usage import process_usage
 from service.engine.worker import ModelWorker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

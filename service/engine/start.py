@@ -24,7 +24,8 @@ from service.engine.compilations import Compilations
 from service.engine.engine import Engine
 from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_limits
 from service.engine.precompile import precompile, stamp_file
-from service.engine.usage import StartPhases, process_age
+from service.engine.start_phases import StartPhases
+from service.engine.usage import process_age
 from service.engine.worker import ModelWorker, WorkerContext
 from service.graphs.allocator import claim_workspace
 from service.graphs.observations import Observations
