@@ -31,6 +31,7 @@ from service.link.attached import AttachedLink, FollowedEngine
 from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
+from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
     Accepting,
@@ -51,7 +52,6 @@ from service.processes.control import (
     Wake,
 )
 from service.processes.shared_listener import CONNECTIONS, SharedListener
-from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
 from service.settings import Settings
 from service.settings_reading import SettingsError

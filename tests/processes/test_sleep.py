@@ -37,12 +37,12 @@ from service.metrics import Metrics
 from service.processes import engines as engines_module
 from service.processes import pool as pool_module
 from service.processes import sleep as sleep_module
+from service.processes.api_config import WORK_KINDS, ApiConfig, plain_settings
 from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcess, ApiProcesses
 from service.processes.sleep import sleep_once, sleep_when_idle
-from service.processes.start import WORK_KINDS, ApiConfig, plain_settings
 from service.server import Server, server_config
 from service.settings import load_settings
 from tests.support.api_processes import api_pids, only
