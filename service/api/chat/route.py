@@ -56,7 +56,7 @@ from service.api.http.streaming import (
 )
 from service.api.merging import merged
 from service.api.request_stream import EngineLost
-from service.api.steps import StepReport, step_report
+from service.api.step_report import StepReport, step_report
 from service.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
 

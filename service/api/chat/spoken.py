@@ -29,7 +29,7 @@ from service.api.speech.request import SpeechJob, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
-from service.api.steps import step_report
+from service.api.step_report import step_report
 from service.catalog import OPENAI_PCM_RATE, HostedModel
 
 AHEAD = 2
