@@ -108,8 +108,9 @@ def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:
     return logits.float().masked_fill(bits.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
-def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:
-    """Logits with the rows' penalties, biases and minimum length applied.
+def apply_penalties(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:
+    """New logits float32 [rows, vocabulary]: those given with the rows' penalties, biases and minimum length applied.
+    ints int64 [rows, len(Int)] and floats float32 [rows, len(Float)]: the state of `slots` int64 [rows].
 
     Repetition penalty as in CTRL (arXiv:1909.05858) over prompt and output, presence and frequency penalties over the
     output, as the OpenAI API defines them.
@@ -130,10 +131,11 @@ def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state:
     return found.scatter_reduce_(1, stop_ids.clamp(min=0), ceilings, "amin")
 
 
-def restricted(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    """Logits float32 [rows, vocabulary] with penalties applied and -inf where a filter excludes."""
+def apply_penalties_and_filters(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Logits float32 [rows, vocabulary] of `slots` int64 [rows] with penalties applied and -inf where a filter
+    excludes."""
     ints, floats = state.ints[slots], state.floats[slots]
-    logits = adjusted(logits, slots, ints, floats, state)
+    logits = apply_penalties(logits, slots, ints, floats, state)
     top_k = ints[:, Int.TOP_K]
     return filtered(logits, floats[:, Float.TEMPERATURE], floats[:, Float.MIN_P], top_k, floats[:, Float.TOP_P])
 

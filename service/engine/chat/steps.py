@@ -19,7 +19,7 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.layers.op import op
 from models.protocol import Bucket, BufferSpec, Decoder
-from service.engine.chat.sampler import choose, mask_logits, restricted
+from service.engine.chat.sampler import apply_penalties_and_filters, choose, mask_logits
 from service.engine.chat.slot_state import Int, SlotState
 
 
@@ -44,7 +44,7 @@ class Sampling:
             return {"results": sample_tokens(logits, slots, state, mask_rows)}
         candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
         active = state.ints[slots, Int.ACTIVE].to(torch.int32)
-        results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
+        results = sample_tokens(apply_penalties_and_filters(candidates.float(), slots, state), slots, state)
         tokens = results[:, 0].long()
         state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
         return {"results": results, "logits": logits.float()}

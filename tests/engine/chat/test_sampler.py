@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.chat.sampler import (
-    adjusted,
+    apply_penalties,
+    apply_penalties_and_filters,
     choose,
     draw,
     filtered,
     log_probabilities,
     ordered_bits,
-    restricted,
     sample,
     threshold,
     uniform,
@@ -166,7 +166,7 @@ def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: st
     logits = torch.randn((2, VOCABULARY), generator=torch.Generator().manual_seed(0)).to(device)
     logits[0, 10], logits[0, 11] = 3.0, -3.0
     slots = torch.tensor([1, 2], device=device)
-    out = adjusted(logits, slots, state.ints[slots], state.floats[slots], state)
+    out = apply_penalties(logits, slots, state.ints[slots], state.floats[slots], state)
     expected = logits.clone()
     expected[0, 10] = 1.5
     expected[0, 11] = -6.0 - 2 * 0.25 - 0.5
@@ -175,7 +175,7 @@ def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: st
     expected[0, 31] -= 100.0
     torch.testing.assert_close(out, expected)
     state.ints[1, Int.GENERATED] = 3
-    assert adjusted(logits, slots, state.ints[slots], state.floats[slots], state)[0, 20] == logits[0, 20]
+    assert apply_penalties(logits, slots, state.ints[slots], state.floats[slots], state)[0, 20] == logits[0, 20]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -187,7 +187,7 @@ def test_neutral_rows_choose_the_same_in_both_variants(device: str) -> None:
         for step in range(30):
             state.ints[1, Int.GENERATED] = step
             plain = choose(logits, slots, state)
-            assert plain.tolist() == choose(restricted(logits, slots, state), slots, state).tolist()
+            assert plain.tolist() == choose(apply_penalties_and_filters(logits, slots, state), slots, state).tolist()
             assert plain[1] == logits[1].argmax()
 
 
@@ -220,5 +220,5 @@ def test_the_bias_table_holds_the_most_biases() -> None:
     state.bias_ids[1] = torch.arange(MAX_BIASES)
     state.bias_values[1] = 50.0
     slots = torch.tensor([1])
-    out = adjusted(torch.zeros(1, VOCABULARY), slots, state.ints[slots], state.floats[slots], state)
+    out = apply_penalties(torch.zeros(1, VOCABULARY), slots, state.ints[slots], state.floats[slots], state)
     assert (out[0, :MAX_BIASES] == 50).all() and (out[0, MAX_BIASES:] == 0).all()
