@@ -90,7 +90,8 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
     phases = StartPhases(observations)
     workers = []
     for model in config.models:
-        channel.send(Outputs(state=EngineState("loading", model.name, (), 0, device=device_name(device))))
+        loading = EngineState("loading", model.name, models=(), graph_bytes=0, device=device_name(device))
+        channel.send(Outputs(state=loading))
         started = time.monotonic()
         with phases.timed("load"):
             workers.append(load_worker(config, model, device, pool, observations))

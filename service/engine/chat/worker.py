@@ -187,8 +187,8 @@ class ChatWorker:
             return True
         self._pacing.spend(rows, predicted)
         if encoded is not None:
-            launch = Launch("encoder", patches, encoded.route, now, predicted, encoded=encoded)
-            launch.readback = Readback({}, self._context.device, encoded.begun)
+            readback = Readback({}, self._context.device, encoded.begun)
+            launch = Launch("encoder", patches, encoded.route, now, predicted, readback=readback, encoded=encoded)
             launch.host_seconds = time.perf_counter() - started
             self._in_flight.add(launch)
         return True
@@ -213,9 +213,16 @@ class ChatWorker:
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds)
-        launch.pending_sampling = output.pending_sampling
-        launch.sequences, launch.chunks = step.sampled, step.chunks
+        launch = Launch(
+            kind=output.kind,
+            size=len(step.slots),
+            route=output.route,
+            launched_at=now,
+            predicted=decode_seconds,
+            sequences=step.sampled,
+            chunks=step.chunks,
+            pending_sampling=output.pending_sampling,
+        )
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
