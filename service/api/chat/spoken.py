@@ -17,10 +17,10 @@ from models.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs
 from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
+from service.api.concurrency import merged
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
-from service.api.merging import merged
 from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, PlaybackMeter, encode_chunk
