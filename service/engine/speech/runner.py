@@ -1,9 +1,8 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
-graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA
-stream: a step's patches are decoded to audio while the next step runs. A decode step takes one upload and one
-readback.
+graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA stream: a
+step's patches are decoded to audio while the next step runs. A decode step takes one upload and one readback.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ from service.graphs.runner import GraphRunner, Run
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A row's result: audio float32 [samples], patch float32 [frames, channels]."""
+    """A row's result: audio float32 [samples], patch float32 [frames, channels]. stopped, finished: as in
+    models.protocol.SpeechModel.decode_step."""
 
     sequence: SpeechSequence
     segment: int
@@ -65,8 +65,8 @@ class Outcome:
 class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
-    decode, tail: by number of solver steps, without adapters. What runs them before there are requests is in
-    scratch.py.
+    decode, tail, prefill: the runners of rows without adapters (SpeechGraphs); the first two by number of solver steps.
+    vae: the codec's. What runs them before there are requests is in scratch.py.
     """
 
     def __init__(
