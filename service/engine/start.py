@@ -22,7 +22,7 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from models.registry import Family, family_of, resolve
 from service.engine.compilations import Compilations
 from service.engine.engine import Engine
-from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_limits
+from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_gpu_bytes
 from service.engine.precompile import precompile, stamp_file
 from service.engine.start_phases import StartPhases
 from service.engine.usage import process_age
@@ -84,7 +84,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
         from models.layers.kernels.gemm_store import use_stored
 
         use_stored(current_gpu())
-    config = with_limits(config, total_memory(device))
+    config = with_gpu_bytes(config, total_memory(device))
     claim_workspace(device)
     pool = GraphPool(device, config.graph_bytes)
     phases = StartPhases(observations)
