@@ -46,7 +46,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import Capture, GraphPool, RouteSeconds
 from service.link import wire
 from service.link.config import EngineConfig, ModelConfig
-from service.link.messages import Attach, ChatRequest, SamplingParams
+from service.link.messages import Abort, Attach, ChatRequest, SamplingParams
 from service.link.shared import SUPERVISOR, SharedChannel
 
 LAYERS, SAMPLE = 1.8e-3, 1.5e-4
@@ -257,8 +257,8 @@ class Simulation:
         self.channel._commands.append(ChatRequest(name, "model", prompt, sampling, time.monotonic(), grammar))
 
     def abort_all(self) -> None:
-        for name in list(self.worker._sequences):
-            self.worker._finish(self.worker._sequences[name])
+        for number in range(1, self._asked + 1):
+            self.worker.control(Abort(f"request-{number}"))
         while self.worker._in_flight:
             self.engine.turn()
 

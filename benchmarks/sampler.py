@@ -25,7 +25,7 @@ from benchmarks.measure.timing import milliseconds
 from benchmarks.roofline import h100
 from benchmarks.steps.full_size import captured, show
 from models.protocol import Decoder, Plan
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import SampleStep, Sampling
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
@@ -44,23 +44,29 @@ class Parameters:
     """Parameters of every row of a batch. full: the sampler with penalties and filters."""
 
     full: bool
-    floats: Mapping[Float, float] = field(default_factory=dict)
+    floats: Mapping[FloatColumn, float] = field(default_factory=dict)
     top_k: int = 0
 
 
-HOT = {Float.TEMPERATURE: 0.7}
+HOT = {FloatColumn.TEMPERATURE: 0.7}
 CASES: dict[str, Parameters] = {
     "plain, greedy": Parameters(full=False),
     "plain, temperature": Parameters(full=False, floats=HOT),
     "no filter": Parameters(full=True, floats=HOT),
     "top_k 50": Parameters(full=True, floats=HOT, top_k=50),
-    "top_p 0.8": Parameters(full=True, floats={**HOT, Float.TOP_P: 0.8}),
-    "top_k 100, top_p 0.8": Parameters(full=True, floats={**HOT, Float.TOP_P: 0.8}, top_k=100),
-    "min_p 0.05": Parameters(full=True, floats={**HOT, Float.MIN_P: 0.05}),
-    "penalties": Parameters(full=True, floats={**HOT, Float.REPETITION: 1.05, Float.PRESENCE: 0.5}),
+    "top_p 0.8": Parameters(full=True, floats={**HOT, FloatColumn.TOP_P: 0.8}),
+    "top_k 100, top_p 0.8": Parameters(full=True, floats={**HOT, FloatColumn.TOP_P: 0.8}, top_k=100),
+    "min_p 0.05": Parameters(full=True, floats={**HOT, FloatColumn.MIN_P: 0.05}),
+    "penalties": Parameters(full=True, floats={**HOT, FloatColumn.REPETITION: 1.05, FloatColumn.PRESENCE: 0.5}),
     "all": Parameters(
         full=True,
-        floats={**HOT, Float.TOP_P: 0.8, Float.MIN_P: 0.01, Float.REPETITION: 1.05, Float.PRESENCE: 0.5},
+        floats={
+            **HOT,
+            FloatColumn.TOP_P: 0.8,
+            FloatColumn.MIN_P: 0.01,
+            FloatColumn.REPETITION: 1.05,
+            FloatColumn.PRESENCE: 0.5,
+        },
         top_k=100,
     ),
 }
@@ -94,9 +100,9 @@ def prepared(
 def fill(state: SlotState, parameters: Parameters, rows: int) -> None:
     """Slots 1..rows in the middle of their answers."""
     state.output_counts.zero_()
-    state.ints[1 : rows + 1, Int.ACTIVE] = 1
-    state.ints[1 : rows + 1, Int.SEED] = torch.arange(rows, device=state.ints.device)
-    state.ints[1 : rows + 1, Int.TOP_K] = parameters.top_k
+    state.ints[1 : rows + 1, IntColumn.ACTIVE] = 1
+    state.ints[1 : rows + 1, IntColumn.SEED] = torch.arange(rows, device=state.ints.device)
+    state.ints[1 : rows + 1, IntColumn.TOP_K] = parameters.top_k
     for column, value in parameters.floats.items():
         state.floats[1 : rows + 1, column] = value
 

@@ -137,19 +137,15 @@ def _fill_from_shards(
     ignored = [_pattern(text) for text in ignore]
     seen: dict[str, str] = {}
     unexpected = []
-    for path in shard_paths(directory):
-        for tensor in weight_files.tensors(path):
-            name = _canonical(tensor.name, aliases)
-            if name in seen:
-                raise CheckpointError(f"{path}: tensor {tensor.name} repeats {seen[name]}")
-            seen[name] = f"{tensor.name} of {path.name}"
-            if name in places:
-                for place in places[name]:
-                    _fill(place, scales.applied(name, tensor))
-            elif name in scales.by_name:
-                continue
-            elif not any(pattern.fullmatch(name) for pattern in ignored):
-                unexpected.append(tensor.name)
+    for name, tensor in _published_tensors(directory, aliases):
+        if name in seen:
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name} repeats {seen[name]}")
+        seen[name] = f"{tensor.name} of {tensor.file.name}"
+        if name in places:
+            for place in places[name]:
+                _fill(place, scales.applied(name, tensor))
+        elif name not in scales.by_name and not any(pattern.fullmatch(name) for pattern in ignored):
+            unexpected.append(tensor.name)
     if unexpected:
         raise CheckpointError(f"{directory}: unexpected tensors: {listed(unexpected)}")
     return set(seen)
@@ -254,12 +250,19 @@ def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.d
     if block is None:
         return _Scales(None, {})
     by_name = {
-        _canonical(tensor.name, aliases): tensor.read() if device.type != "meta" else tensor.without_values()
-        for path in shard_paths(directory)
-        for tensor in weight_files.tensors(path)
+        name: tensor.read() if device.type != "meta" else tensor.without_values()
+        for name, tensor in _published_tensors(directory, aliases)
         if tensor.name.endswith(block_scaled.SUFFIX)
     }
     return _Scales(block, by_name)
+
+
+def _published_tensors(directory: Path, aliases: Sequence[tuple[str, str]]) -> Iterator[tuple[str, PublishedTensor]]:
+    """Canonical name and tensor of each entry of all files. The values of a tensor can be read until the next one is
+    asked for."""
+    for path in shard_paths(directory):
+        for tensor in weight_files.tensors(path):
+            yield _canonical(tensor.name, aliases), tensor
 
 
 def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:

@@ -27,11 +27,12 @@ class PublishedTensor:
     shape: tuple[int, ...]
     dtype: str
     """As the file format names it, such as "BF16"."""
-    file: str
-    """Path of the file, for errors."""
+    file: Path
+    """The open file, which errors name."""
     read: Callable[[], Tensor]
 
     def without_values(self) -> Tensor:
+        """A tensor of its shape on the meta device."""
         return torch.empty(self.shape, device="meta")
 
 
@@ -70,7 +71,7 @@ def tensors(path: Path) -> Iterator[PublishedTensor]:
         for name in list(file.keys()):
             header = file.get_slice(name)
             shape, dtype = tuple(header.get_shape()), header.get_dtype()
-            yield PublishedTensor(name, shape, dtype, str(path), partial(file.get_tensor, name))
+            yield PublishedTensor(name, shape, dtype, path, partial(file.get_tensor, name))
 
 
 def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:

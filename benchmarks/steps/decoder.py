@@ -8,7 +8,7 @@ import torch
 from benchmarks.steps.full_size import captured
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Bucket, Decoder, Plan
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -27,14 +27,14 @@ def fill(state: SlotState, rows: int) -> None:
     per_row = (CONTEXT + ROOM) // PAGE_SIZE
     pages = torch.randperm(rows * per_row, generator=generator).view(rows, per_row).int() + 1
     state.block_tables[1 : rows + 1, :per_row] = pages.to(state.block_tables.device)
-    ints = torch.zeros((rows, len(Int)), dtype=torch.int64)
-    ints[:, Int.TOKEN] = torch.randint(0, 1000, (rows,), generator=generator)
-    ints[:, Int.LENGTH] = CONTEXT
-    ints[:, Int.POSITION] = CONTEXT
-    ints[:, Int.ACTIVE] = 1
-    ints[:, Int.SEED] = torch.arange(rows)
+    ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64)
+    ints[:, IntColumn.TOKEN] = torch.randint(0, 1000, (rows,), generator=generator)
+    ints[:, IntColumn.LENGTH] = CONTEXT
+    ints[:, IntColumn.POSITION] = CONTEXT
+    ints[:, IntColumn.ACTIVE] = 1
+    ints[:, IntColumn.SEED] = torch.arange(rows)
     state.ints[1 : rows + 1] = ints.to(state.ints.device)
-    state.floats[1 : rows + 1 : 2, Float.TEMPERATURE] = 0.7
+    state.floats[1 : rows + 1 : 2, FloatColumn.TEMPERATURE] = 0.7
 
 
 def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,19 +29,23 @@ def turns(messages: Sequence[ChatMessage], escape: Escape, *, reasoning: bool) -
     rendered = []
     for index, message in enumerate(messages):
         role = template_role(message.role)
-        pieces = []
-        for part in message.content:
-            if part.item is not None:
-                pieces.append(PLACEHOLDER)
-            elif part.text is not None:
-                text = part.text
-                earlier = reasoning and message.role == "assistant" and index < last_question
-                if earlier and REASONING_MARKERS[1] in text:
-                    text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
-                pieces.append(escape(text))
-        turn = {"role": role, "content": "\n".join(pieces)}
+        earlier_answer = reasoning and message.role == "assistant" and index < last_question
+        content = "\n".join(_pieces(message, escape, without_reasoning=earlier_answer))
+        turn = {"role": role, "content": content}
         rendered.append({**turn, **escaped_reasoning(message, escape), **escaped_calls(message, escape)})
     return rendered
+
+
+def _pieces(message: ChatMessage, escape: Escape, *, without_reasoning: bool) -> Iterator[str]:
+    """The texts of a message, escaped, and a placeholder for each of its items."""
+    for part in message.content:
+        if part.item is not None:
+            yield PLACEHOLDER
+        elif part.text is not None:
+            text = part.text
+            if without_reasoning and REASONING_MARKERS[1] in text:
+                text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
+            yield escape(text)
 
 
 class PictureTokens:

@@ -22,7 +22,7 @@ from service.api.context import ServerContext
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.api.http import docs_page
-from service.api.http.admission import Admission, OtherProcesses
+from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.errors import install_error_handlers
 from service.api.http.hosts import HostRule
@@ -30,6 +30,7 @@ from service.api.http.json_body import prepare
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.origin import OriginMiddleware
+from service.api.http.shared_usage import UsageRow
 from service.api.page import page_router
 from service.api.realtime import websocket as realtime
 from service.api.realtime.events import AnyClientEvent
@@ -100,7 +101,7 @@ def create_context(
     engine: EngineClient | Engines,
     metrics: Metrics,
     *,
-    others: OtherProcesses | None = None,
+    others: UsageRow | None = None,
 ) -> ServerContext:
     """The objects that routes share. Starts nothing; the application's lifespan does that. SettingsError for an
     unusable voices_dir, lora_voices, lexicon or OTEL_ variable.

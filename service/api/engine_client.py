@@ -71,9 +71,9 @@ class EngineClient:
         self.restarts = 0
         self.was_ready = False
         """Whether this engine or an earlier one was ready."""
-        self._on_gpu = False
         self.on_change: Callable[[], None] = lambda: None
         """Called when `phase` or `was_ready` may have changed."""
+        self._on_gpu = False
         self._name = name
         self._make_link = make_link
         self._metrics = metrics
@@ -131,13 +131,13 @@ class EngineClient:
     def drain(self) -> None:
         """Tell the engine to accept no new requests, unless others go on using it."""
         if self._supervises:
-            self._send(Drain())
+            self.send(Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
         """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
         for request_id in self.requests if not self._supervises else ():
-            self._send(Abort(request_id))
+            self.send(Abort(request_id))
         self.requests.fail_all(unavailable("The server is shutting down."))
         if self._supervises and self._link is not None:
             self._link.send(Stop())
@@ -219,13 +219,11 @@ class EngineClient:
         """Sends a request, also one that was sent to another engine and not answered."""
         stream.abort = self._abort
         self.requests.add(stream)
-        self._send(stream.request)
+        self.send(stream.request)
 
     def send(self, command: Command) -> None:
-        """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
-        self._send(command)
-
-    def _send(self, command: Command) -> None:
+        """Sends a command, such as one about a request that was submitted (SpeechAppend, Pause). It is held while the
+        engine sleeps, and lost while there is none."""
         if not self.sleep.awake:
             self.sleep.hold(command)
         elif self._link is not None:
@@ -233,7 +231,7 @@ class EngineClient:
 
     def _abort(self, request_id: str) -> None:
         if self.requests.remove(request_id) is not None:
-            self._send(Abort(request_id))
+            self.send(Abort(request_id))
 
     # Supervision
 
@@ -299,7 +297,7 @@ class EngineClient:
     def _wake(self) -> None:
         """Sends the held requests to the engine, which was started for them and is ready."""
         for command in self.sleep.end():
-            self._send(command)
+            self.send(command)
 
     def _silent(self) -> bool:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied

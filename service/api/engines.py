@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import msgspec
 
 from service.api.engine_choice import Load, choose
 from service.api.engine_client import STOPPED, EngineClient, unavailable
+from service.api.http.shared_usage import UsageRow
 from service.api.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
 from service.link.messages import Command, EngineState, SpeechAppend, SpeechRequest
 from service.metrics import Metrics
@@ -21,24 +21,17 @@ MOVABLE = frozenset({"overloaded", "out_of_memory"})
 """Codes of refusals after which another engine may accept the request."""
 
 
-class OtherLoads(Protocol):
-    """Requests in flight of the other API processes (shared_usage.UsageRow); the kinds are the engines' indexes."""
-
-    def requests(self) -> dict[str, int]: ...
-
-    def tell(self, kind: str, requests: int, size: int) -> None: ...
-
-
 class Engines:
     """Sends each request to one of `clients` (engine_choice.py).
 
     If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
     goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
     Requests of one group are at two engines at a time at most, and after the end of one at one more.
-    others: the requests of other API processes; None: there are none.
+    others: the requests in flight of other API processes, whose kinds are the indexes of the engines; None: there are
+        none.
     """
 
-    def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: OtherLoads | None = None) -> None:
+    def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: UsageRow | None = None) -> None:
         self.clients = tuple(clients)
         self._metrics = metrics
         self._others = others

@@ -68,14 +68,7 @@ class ApiClient:
             _check(response, files)
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    chunk = json.loads(line.removeprefix("data: "))
-                    if "error" in chunk:
-                        raise ServerError(chunk["error"]["message"])
-                    for choice in chunk["choices"]:
-                        delta = choice["delta"]
-                        pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
-                        if any(pieces):
-                            yield pieces
+                    yield from _pieces(json.loads(line.removeprefix("data: ")))
 
     def speech(
         self,
@@ -144,6 +137,17 @@ def _media_part(file: Path) -> dict[str, Any]:
     media_type = mimetypes.guess_type(file)[0] or "image/png"
     kind = "video_url" if media_type.startswith("video/") else "image_url"
     return {"type": kind, kind: {"url": f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"}}
+
+
+def _pieces(chunk: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(reasoning, answer) of a chunk of a chat stream, without empty pieces. ServerError for an error in the stream."""
+    if "error" in chunk:
+        raise ServerError(chunk["error"]["message"])
+    for choice in chunk["choices"]:
+        delta = choice["delta"]
+        pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
+        if any(pieces):
+            yield pieces
 
 
 def _captioned(response: httpx.Response, segments: list[dict[str, Any]]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from service.engine.live_bytes import LiveBytes
-from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages, with_limits
+from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
 from service.engine.start import load_worker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -93,7 +93,7 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
 
     Raises CheckpointError, and MemoryPlanError if graph memory is too small for a model's largest pass.
     """
-    meta, config = torch.device("meta"), with_limits(config, total)
+    meta, config = torch.device("meta"), with_gpu_bytes(config, total)
     pool, workers, weights = GraphPool(meta, config.graph_bytes), [], []
     with torch.inference_mode():
         for model in config.models:

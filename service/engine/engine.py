@@ -18,7 +18,8 @@ from itertools import chain
 
 from service.engine.arbiter import Arbiter
 from service.engine.memory import device_memory, device_name
-from service.engine.usage import StartPhases, process_usage
+from service.engine.start_phases import StartPhases
+from service.engine.usage import process_usage
 from service.engine.worker import ModelWorker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -259,8 +260,14 @@ class Engine:
             self._channel.send(outputs)
 
     def state(self, detail: str = "", *, occupied: bool = False) -> EngineState:
-        models = tuple(worker.state() for worker in self.workers.values())
-        memory = device_memory(self._pool.device)
+        """The state of now, for a heartbeat. detail, occupied: as in EngineState."""
         return EngineState(
-            self._phase, detail, models, self._pool.num_bytes, memory, self._device_name, occupied, process_usage()
+            phase=self._phase,
+            detail=detail,
+            models=tuple(worker.state() for worker in self.workers.values()),
+            graph_bytes=self._pool.num_bytes,
+            device_memory=device_memory(self._pool.device),
+            device=self._device_name,
+            occupied=occupied,
+            process=process_usage(),
         )

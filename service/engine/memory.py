@@ -24,6 +24,7 @@ from service.link.config import ConfigurationError, EngineConfig
 log = logging.getLogger(__name__)
 
 CPU_CACHE_TOKENS = 16384
+"""Positions of a model's KV cache on a CPU if the setting kv_cache_tokens names none."""
 USABLE_TOKENS = 8192
 """Positions that hold any picture but the largest, or a few dozen short chats."""
 
@@ -49,9 +50,13 @@ class Reserved:
     budget: int
     """The operator's share of the device."""
     used: int
+    """Room.used."""
     workspace: int
+    """The largest MemoryRequirements.workspace."""
     graphs: int
+    """Limit of captured graphs."""
     state: int
+    """MemoryRequirements.state of all workers together."""
 
     @property
     def left(self) -> int:
@@ -59,8 +64,8 @@ class Reserved:
         return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
 
 
-def with_limits(config: EngineConfig, total: int | None) -> EngineConfig:
-    """The configuration with the limits that depend on the size of the device. total: its bytes; None for a CPU."""
+def with_gpu_bytes(config: EngineConfig, total: int | None) -> EngineConfig:
+    """The configuration for a GPU of `total` bytes, on which limits such as slots depend; None: for a CPU."""
     return msgspec.structs.replace(config, gpu_bytes=total)
 
 
@@ -70,7 +75,7 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def device_room(device: torch.device) -> Room | None:
-    """None on a CPU."""
+    """What the device has and what is in use now; None on a CPU. Empties torch's cache of freed memory."""
     if device.type == "cpu":
         return None
     torch.cuda.empty_cache()  # what the measured runs left in the allocator is counted as workspace

@@ -22,9 +22,10 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from models.registry import Family, family_of, resolve
 from service.engine.compilations import Compilations
 from service.engine.engine import Engine
-from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_limits
+from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_gpu_bytes
 from service.engine.precompile import precompile, stamp_file
-from service.engine.usage import StartPhases, process_age
+from service.engine.start_phases import StartPhases
+from service.engine.usage import process_age
 from service.engine.worker import ModelWorker, WorkerContext
 from service.graphs.allocator import claim_workspace
 from service.graphs.observations import Observations
@@ -83,13 +84,14 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
         from models.layers.kernels.gemm_store import use_stored
 
         use_stored(current_gpu())
-    config = with_limits(config, total_memory(device))
+    config = with_gpu_bytes(config, total_memory(device))
     claim_workspace(device)
     pool = GraphPool(device, config.graph_bytes)
     phases = StartPhases(observations)
     workers = []
     for model in config.models:
-        channel.send(Outputs(state=EngineState("loading", model.name, (), 0, device=device_name(device))))
+        loading = EngineState("loading", model.name, models=(), graph_bytes=0, device=device_name(device))
+        channel.send(Outputs(state=loading))
         started = time.monotonic()
         with phases.timed("load"):
             workers.append(load_worker(config, model, device, pool, observations))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from service.graphs.observations import Observations
 from service.link.messages import ProcessUsage
 
 STAT = Path("/proc/self/stat")
@@ -38,21 +35,3 @@ def _fields(stat: Path) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
-
-
-class StartPhases:
-    """Seconds of each phase of a start, as the gauge start_phase_seconds. The times of a repeated phase add up."""
-
-    def __init__(self, observations: Observations) -> None:
-        self._observations = observations
-        self._seconds: dict[str, float] = {}
-
-    def add(self, phase: str, seconds: float) -> None:
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
-        self._observations.observe("start_phase_seconds", self._seconds[phase], phase=phase)
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.add(phase, time.monotonic() - started)

@@ -17,6 +17,8 @@ _GENERAL_POOL = (0, 0)
 
 
 class Segment(NamedTuple):
+    """A piece of the device's memory that the allocator has taken."""
+
     kind: str
     """Segments for "small" tensors hold no "large" ones, nor the other way round."""
     num_bytes: int

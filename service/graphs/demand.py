@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from models.protocol import Bucket
-from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_size
+from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_size, round_up
 
 _MIN_CALLS = 16.0
 """Calls before anything is proposed."""
@@ -19,7 +19,7 @@ _MAX_ROUNDED = 4096
 
 
 class Demand:
-    """Calls by their required sizes, rounded up to four steps per power of two; old calls count less."""
+    """Calls by their required sizes, rounded up (`round_up`); old calls count less."""
 
     def __init__(self, bucket_list: Sequence[Bucket]) -> None:
         self._bucket_list = bucket_list
@@ -76,12 +76,7 @@ class Demand:
         if bucket is None:
             return None
         name = primary_size(bucket)
-        return dict(bucket) | {name: min(bucket[name], _round_up(required[name]))}
-
-
-def _round_up(size: int) -> int:
-    step = 1 << max(0, size.bit_length() - 3)
-    return -(-size // step) * step
+        return dict(bucket) | {name: min(bucket[name], round_up(required[name]))}
 
 
 def _size(bucket: Bucket | None) -> int:

@@ -86,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     encoder_cache: int | None = None
     """Bytes; None: by the size of the GPU (`encoder_cache_bytes`)."""
     gpu_bytes: int | None = None
-    """Bytes of the GPU; the engine sets it (service.engine.memory.with_limits). None on a CPU."""
+    """Bytes of the GPU; the engine sets it (service.engine.memory.with_gpu_bytes). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()

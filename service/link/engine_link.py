@@ -226,6 +226,8 @@ class Abandoned(Exception):
 
 
 class InlineChannel:
+    """Implements Channel for an engine in a thread: `send` calls `on_outputs` in that thread."""
+
     def __init__(self, commands: queue.SimpleQueue[Command], on_outputs: OnOutputs) -> None:
         self.abandoned = False
         self._commands = commands

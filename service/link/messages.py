@@ -280,6 +280,7 @@ class EngineState(Struct, frozen=True):
     """The model that is being loaded or captured."""
     models: tuple[ModelState, ...]
     graph_bytes: int
+    """Bytes of captured graphs and of their static buffers."""
     device_memory: dict[str, int] = {}
     """Bytes by state (service.engine.memory.device_memory); empty on a CPU."""
     device: str = ""

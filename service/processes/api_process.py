@@ -31,6 +31,7 @@ from service.link.attached import AttachedLink, FollowedEngine
 from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
+from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
     Accepting,
@@ -51,7 +52,6 @@ from service.processes.control import (
     Wake,
 )
 from service.processes.shared_listener import CONNECTIONS, SharedListener
-from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
 from service.settings import Settings
 from service.settings_reading import SettingsError
@@ -83,9 +83,11 @@ class SupervisorConnection:
             client.sleep.on_call = lambda: control.send(Wake())
 
     def accepts(self) -> None:
+        """Tells the supervisor that this process accepts connections."""
         self._control.send(Accepting())
 
     async def follow(self) -> None:
+        """Does what the supervisor's notices say, until they end."""
         while (notice := await self._control.receive()) is not None:
             match notice:
                 case EngineNews():
@@ -147,6 +149,43 @@ class SupervisorConnection:
             del self._asked[question.number]
 
 
+class SupervisedServer:
+    """The server of this process, under its supervisor, which hears when it accepts connections and replaces a process
+    that is of no more use. failed: whether that is so."""
+
+    def __init__(self, server: Server, connection: SupervisorConnection, followed: Sequence[FollowedEngine]) -> None:
+        self.failed = False
+        self._server = server
+        self._connection = connection
+        self._followed = followed
+
+    async def announce(self) -> None:
+        """Tells the supervisor once connections are accepted; ends the server if an engine cannot be started."""
+        try:
+            await self._server.wait_ready()
+        except EngineError as error:
+            self._fail(error.message)
+        else:
+            gc.freeze()  # as in service.server
+            self._connection.accepts()
+
+    async def watch(self) -> None:
+        """Ends the server if the supervisor or an engine can no longer be reached."""
+        following = asyncio.create_task(self._connection.follow())
+        broken = [asyncio.create_task(engine.failed()) for engine in self._followed]
+        try:
+            await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
+            problem = next((engine.problem for engine in self._followed if engine.problem), "")
+            self._fail(problem or f"the supervisor's notices have ended: {following.exception()}")
+        finally:
+            for task in (following, *broken):
+                task.cancel()
+
+    def _fail(self, problem: str) -> None:
+        log.error("%s", problem)
+        self.failed = self._server.should_exit = True
+
+
 def attached_engines(
     config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine]
 ) -> Engines:
@@ -180,34 +219,10 @@ async def serve(config: ApiConfig) -> int:
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
     server = Server(server_config(context), context, supervised=True)
-    failed = False
-
-    async def announce() -> None:
-        nonlocal failed
-        try:
-            await server.wait_ready()
-        except EngineError as error:
-            log.error("%s", error.message)
-            failed = server.should_exit = True
-        else:
-            gc.freeze()  # as in service.server
-            connection.accepts()
-
-    async def watch() -> None:
-        """Ends this process if the supervisor or an engine can no longer be reached; the supervisor replaces it."""
-        nonlocal failed
-        following = asyncio.create_task(connection.follow())
-        broken = [asyncio.create_task(engine.failed()) for engine in followed]
-        try:
-            await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
-            problem = next((engine.problem for engine in followed if engine.problem), "")
-            log.error("%s", problem or f"the supervisor's notices have ended: {following.exception()}")
-            failed = server.should_exit = True
-        finally:
-            for task in (following, *broken):
-                task.cancel()
-
-    tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.report_alive())]
+    supervised = SupervisedServer(server, connection, followed)
+    tasks = [
+        asyncio.create_task(each) for each in (supervised.watch(), supervised.announce(), connection.report_alive())
+    ]
     try:
         table = UsageTable(config.connections, config.processes, (CONNECTIONS,))
         await server.serve([SharedListener(config.listener, server.num_connections, table.row(config.index))])
@@ -215,7 +230,7 @@ async def serve(config: ApiConfig) -> int:
         for task in tasks:
             task.cancel()
         control.close()
-    return 1 if failed or not server.started else 0
+    return 1 if supervised.failed or not server.started else 0
 
 
 def _exit_with_parent() -> None:

@@ -20,6 +20,7 @@ from service.children import python_command, python_environment
 from service.link.silence import Silence
 from service.metrics import Metrics
 from service.metrics_page import Families, families, lasting, merged, text
+from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
     Accepting,
@@ -40,7 +41,6 @@ from service.processes.control import (
 )
 from service.processes.engines import EngineProcesses
 from service.processes.shared_listener import CONNECTIONS
-from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 
 log = logging.getLogger("reprise")
 

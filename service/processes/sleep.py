@@ -14,37 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from service.processes.engines import EngineProcesses
+from service.processes.pool import ApiProcesses
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks for requests."""
 
 
-class Users(Protocol):
-    """The API processes (pool.ApiProcesses)."""
-
-    called: asyncio.Event
-
-    def worked(self) -> bool: ...
-
-    async def doze(self) -> bool: ...
-
-    def stay_awake(self) -> None: ...
-
-
-class Sleepers(Protocol):
-    """The engines (engines.EngineProcesses)."""
-
-    @property
-    def all_ready(self) -> bool: ...
-
-    def fall_asleep(self) -> None: ...
-
-    def wake(self) -> None: ...
-
-
 async def sleep_when_idle(
-    engines: Sleepers, processes: Users, after: float, clock: Callable[[], float] = time.monotonic
+    engines: EngineProcesses, processes: ApiProcesses, after: float, clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Runs until cancelled. after: the engines are stopped once they have been ready for this many seconds without a
     request."""
@@ -58,7 +37,7 @@ async def sleep_when_idle(
             busy_at = clock()
 
 
-async def sleep_once(engines: Sleepers, processes: Users) -> None:
+async def sleep_once(engines: EngineProcesses, processes: ApiProcesses) -> None:
     """Stops the engines until a request needs them, and starts them again; does nothing if a request comes before they
     can be stopped."""
     if not (await processes.doze() and engines.all_ready):

@@ -19,11 +19,11 @@ from service.link.standby import EngineStart
 from service.listener import url_of
 from service.logs import chosen_format
 from service.metrics import Metrics
+from service.processes.api_config import ApiConfig, located_models, plain_settings
 from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
 from service.processes.sleep import sleep_when_idle
-from service.processes.start import ApiConfig, model_starts, plain_settings
 from service.progress import StartProgress
 from service.server import ABORT_GRACE, print_banner
 from service.settings import Settings
@@ -62,7 +62,7 @@ class Supervisor:
             engines=len(starts),
             log_format=log_format,
             settings=plain_settings(settings),
-            models=model_starts(catalog.models),
+            models=located_models(catalog.models),
         )
         self._processes = ApiProcesses(
             template,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from models.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from models.layers.kernels.gpu import Gpu
+    from service.tuning.shapes import Task
 
 
 def tune(
@@ -18,48 +22,68 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured, and exit.")] = False,
 ) -> None:
     """Measure GEMM configurations of models on this GPU, which `serve` then uses. Weights are not read."""
-    from service.hub import locate
-
     _need("torch")
     _need("triton")
-    import torch
-
-    from models.layers.kernels import gemm_configs
-    from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu, named
-    from service.tuning.shapes import tasks_of
-
-    try:
-        found = [task for name in model for task in tasks_of(Path(locate(name, load_format="random").directory))]
-    except CheckpointError as error:
-        _fail(str(error))
-    tasks = list(dict.fromkeys(found))
+    tasks = _tasks_of(model)
     shapes = dict.fromkeys(task.shape for task in tasks)
     typer.echo(f"{len(shapes)} shapes, {len(tasks)} measurements of several configurations each")
     if dry_run:
         for task in tasks:
             typer.echo(f"  {task}")
-    if not torch.cuda.is_available():
-        if dry_run:
-            return
-        _fail("tune: torch finds no CUDA device, and there is nothing to measure on a CPU; see `reprise doctor`")
-    gpu = current_gpu()
-    if gpu.capability < LEAST_CAPABILITY:
-        _fail(f"tune: {gpu.name} is {named(gpu.capability)}; {named(LEAST_CAPABILITY)} is the least that is supported")
+    gpu = _supported_gpu(required=not dry_run)
+    if gpu is None:
+        return
+
+    from models.layers.kernels import gemm_configs
+
     known = gemm_configs.table_of(gpu)
     tasks = [task for task in tasks if task.shape not in known]
     if skipped := sum(shape in known for shape in shapes):
         typer.echo(f"{skipped} shapes have configurations measured on this kind of GPU, which come with the package")
-    if dry_run or not tasks:
-        return
+    if tasks and not dry_run:
+        _measure(tasks, gpu)
+
+
+def _tasks_of(names: list[str]) -> list[Task]:
+    """What is to be measured for these models, each once. Exits if one cannot be located or read."""
+    from service.hub import locate
+    from service.tuning.shapes import tasks_of
+
+    try:
+        found = [task for name in names for task in tasks_of(Path(locate(name, load_format="random").directory))]
+    except CheckpointError as error:
+        _fail(str(error))
+    return list(dict.fromkeys(found))
+
+
+def _supported_gpu(*, required: bool) -> Gpu | None:
+    """This machine's GPU. Exits if the kernels do not support it, and if there is none that is required."""
+    import torch
+
+    from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu, named
+
+    if not torch.cuda.is_available():
+        if not required:
+            return None
+        _fail("tune: torch finds no CUDA device, and there is nothing to measure on a CPU; see `reprise doctor`")
+    gpu = current_gpu()
+    if gpu.capability < LEAST_CAPABILITY:
+        _fail(f"tune: {gpu.name} is {named(gpu.capability)}; {named(LEAST_CAPABILITY)} is the least that is supported")
+    return gpu
+
+
+def _measure(tasks: list[Task], gpu: Gpu) -> None:
+    """Measures the tasks and keeps the choices for `serve`. Exits if these cannot be written."""
+    import torch
 
     from models.layers.kernels.gemm_store import TableError, save
-    from service.tuning.run import GpuTimer, compile_all
-    from service.tuning.run import tune as measured
+    from models.layers.kernels.gpu import named
+    from service.tuning import run
 
     typer.echo(f"compiling for {gpu.name} ({named(gpu.capability)})")
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        compile_all(tasks, gpu)
-        table = measured(tasks, gpu, GpuTimer(), typer.echo)
+        run.compile_all(tasks, gpu)
+        table = run.tune(tasks, gpu, run.GpuTimer(), typer.echo)
     try:
         path = save(table, gpu)
     except (OSError, TableError) as error:

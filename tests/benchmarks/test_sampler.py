@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import sampler
-from service.engine.chat.slot_state import Int
+from service.engine.chat.slot_state import IntColumn
 
 CPU = torch.device("cpu")
 VOCABULARY = 500
@@ -22,7 +22,7 @@ def test_a_case_samples_what_its_parameters_leave(case: str) -> None:
         runner, plan, state = sampler.prepared(parameters, 4, VOCABULARY, CPU)
         logits = plan.tensors["hidden"][0]
         tokens = torch.stack([runner.run(plan).outputs["results"][:4, 0].long() for _ in range(30)])
-    assert state.ints[1:5, Int.GENERATED].tolist() == [30] * 4, "a replay is a step of rows that go on"
+    assert state.ints[1:5, IntColumn.GENERATED].tolist() == [30] * 4, "a replay is a step of rows that go on"
     places = (logits[None] > logits.gather(1, tokens.T).T[:, :, None]).sum(dim=-1)
     kept = {"plain, greedy": 1, "top_k 50": 50, "top_k 100, top_p 0.8": 100, "all": 100}
     assert int(places.max()) < kept.get(case, VOCABULARY)

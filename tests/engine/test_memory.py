@@ -20,7 +20,7 @@ from service.engine.memory import (
     plan_pages,
     reserve,
     split_pages,
-    with_limits,
+    with_gpu_bytes,
 )
 from service.engine.worker import MemoryRequirements, ModelWorker
 from service.graphs.pool import GraphPool
@@ -78,22 +78,22 @@ def room(used: int, total: int) -> Callable[[], Room]:
 def test_a_small_gpu_keeps_less_for_graphs_and_pictures_unless_told(
     total: int | None, graphs: int, embeddings: int
 ) -> None:
-    found = with_limits(config("a"), total)
+    found = with_gpu_bytes(config("a"), total)
     assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
-    told = with_limits(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
+    told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
     assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
 
 
 @pytest.mark.parametrize(("total", "slots"), [(None, 64), (24 * GIB, 64), (40 * 10**9, 128), (80 * GIB, 128)])
 def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots: int) -> None:
-    assert with_limits(config("a"), total).slots == slots
-    assert with_limits(config("a", max_running=7), total).slots == 7
+    assert with_gpu_bytes(config("a"), total).slots == slots
+    assert with_gpu_bytes(config("a", max_running=7), total).slots == 7
 
 
 def test_a_limit_that_somebody_set_holds_the_largest_graph() -> None:
     made = workers(FakeWorker("a", GIB, required=MemoryRequirements(workspace=2 * GIB)))
     for allowed in (GIB, 2 * GIB):
-        given = with_limits(config("a", graph_memory=allowed), 8 * GIB)
+        given = with_gpu_bytes(config("a", graph_memory=allowed), 8 * GIB)
         if allowed >= 2 * GIB:
             assert plan_pages(given, made, room(GIB, 8 * GIB)) == {"a": 2}
         else:
@@ -117,7 +117,7 @@ def test_a_limit_that_somebody_set_holds_the_largest_graph() -> None:
 def test_graphs_leave_room_for_pages_unless_told(
     used: int, settings: dict[str, Any], graphs: float, pages: int
 ) -> None:
-    given = with_limits(config("a", memory_share=0.875, **settings), 24 * GIB)
+    given = with_gpu_bytes(config("a", memory_share=0.875, **settings), 24 * GIB)
     made, pool = workers(FakeWorker("a", GIB, min_pages=2)), GraphPool(torch.device("cpu"), given.graph_bytes)
     found = reserve(given, made, room(used * GIB, 24 * GIB))
     assert found is not None and found.graphs == graphs * GIB
@@ -141,7 +141,7 @@ def test_graphs_leave_room_for_pages_unless_told(
 )
 def test_the_largest_graph_finds_room_if_usable_pages_are_left(left: int, largest: int, graphs: int) -> None:
     mib = 1 << 20
-    given = with_limits(config("a", memory_share=1.0), 24 * GIB)
+    given = with_gpu_bytes(config("a", memory_share=1.0), 24 * GIB)
     required = MemoryRequirements(workspace=largest * mib)
     made = workers(FakeWorker("a", mib // 2, min_pages=33, required=required))
     found = reserve(given, made, room(24 * GIB - (left + largest) * mib, 24 * GIB))

@@ -7,7 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from service.engine.usage import StartPhases, process_age, process_usage
+from service.engine.start_phases import StartPhases
+from service.engine.usage import process_age, process_usage
 from service.graphs.observations import Observations
 
 

@@ -37,12 +37,12 @@ from service.metrics import Metrics
 from service.processes import engines as engines_module
 from service.processes import pool as pool_module
 from service.processes import sleep as sleep_module
+from service.processes.api_config import WORK_KINDS, ApiConfig, plain_settings
 from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcess, ApiProcesses
 from service.processes.sleep import sleep_once, sleep_when_idle
-from service.processes.start import WORK_KINDS, ApiConfig, plain_settings
 from service.server import Server, server_config
 from service.settings import load_settings
 from tests.support.api_processes import api_pids, only
@@ -506,7 +506,7 @@ def test_a_server_of_two_engines_and_two_processes_sleeps_and_is_woken_by_each(t
         assert server.stop() == 0, "a server stops while its engines sleep"
 
 
-class Users:
+class FakeProcesses:
     """API processes that agree to everything."""
 
     def __init__(self, looks: list[bool]) -> None:
@@ -527,7 +527,7 @@ class Users:
 
 
 @dataclass
-class Sleepers:
+class FakeEngines:
     all_ready: bool = True
     slept: int = 0
 
@@ -538,13 +538,13 @@ class Sleepers:
         assert self.slept
 
 
-async def look(looks: list[bool], engines: Sleepers | None = None) -> int:
+async def look(looks: list[bool], engines: FakeEngines | None = None) -> int:
     """How often engines fell asleep while so many looks told of work, a second apart, with `after` of three seconds."""
     seconds: Iterator[int] = iter(range(10**6))
-    users, engines = Users(looks), engines or Sleepers()
+    processes, engines = FakeProcesses(looks), engines or FakeEngines()
     with pytest.raises(RuntimeError):  # no look is left
-        await sleep_when_idle(engines, users, 3.0, clock=lambda: float(next(seconds)))
-    assert users.dozed == engines.slept
+        await sleep_when_idle(engines, processes, 3.0, clock=lambda: float(next(seconds)))
+    assert processes.dozed == engines.slept
     return engines.slept
 
 
@@ -552,7 +552,7 @@ async def test_engines_sleep_after_the_set_seconds_without_a_request() -> None:
     assert await look([False] * 2) == 0
     assert await look([False] * 3) == 1
     assert await look([False, False, True, False, False]) == 0
-    assert await look([False] * 9, Sleepers(all_ready=False)) == 0
+    assert await look([False] * 9, FakeEngines(all_ready=False)) == 0
 
 
 async def test_a_request_between_two_checks_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 def serve(config: EngineConfig, channel: Channel) -> None:
     faults = Path(os.environ["REPRISE_TEST_FAULTS"])
     launches = (
-        (ChatRunner, "_decode_rows", "chat"),
+        (ChatRunner, "_launch_decode", "chat"),
         (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
         (SpeechRunner, "_run_prompts", "speech_prefill"),

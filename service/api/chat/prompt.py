@@ -19,6 +19,7 @@ from service.api.chat.past_answers import named_transcripts
 from service.api.chat.prompt_media import PromptMedia
 from service.api.chat.prompt_messages import check_length, read_messages
 from service.api.chat.schema import ChatRequestBody
+from service.api.concurrency import all_results
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
@@ -133,7 +134,7 @@ async def _concurrently(
     stepping = asyncio.ensure_future(begin())
     stepping.add_done_callback(_forget)
     try:
-        results = await _all(work)
+        results = await all_results(work)
         return await stepping, results
     finally:
         stepping.cancel()
@@ -143,19 +144,6 @@ def _forget(task: asyncio.Future[Any]) -> None:
     """Retrieves an exception that nobody awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first failure cancels the rest."""
-    if len(work) <= 1:  # a task would take two more turns of the loop
-        return [await step for step in work]
-    tasks = [asyncio.ensure_future(step) for step in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _observe(context: ServerContext, model: str, prompt: Prompt) -> None:

@@ -39,6 +39,7 @@ from service.api.chat.tool_calls import ToolCallParser, joined
 from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
 from service.api.chat.tool_schema import ToolCallDelta
 from service.api.chat.tools import ToolUse, tool_use
+from service.api.concurrency import all_results, merged
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import CLIENT_CLOSED
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
@@ -54,9 +55,8 @@ from service.api.http.streaming import (
     event,
     unless_disconnected,
 )
-from service.api.merging import merged
 from service.api.request_stream import EngineLost, RequestGroup
-from service.api.steps import StepReport, step_report
+from service.api.step_report import StepReport, step_report
 from service.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
 
@@ -262,13 +262,7 @@ def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
 
 
 async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
-    tasks = [asyncio.ensure_future(_choice(context, job, index)) for index in range(len(job.sampling))]
-    try:
-        choices = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    choices = await all_results([_choice(context, job, index) for index in range(len(job.sampling))])
     return ChatCompletion(job.id, job.created, job.model.name, choices, job.usage(), steps=job.steps())
 
 

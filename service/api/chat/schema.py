@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from service.api.chat.detokenizer import FinishReason, TokenLogprob
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
 from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
-from service.api.steps import StepReport
+from service.api.step_report import StepReport
 from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 
 # Requests

@@ -17,19 +17,19 @@ from models.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs
 from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
+from service.api.concurrency import merged
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
-from service.api.merging import merged
 from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
-from service.api.speech.delivery import AudioChunk, AudioCounts, PlaybackMeter, encode_chunk
+from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
-from service.api.steps import step_report
+from service.api.step_report import step_report
 from service.catalog import OPENAI_PCM_RATE, HostedModel
 
 AHEAD = 2
@@ -302,26 +302,33 @@ class SpokenAnswer:
             self._job.record.notes["unspoken"] = True
 
     async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
-        context, job, encoder = self._context, self._job, self._encoder
+        """The encoded audio of the text, piece by piece as it is made."""
         feed = await text.feed
         if feed is not None:
-            assert text.arrival is not None
-            meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
-            spoken = self._named(feed.chunks())
-            async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
-                try:
-                    async for chunk in chunks:
-                        if not self._counts.samples and len(chunk.audio) and self._streamed:
-                            waited = time.monotonic() - job.record.arrival
-                            context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                        self._count(chunk)
-                        if data := await encode_chunk(context, job, encoder, chunk, meter):
-                            yield data
-                finally:
-                    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
-            meter.finish()
-        if tail := await context.encoders.finish(encoder):
+            async with aclosing(self._encoded(feed, text)) as pieces:
+                async for data in pieces:
+                    yield data
+        if tail := await self._context.encoders.finish(self._encoder):
             yield tail
+
+    async def _encoded(self, feed: AudioFeed, text: LiveText) -> AsyncGenerator[bytes]:
+        """The same, but for what the encoder still holds at the end."""
+        context, job = self._context, self._job
+        assert text.arrival is not None
+        meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
+        spoken = self._named(feed.chunks())
+        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
+            try:
+                async for chunk in chunks:
+                    if not self._counts.samples and len(chunk.audio) and self._streamed:
+                        waited = time.monotonic() - job.record.arrival
+                        context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
+                    self._count(chunk)
+                    if data := await encode_chunk(context, job, self._encoder, chunk, meter):
+                        yield data
+            finally:
+                job.record.notes["audio_seconds"] = round(meter.seconds, 2)
+        meter.finish()
 
     async def _named(self, chunks: AsyncGenerator[AudioChunk]) -> AsyncGenerator[AudioChunk]:
         """The chunks. A text that is too long to be spoken is no field of a chat request: what can be shorter is how to

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
-from service.api.steps import StepReport
+from service.api.step_report import StepReport
 
 Modality = Literal["text", "audio"]
 Refused = Annotated[Any, Meta(description="not supported in a spoken answer: refused")]

@@ -34,6 +34,38 @@ def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
     ]
 
 
+class JsonObjectEnd:
+    """Finds the end of a JSON object that arrives in chunks."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The index in the next chunk behind the brace that closes the object; None if it goes on."""
+        for end, character in enumerate(text, 1):
+            if self._in_string:
+                self._read_string(character)
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return end
+        return None
+
+    def _read_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+
 class ToolCallParser:
     """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
 
@@ -48,9 +80,7 @@ class ToolCallParser:
         self._state: Literal["undecided", "said", "text", "name", "colon", "arguments", "end"]
         self._state = "undecided" if either and not forced else "text"
         self._held = ""
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._arguments = JsonObjectEnd()
 
     @property
     def in_call(self) -> bool:
@@ -126,24 +156,8 @@ class ToolCallParser:
 
     def _take_arguments(self) -> list[ToolCallDelta]:
         """Text up to the brace that closes the object."""
-        length = 0
-        for character in self._held:
-            length += 1
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self._state = "end"
-                    break
-        fragment, self._held = self._held[:length], self._held[length:]
+        end = self._arguments.find(self._held)
+        if end is not None:
+            self._state, self._arguments = "end", JsonObjectEnd()
+        fragment, self._held = self._held[:end], "" if end is None else self._held[end:]
         return [ToolCallDelta(self.calls - 1, FunctionDelta(fragment))] if fragment else []

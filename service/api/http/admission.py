@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
 
 from service.api.http.errors import ApiError
+from service.api.http.shared_usage import UsageRow
 from service.metrics import Metrics
 
 RETRY_AFTER = 1.0
@@ -18,27 +18,14 @@ KINDS = {"voices": "speech", "realtime": "chat"}
 """Kind of work of an endpoint, if the two names differ."""
 
 
-class OtherProcesses(Protocol):
-    """The work that other processes of the same server have admitted."""
-
-    def requests(self) -> Counter[str]:
-        """Usage in flight, by kind of work."""
-        ...
-
-    def num_bytes(self) -> Counter[str]: ...
-
-    def tell(self, kind: str, requests: int, size: int) -> None:
-        """Tells the other processes this process's usage of a kind."""
-        ...
-
-
 class Admission:
     """Counts requests in flight and the bytes of their bodies, of media that were fetched for them and of decoded
     media, for each kind of work (chat, speech).
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
         can be starved. A kind without a share may use everything.
-    others: work that counts in addition to this process's own.
+    others: the work of the server's other API processes, which counts in addition to this one's, and which this one
+        tells of its own; None: there are none.
 
     Thread-safe: media are charged by the threads that decode them.
     """
@@ -49,7 +36,7 @@ class Admission:
         max_pending_bytes: int,
         metrics: Metrics,
         shares: Mapping[str, float] | None = None,
-        others: OtherProcesses | None = None,
+        others: UsageRow | None = None,
     ) -> None:
         self._max_in_flight = max_in_flight
         self._max_pending_bytes = max_pending_bytes

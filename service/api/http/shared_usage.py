@@ -57,11 +57,12 @@ class UsageTable:
         return int(self._table[:, :, 2].sum())
 
     def row(self, process: int) -> UsageRow:
+        """The table as the process of that index sees it."""
         return UsageRow(self._table, process, self._kinds)
 
 
 class UsageRow:
-    """The table as one process sees it (admission.OtherProcesses)."""
+    """The table as one process sees it: it reads the rows of the others, and writes its own."""
 
     def __init__(self, table: np.ndarray, process: int, kinds: dict[str, int]) -> None:
         self._table = table
@@ -69,9 +70,11 @@ class UsageRow:
         self._kinds = kinds
 
     def requests(self) -> Counter[str]:
+        """Requests in flight of the other processes, by kind of work."""
         return self._others(0)
 
     def num_bytes(self) -> Counter[str]:
+        """Bytes of the other processes' requests, by kind of work."""
         return self._others(1)
 
     def least(self, kind: str) -> int:
@@ -84,5 +87,6 @@ class UsageRow:
         return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
 
     def tell(self, kind: str, requests: int, size: int) -> None:
+        """Tells the other processes this one's requests in flight of a kind, and their bytes."""
         own = self._table[self._process, self._kinds[kind]]
         own[:] = (requests, size, own[2] + 1)

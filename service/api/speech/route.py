@@ -38,7 +38,7 @@ from service.api.speech.schema import (
 )
 from service.api.speech.script import Script, read_script
 from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
-from service.api.steps import step_report
+from service.api.step_report import step_report
 from service.link.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 

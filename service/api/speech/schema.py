@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.speech.lexicon import MAX_SPOKEN, MAX_WORD
 from service.api.speech.text_splitting import Granularity
-from service.api.steps import StepReport
+from service.api.step_report import StepReport
 
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 StreamFormat = Literal["audio", "sse"]

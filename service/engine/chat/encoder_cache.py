@@ -10,16 +10,22 @@ from torch import Tensor
 
 @dataclass
 class Entry:
-    """pins: sequences that still need its embeddings."""
+    """The place of an item in the cache."""
 
     num_bytes: int
+    """Bytes of its embeddings, which count from its first pin on."""
     pins: int = 0
+    """Number of sequences that still need them."""
     embeds: Tensor | None = None
     """[num_embeds, embeds_width]; None until it is encoded."""
 
 
 class EncoderCache:
-    """Pinned entries stay; the others are evicted, least recently used first, to make room."""
+    """The entries, by digest of the item. Pinned ones stay; the others are evicted, least recently used first, to make
+    room.
+
+    num_bytes: of all entries; pinned_bytes: of those with a pin.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -28,6 +34,7 @@ class EncoderCache:
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
 
     def embeds(self, digest: bytes) -> Tensor | None:
+        """The item's embeddings [num_embeds, embeds_width]; None if it is unknown or not encoded yet."""
         entry = self._entries.get(digest)
         return entry.embeds if entry else None
 

@@ -3,13 +3,13 @@ readiness."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, Decoder
+from models.protocol import Bucket, Capturable, Decoder
 from service.engine.chat.routes import (
     CACHED_PREFILL_TOKENS,
     PREFILL_SEQUENCES,
@@ -99,44 +99,34 @@ class ChatGraphs:
 
     def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sizes: list[int], sequences: int) -> GraphRunner:
         bucket_list, before_ready = chunk_buckets(sizes, sequences, self._decoder.feature_levels)
-        return GraphRunner(
-            self._name,
-            step.name,
-            step,
-            bucket_list,
-            self._context.pool,
-            self._context.observations,
-            enabled=self._context.config.graphs,
-            before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
-        )
+        return self._runner(step.name, step, bucket_list, before_ready)
 
     def _decode_runner(self, layers: LayersStep, rows: list[int], *, full: bool) -> GraphRunner:
         step = DecodeStep(layers, self._sampling(full=full))
-        return self._runner("decode", step, self._decode_buckets(rows), full=full)
+        return self._row_runner("decode", step, self._decode_buckets(rows), full=full)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
         on_cpu = self._context.device.type == "cpu"
-        widths = (
-            sorted({min(width, self._sizes.max_pages) for width in _CPU_PAGES}) if on_cpu else [self._sizes.max_pages]
-        )
+        most = self._sizes.max_pages
+        widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
     def _layers_runner(self, layers: LayersStep, rows: list[int]) -> GraphRunner:
         step = GuidedLayersStep(layers, self.held_hidden)
-        return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
+        return self._row_runner("guided_layers", step, self._decode_buckets(rows), guided=True)
 
     def _sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
         step = SampleStep(self._sampling(full=full), self._sizes.hidden_size, self._context.dtype)
-        return self._runner("sample", step, [{"rows": count} for count in rows], full=full)
+        return self._row_runner("sample", step, [{"rows": count} for count in rows], full=full)
 
     def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
         step = GuidedSampleStep(self.state, self._sampling(full=full), self.held_hidden)
-        return self._runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
+        return self._row_runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
 
     def _sampling(self, *, full: bool) -> Sampling:
         return Sampling(self._decoder, self.state, self._sizes.vocab_limit, full=full)
 
-    def _runner(
+    def _row_runner(
         self,
         kind: str,
         step: DecodeStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
@@ -154,15 +144,28 @@ class ChatGraphs:
         ]
         if guided and not self._context.config.guided_graphs_first:
             before_ready = []
+        # Between guided steps these are the slots of the last one, which a capture must not advance.
+        fill_others = self.state.sampled.zero_ if guided else None
+        return self._runner(kind, step, bucket_list, before_ready, fill_others)
+
+    def _runner(
+        self,
+        kind: str,
+        step: Capturable,
+        bucket_list: list[Bucket],
+        before_ready: list[Bucket],
+        fill_others: Callable[[], object] | None = None,
+    ) -> GraphRunner:
+        """before_ready: the buckets to capture before readiness; after a restart only the smallest of them."""
+        context = self._context
         return GraphRunner(
             self._name,
             kind,
             step,
             bucket_list,
-            self._context.pool,
-            self._context.observations,
-            enabled=self._context.config.graphs,
-            before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
-            # Between guided steps these are the slots of the last one, which a capture must not advance.
-            fill_others=self.state.sampled.zero_ if guided else None,
+            context.pool,
+            context.observations,
+            enabled=context.config.graphs,
+            before_ready=captured_first(before_ready, restarted=context.config.restarted),
+            fill_others=fill_others,
         )

@@ -160,7 +160,8 @@ class Guidance:
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
         self._servers = [_Server(host, self._poll) for host in hosts]
-        self._spins = all(host.apart for host in hosts)
+        self._spins = all(host.own_interpreter for host in hosts)
+        """Whether to look for masks before sleeping: servers in the engine's interpreter need its lock meanwhile."""
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []

@@ -6,7 +6,10 @@ import time
 
 
 class Guide:
-    """number: by which its server knows it. server: index of the server that has its matcher."""
+    """The state of a matcher that a mask server has.
+
+    number: by which the server knows it. server: index of that server.
+    """
 
     def __init__(self, number: int, server: int) -> None:
         self.number = number

@@ -22,6 +22,7 @@ class Launch:
     """A step or an encoder pass whose results have not been read."""
 
     kind: str
+    """StepKind of a step, or "encoder"."""
     size: int
     """Tokens of a step, patches of an encoder pass."""
     route: str
@@ -94,12 +95,14 @@ class InFlight:
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
         """Where tokens of these sequences that were launched but not read yet will arrive."""
-        coming = [(one.readback, one.sequences) for one in self._launches if one.readback and one.sequences]
-        if len(coming) == 1 and coming[0][1] is sequences:  # As in most steps.
-            return [((coming[0][0], row),) for row in range(len(sequences))]
+        launched = [
+            (launch.readback, launch.sequences) for launch in self._launches if launch.readback and launch.sequences
+        ]
+        if len(launched) == 1 and launched[0][1] is sequences:  # As in most steps.
+            return [((launched[0][0], row),) for row in range(len(sequences))]
         places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
-        for readback, those in coming:
-            for row, sequence in enumerate(those):
+        for readback, rows in launched:
+            for row, sequence in enumerate(rows):
                 places.setdefault(sequence, []).append((readback, row))
         return [places.get(sequence, ()) for sequence in sequences]
 

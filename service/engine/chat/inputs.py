@@ -7,7 +7,7 @@ import numpy as np
 from models.protocol import Bucket
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
-from service.engine.chat.slot_state import Float, Int
+from service.engine.chat.slot_state import FloatColumn, IntColumn
 from service.engine.pages import block_tables, kv_slots
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
@@ -76,14 +76,14 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     vocab_size: larger ids cannot be sampled, and the tables of penalties have no column for them.
     """
     count = len(sequences)
-    ints = np.zeros((count, len(Int)), dtype=np.int64)
-    floats = np.zeros((count, len(Float)), dtype=np.float32)
+    ints = np.zeros((count, len(IntColumn)), dtype=np.int64)
+    floats = np.zeros((count, len(FloatColumn)), dtype=np.float32)
     stop_ids = np.full((count, MAX_STOP_IDS), -1, dtype=np.int64)
     bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
     bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
     for row, sequence in enumerate(sequences):
         sampling = sequence.sampling
-        ints[row], floats[row] = _int_columns(sequence), _float_columns(sampling)
+        ints[row], floats[row] = _int_row(sequence), _float_row(sampling)
         stops = [token for token in sampling.stop_token_ids if token < vocab_size]
         stop_ids[row, : len(stops)] = stops
         bias_ids[row, : len(sampling.logit_bias)] = list(sampling.logit_bias)
@@ -100,28 +100,28 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     return arrays | (_penalty_arrays(full, vocab_size) if full else {})
 
 
-def _int_columns(sequence: ChatSequence) -> np.ndarray:
+def _int_row(sequence: ChatSequence) -> np.ndarray:
     """A row of SlotState.ints."""
-    sampling, row = sequence.sampling, np.zeros(len(Int), dtype=np.int64)
-    row[Int.LENGTH] = sequence.num_tokens - 1
-    row[Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
-    row[Int.GENERATED] = len(sequence.generated)
-    row[Int.ACTIVE] = 1
-    row[Int.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
-    row[Int.MIN_TOKENS] = sampling.min_tokens
-    row[Int.TOP_K] = sampling.top_k
+    sampling, row = sequence.sampling, np.zeros(len(IntColumn), dtype=np.int64)
+    row[IntColumn.LENGTH] = sequence.num_tokens - 1
+    row[IntColumn.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
+    row[IntColumn.GENERATED] = len(sequence.generated)
+    row[IntColumn.ACTIVE] = 1
+    row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
+    row[IntColumn.MIN_TOKENS] = sampling.min_tokens
+    row[IntColumn.TOP_K] = sampling.top_k
     return row
 
 
-def _float_columns(sampling: SamplingParams) -> np.ndarray:
+def _float_row(sampling: SamplingParams) -> np.ndarray:
     """A row of SlotState.floats."""
-    row = np.zeros(len(Float), dtype=np.float32)
-    row[Float.TEMPERATURE] = 0.0 if sampling.top_k == 1 else sampling.temperature
-    row[Float.TOP_P] = sampling.top_p
-    row[Float.MIN_P] = sampling.min_p
-    row[Float.REPETITION] = sampling.repetition_penalty
-    row[Float.PRESENCE] = sampling.presence_penalty
-    row[Float.FREQUENCY] = sampling.frequency_penalty
+    row = np.zeros(len(FloatColumn), dtype=np.float32)
+    row[FloatColumn.TEMPERATURE] = 0.0 if sampling.top_k == 1 else sampling.temperature
+    row[FloatColumn.TOP_P] = sampling.top_p
+    row[FloatColumn.MIN_P] = sampling.min_p
+    row[FloatColumn.REPETITION] = sampling.repetition_penalty
+    row[FloatColumn.PRESENCE] = sampling.presence_penalty
+    row[FloatColumn.FREQUENCY] = sampling.frequency_penalty
     return row
 
 

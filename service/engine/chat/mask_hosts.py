@@ -30,10 +30,12 @@ the API processes need processors as well."""
 
 
 class MaskHost(Protocol):
-    """Starts and ends one mask server; at most one runs at a time. apart: it does not share the interpreter lock."""
+    """Starts and ends one mask server; at most one runs at a time."""
 
     @property
-    def apart(self) -> bool: ...
+    def own_interpreter(self) -> bool:
+        """Whether the server has an interpreter, and so an interpreter lock, of its own."""
+        ...
 
     def start(self) -> Connection:
         """Starts a server and returns the engine's end of its connection. The server ends when that is closed."""
@@ -47,7 +49,7 @@ class MaskHost(Protocol):
 class MaskThread:
     """The server in a thread; `server` is there once it was started."""
 
-    apart = False
+    own_interpreter = False
 
     def __init__(self, tokenizer: Callable[[], llguidance.LLTokenizer], masks: np.ndarray) -> None:
         self._tokenizer = tokenizer
@@ -77,7 +79,7 @@ class SharedMasks:
 class MaskProcess:
     """The server in a process."""
 
-    apart = True
+    own_interpreter = True
 
     def __init__(self, directory: str, vocab_limit: int, shared: SharedMasks, config: EngineConfig) -> None:
         """directory: the model's checkpoint."""

@@ -51,11 +51,17 @@ class GuidedRow:
 
 
 class MaskJob:
-    """rows int64 [rows of the step]: of SlotState.allowed, where the row's mask is; 0 for rows without one. count: of
-    masks. verdicts: by row, of those that do not go on (service.engine.chat.mask_server). All of them once it is done.
-    awaited: the results that it reads first."""
+    """The masks of one step, from the request for them until all have been computed.
+
+    rows: int64 [rows of the step], the row of SlotState.allowed where the mask of each row is; 0 for those without one.
+    count: number of masks.
+    verdicts: by row, for the rows that do not go on (service.engine.chat.mask_server). These three are complete once
+        it is done.
+    awaited: the results that it reads first.
+    """
 
     def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, servers: MaskServers) -> None:
+        """wanted: the guided rows, by row of the step, which has `num_rows`."""
         self._wanted = wanted
         self._servers = servers
         self._asked: list[int] = []

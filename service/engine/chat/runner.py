@@ -80,6 +80,7 @@ class ChatRunner:
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one page, all layers together."""
         per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
         return per_token * self._sizes.page_size
 
@@ -144,7 +145,7 @@ class ChatRunner:
         if step.allocations:
             self._write_block_tables(step.allocations)
         if not step.chunks:
-            return self._decode_rows(step)
+            return self._launch_decode(step)
         kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
         launch = partial(self._launch_on_route, step, embeds, kind)
         return with_second_try(launch, self._context, model=self._name, kind=kind)
@@ -164,24 +165,25 @@ class ChatRunner:
     def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         """Chunks, and the decode rows beside them."""
         if choice.prefill is None or not len(step.slots):
-            return self._prefill_rows(step, embeds, kind, choice)
+            return self._launch_prefill(step, embeds, kind, choice)
         # Prefills first: where one fails, the decode rows have not advanced.
         alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
         if step.needs.guided:
             with repeatable_launch():
                 last = self._backbone(alone, embeds, choice.prefill)
-            # The layers write hidden states to `held_hidden`, padding included. So _sampled comes after them: it puts
-            # those of the chunks behind the rows.
+            # The layers write hidden states to `held_hidden`, padding included. So _sample_or_hold comes after them: it
+            # puts those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
-            return self._sampled(step, last, route, kind)
+            return self._sample_or_hold(step, last, route, kind)
         with repeatable_launch():
-            prefilled = self._prefill_rows(alone, embeds, kind, choice)
-        decoded = self._decode_rows(step)
+            prefilled = self._launch_prefill(alone, embeds, kind, choice)
+        decoded = self._launch_decode(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
         results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
         return StepOutput(results, decoded.route, kind)
 
-    def _decode_rows(self, step: Step) -> StepOutput:
+    def _launch_decode(self, step: Step) -> StepOutput:
+        """The decode rows alone: a whole decode step, or the layers of a held one."""
         plan = self._decode_plan(step)
         if step.needs.guided:
             return self._hold(step, step.slots, self.graphs.layers.run(plan).route, "decode")
@@ -199,7 +201,8 @@ class ChatRunner:
         long, so one width serves all."""
         return self._sizes.max_pages if self._context.device.type == "cuda" else step.num_pages
 
-    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
+    def _launch_prefill(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
+        """Chunks in one pass on the chosen route, with the decode rows in it if that is the eager one."""
         route: Route = "eager" if choice.prefill is None else "replay"
         with repeatable_launch():
             hidden = self._backbone(step, embeds, choice.prefill)
@@ -207,9 +210,9 @@ class ChatRunner:
             assert choice.reason != "captured"
             self._routes.launched(choice)
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
-        return self._sampled(step, hidden, route, kind)
+        return self._sample_or_hold(step, hidden, route, kind)
 
-    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
+    def _sample_or_hold(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
         states of the last rows; those of the rows before them are in `held_hidden` already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)

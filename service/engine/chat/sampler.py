@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.layers.op import op
 from models.layers.random import philox
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 
 _BLOCK = 256
 _STREAM = 1
@@ -108,40 +108,44 @@ def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:
     return logits.float().masked_fill(bits.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
-def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:
-    """Logits with the rows' penalties, biases and minimum length applied.
+def apply_penalties(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:
+    """New logits float32 [rows, vocabulary]: those given with the rows' penalties, biases and minimum length applied.
+    ints int64 [rows, len(IntColumn)] and floats float32 [rows, len(FloatColumn)]: the state of `slots` int64 [rows].
 
     Repetition penalty as in CTRL (arXiv:1909.05858) over prompt and output, presence and frequency penalties over the
     output, as the OpenAI API defines them.
     """
     counts = state.output_counts[slots]
     seen = state.prompt_seen[slots] | (counts > 0)
-    repetition = floats[:, Float.REPETITION, None]
+    repetition = floats[:, FloatColumn.REPETITION, None]
     # In place where it can be: a tensor of 64 rows and 152,000 tokens takes 39 MB, and small GPUs have little.
     found = logits * repetition
     torch.where(logits > 0, logits / repetition, found, out=found)
     torch.where(seen, found, logits, out=found)
-    found -= floats[:, Float.FREQUENCY, None] * counts
-    found -= floats[:, Float.PRESENCE, None] * (counts > 0)
+    found -= floats[:, FloatColumn.FREQUENCY, None] * counts
+    found -= floats[:, FloatColumn.PRESENCE, None] * (counts > 0)
     found.scatter_add_(1, state.bias_ids[slots], state.bias_values[slots])
     stop_ids = state.stop_ids[slots]
-    early = (ints[:, Int.GENERATED] < ints[:, Int.MIN_TOKENS])[:, None] & (stop_ids >= 0)
+    early = (ints[:, IntColumn.GENERATED] < ints[:, IntColumn.MIN_TOKENS])[:, None] & (stop_ids >= 0)
     ceilings = torch.where(early, -torch.inf, torch.inf)
     return found.scatter_reduce_(1, stop_ids.clamp(min=0), ceilings, "amin")
 
 
-def restricted(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    """Logits float32 [rows, vocabulary] with penalties applied and -inf where a filter excludes."""
+def apply_penalties_and_filters(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Logits float32 [rows, vocabulary] of `slots` int64 [rows] with penalties applied and -inf where a filter
+    excludes."""
     ints, floats = state.ints[slots], state.floats[slots]
-    logits = adjusted(logits, slots, ints, floats, state)
-    top_k = ints[:, Int.TOP_K]
-    return filtered(logits, floats[:, Float.TEMPERATURE], floats[:, Float.MIN_P], top_k, floats[:, Float.TOP_P])
+    logits = apply_penalties(logits, slots, ints, floats, state)
+    top_k = ints[:, IntColumn.TOP_K]
+    return filtered(
+        logits, floats[:, FloatColumn.TEMPERATURE], floats[:, FloatColumn.MIN_P], top_k, floats[:, FloatColumn.TOP_P]
+    )
 
 
 def choose(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
     """The next token int64 [rows] of each slot, greedy or by its temperature; logits float32 [rows, vocabulary]."""
-    ints, temperature = state.ints[slots], state.floats[slots, Float.TEMPERATURE]
-    return sample(logits, temperature, uniform(ints[:, Int.SEED], ints[:, Int.GENERATED]))
+    ints, temperature = state.ints[slots], state.floats[slots, FloatColumn.TEMPERATURE]
+    return sample(logits, temperature, uniform(ints[:, IntColumn.SEED], ints[:, IntColumn.GENERATED]))
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

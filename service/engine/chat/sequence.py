@@ -98,6 +98,7 @@ class ChatSequence:
 
     @property
     def remaining_prefill(self) -> int:
+        """Known tokens whose keys no launched step writes."""
         return self.num_tokens - self.num_prefilled
 
     def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:

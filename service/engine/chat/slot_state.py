@@ -13,7 +13,7 @@ import torch
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
 
-class Int(IntEnum):
+class IntColumn(IntEnum):
     """Columns of SlotState.ints."""
 
     TOKEN = 0
@@ -30,7 +30,7 @@ class Int(IntEnum):
     TOP_K = 7
 
 
-class Float(IntEnum):
+class FloatColumn(IntEnum):
     """Columns of SlotState.floats."""
 
     TEMPERATURE = 0
@@ -42,13 +42,14 @@ class Float(IntEnum):
 
 
 NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+"""FloatColumns of a row that is sampled greedily, without penalties and filters."""
 
 
 class SlotState:
     """Tables of num_slots + 1 rows.
 
-    ints int64 [rows, len(Int)], floats float32 [rows, len(Float)], stop_ids int64 [rows, MAX_STOP_IDS] (-1 where
-    unused), block_tables int32 [rows, max_pages]; for the sampler with penalties and filters bias_ids int64 and
+    ints int64 [rows, len(IntColumn)], floats float32 [rows, len(FloatColumn)], stop_ids int64 [rows, MAX_STOP_IDS] (-1
+    where unused), block_tables int32 [rows, max_pages]; for the sampler with penalties and filters bias_ids int64 and
     bias_values float32 [rows, MAX_BIASES], prompt_seen bool and output_counts int32 [rows, vocabulary].
 
     Two tables are not by slot, but of a step with guided rows (service.engine.chat.mask_table.MaskTable). allowed int32
@@ -58,7 +59,7 @@ class SlotState:
 
     def __init__(self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device) -> None:
         rows = num_slots + 1
-        self.ints = torch.zeros((rows, len(Int)), dtype=torch.int64, device=device)
+        self.ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64, device=device)
         self.floats = torch.tensor(NEUTRAL_FLOATS, device=device).repeat(rows, 1)
         self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
         self.block_tables = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
@@ -71,8 +72,9 @@ class SlotState:
 
     @staticmethod
     def num_bytes(num_slots: int, max_pages: int, vocab_size: int) -> int:
-        words = len(Float) + max_pages + MAX_BIASES + _mask_words(vocab_size)
-        return (num_slots + 1) * (8 * (len(Int) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
+        """Bytes of all tables."""
+        words = len(FloatColumn) + max_pages + MAX_BIASES + _mask_words(vocab_size)
+        return (num_slots + 1) * (8 * (len(IntColumn) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
 
 
 def _mask_words(vocab_size: int) -> int:

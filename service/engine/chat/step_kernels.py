@@ -13,21 +13,21 @@ from torch import Tensor
 
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.random import philox
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.link.sampling_limits import MAX_STOP_IDS
 
 _ENTRIES = 256
 _BLOCKS = 8
 """Blocks of 256 entries that one program sums."""
-_INTS = len(Int)
-_FLOATS = len(Float)
-_TOKEN = tl.constexpr(int(Int.TOKEN))
-_LENGTH = tl.constexpr(int(Int.LENGTH))
-_POSITION = tl.constexpr(int(Int.POSITION))
-_GENERATED = tl.constexpr(int(Int.GENERATED))
-_ACTIVE = tl.constexpr(int(Int.ACTIVE))
-_SEED = tl.constexpr(int(Int.SEED))
-_TEMPERATURE = tl.constexpr(int(Float.TEMPERATURE))
+_INTS = len(IntColumn)
+_FLOATS = len(FloatColumn)
+_TOKEN = tl.constexpr(int(IntColumn.TOKEN))
+_LENGTH = tl.constexpr(int(IntColumn.LENGTH))
+_POSITION = tl.constexpr(int(IntColumn.POSITION))
+_GENERATED = tl.constexpr(int(IntColumn.GENERATED))
+_ACTIVE = tl.constexpr(int(IntColumn.ACTIVE))
+_SEED = tl.constexpr(int(IntColumn.SEED))
+_TEMPERATURE = tl.constexpr(int(FloatColumn.TEMPERATURE))
 
 
 @triton.jit

@@ -19,8 +19,8 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.layers.op import op
 from models.protocol import Bucket, BufferSpec, Decoder
-from service.engine.chat.sampler import choose, mask_logits, restricted
-from service.engine.chat.slot_state import Int, SlotState
+from service.engine.chat.sampler import apply_penalties_and_filters, choose, mask_logits
+from service.engine.chat.slot_state import IntColumn, SlotState
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class Sampling:
         if not self.full:
             return {"results": sample_tokens(logits, slots, state, mask_rows)}
         candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
-        active = state.ints[slots, Int.ACTIVE].to(torch.int32)
-        results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
+        active = state.ints[slots, IntColumn.ACTIVE].to(torch.int32)
+        results = sample_tokens(apply_penalties_and_filters(candidates.float(), slots, state), slots, state)
         tokens = results[:, 0].long()
         state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
         return {"results": results, "logits": logits.float()}
@@ -62,14 +62,14 @@ def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
     """Commits sampled tokens int64 [rows]: stops the slots that drew a stop token, and writes the next inputs of all
     slots -> results int32 [rows, 2]."""
     ints = state.ints[slots]
-    active = ints[:, Int.ACTIVE]
+    active = ints[:, IntColumn.ACTIVE]
     stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
     following = ints.clone()
-    following[:, Int.TOKEN] = torch.where(active > 0, tokens, ints[:, Int.TOKEN])
-    following[:, Int.LENGTH] += active
-    following[:, Int.POSITION] += active
-    following[:, Int.GENERATED] += active
-    following[:, Int.ACTIVE] = active - stopped
+    following[:, IntColumn.TOKEN] = torch.where(active > 0, tokens, ints[:, IntColumn.TOKEN])
+    following[:, IntColumn.LENGTH] += active
+    following[:, IntColumn.POSITION] += active
+    following[:, IntColumn.GENERATED] += active
+    following[:, IntColumn.ACTIVE] = active - stopped
     state.ints.index_copy_(0, slots, following)
     return torch.stack((tokens, stopped), dim=1).to(torch.int32)
 
@@ -82,12 +82,12 @@ def decode_rows(
     int32 [rows, max_pages], lengths with the new key int32 [rows]. Inactive slots have length 0 and write to the
     scratch page."""
     ints = state.ints[slots]
-    active, length = ints[:, Int.ACTIVE] > 0, ints[:, Int.LENGTH]
+    active, length = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH]
     tables = state.block_tables[slots, :max_pages]
     pages = tables.gather(1, (length // page_size).clamp(max=max_pages - 1)[:, None]).squeeze(1).long()
     slot_mapping = torch.where(active, pages * page_size + length % page_size, 0)
     seq_lens = torch.where(active, length + 1, 0).to(torch.int32)
-    return ints[:, Int.TOKEN], ints[:, Int.POSITION], slot_mapping, tables, seq_lens
+    return ints[:, IntColumn.TOKEN], ints[:, IntColumn.POSITION], slot_mapping, tables, seq_lens
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,9 @@ step is guided, sampling is held until the mask servers have computed masks from
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 from torch import Tensor
@@ -24,20 +23,19 @@ from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, Pacing
+from service.engine.chat.requests import ChatRequests
 from service.engine.chat.results import phase_times, token_infos, with_times
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
-from service.engine.chat.scheduler_output import Chunk, Step
+from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
 from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.runner import GraphRunner
 from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs
-
-log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
@@ -65,7 +63,6 @@ class ChatWorker:
         self.min_pages = 1 + min(pages_each, _MIN_CONTEXT // config.page_size)
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
         self._guidance = Guidance(hosts)
-        self._sequences: dict[str, ChatSequence] = {}
         self._in_flight = InFlight()
         self._encoded_last = False
         self._chunks_put_off = False
@@ -83,8 +80,11 @@ class ChatWorker:
         self._runner.allocate(num_pages, self._masks)
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
-        self._limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
+        limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
         self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens)
+        self._requests = ChatRequests(
+            self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
+        )
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
@@ -107,25 +107,14 @@ class ChatWorker:
 
     def submit(self, request: Request) -> None:
         assert isinstance(request, ChatRequest), "speech was sent to a chat model"
-        if (failure := self._limits.refusal(request, len(self._scheduler.waiting))) is not None:
-            self._outbox.failed.append(failure)
-            return
-        cap, page_size = self._limits.length_cap(request), self._context.config.page_size
-        sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
-        if request.grammar:
-            sequence.guide = self._guidance.begin(request.grammar, slow=request.slow_grammar)
-        self._sequences[request.request_id] = sequence
-        self._scheduler.add(sequence)
-        self._vision.request_all(self._scheduler.waiting)
+        self._requests.submit(request)
 
     def control(self, command: Control) -> None:
-        if isinstance(command, Abort) and (sequence := self._sequences.get(command.request_id)) is not None:
-            self._finish(sequence)
+        if isinstance(command, Abort):
+            self._requests.abort(command.request_id)
 
     def fail_timed_out(self, now: float) -> None:
-        for sequence in self._scheduler.never_scheduled(submitted_before=now - self._context.config.queue_timeout):
-            self._outbox.failed.append(queue_timeout(sequence.request_id))
-            self._finish(sequence)
+        self._requests.fail_timed_out(now - self._context.config.queue_timeout)
 
     # Stepping
 
@@ -183,12 +172,12 @@ class ChatWorker:
         try:
             encoded = self._vision.launch(parts)
         except EncodeError as error:
-            self._fail([s for s in self._sequences.values() if error.digests & s.pinned.keys()], error.cause)
+            self._requests.fail_unencoded(error)
             return True
         self._pacing.spend(rows, predicted)
         if encoded is not None:
-            launch = Launch("encoder", patches, encoded.route, now, predicted, encoded=encoded)
-            launch.readback = Readback({}, self._context.device, encoded.begun)
+            readback = Readback({}, self._context.device, encoded.begun)
+            launch = Launch("encoder", patches, encoded.route, now, predicted, readback=readback, encoded=encoded)
             launch.host_seconds = time.perf_counter() - started
             self._in_flight.add(launch)
         return True
@@ -212,10 +201,17 @@ class ChatWorker:
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
-            self._after_chunk(chunk, now)
-        launch = Launch(output.kind, len(step.slots), output.route, now, decode_seconds)
-        launch.pending_sampling = output.pending_sampling
-        launch.sequences, launch.chunks = step.sampled, step.chunks
+            self._requests.note_chunk(chunk, now)
+        launch = Launch(
+            kind=output.kind,
+            size=len(step.slots),
+            route=output.route,
+            launched_at=now,
+            predicted=decode_seconds,
+            sequences=step.sampled,
+            chunks=step.chunks,
+            pending_sampling=output.pending_sampling,
+        )
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
@@ -238,9 +234,9 @@ class ChatWorker:
             with launch_errors():
                 return self._runner.launch(step, self._vision.embeds)
         except RepeatableLaunchError as error:
-            self._fail(chunks, error)
+            self._requests.fail(chunks, error)
         except LaunchError as error:
-            self._fail([*chunks, *step.sequences], error)
+            self._requests.fail([*chunks, *step.sequences], error)
         return None
 
     def _close_gap(self, decode_seconds: float) -> None:
@@ -248,22 +244,6 @@ class ChatWorker:
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
-
-    def _after_chunk(self, chunk: Chunk, now: float) -> None:
-        sequence = chunk.sequence
-        if sequence.tally.scheduled is None:
-            sequence.tally.scheduled = now
-            self._observations.observe("queue_duration_seconds", now - sequence.submitted, model=self.name)
-            self._observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self.name)
-            self._observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self.name)
-        if sequence.pinned:
-            self._vision.release(sequence, chunk.end)
-
-    def _fail(self, sequences: Sequence[ChatSequence], error: LaunchError) -> None:
-        log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
-        for sequence in sequences:
-            self._outbox.failed.append(launch_failure(sequence.request_id, error))
-            self._finish(sequence)
 
     def oldest_launch(self) -> float | None:
         return self._in_flight[0].launched_at if self._in_flight else None
@@ -298,10 +278,9 @@ class ChatWorker:
             self._read()
         for row, verdict in masks.verdicts.items():
             if not launch.sequences[row].finished:
-                self._outbox.end_guided(launch.sequences[row], verdict)
-                self._finish(launch.sequences[row])
+                self._requests.end_guided(launch.sequences[row], verdict)
         if problem is not None:
-            self._fail([sequence for sequence in launch.sequences if not sequence.finished], problem)
+            self._requests.fail([sequence for sequence in launch.sequences if not sequence.finished], problem)
             launch.sequences = ()
 
     def _launch_sampling(self, launch: Launch, masks: MaskJob) -> LaunchError | None:
@@ -354,7 +333,7 @@ class ChatWorker:
             sequence.tally.add(replayed, rows)
             if stops[row]:
                 deltas.append(sequence.delta((), (), "stop"))
-                self._finish(sequence)
+                self._requests.finish(sequence)
                 continue
             generated = sequence.generated
             generated.append(tokens[row])
@@ -369,15 +348,7 @@ class ChatWorker:
             if not num_keys % page_size and not sequence.num_unread:
                 self._scheduler.index(sequence, num_keys)
         for sequence in ended:
-            self._finish(sequence)
-
-    def _finish(self, sequence: ChatSequence) -> None:
-        del self._sequences[sequence.request_id]
-        if sequence.guide is not None:
-            self._guidance.forget(sequence.guide)
-        self._scheduler.finish(sequence)
-        if sequence.pinned:
-            self._vision.release(sequence)
+            self._requests.finish(sequence)
 
     def state(self) -> ModelState:
         scheduler = self._scheduler

@@ -18,7 +18,9 @@ _BELOW_STEPS, _ABOVE_STEPS = 0, -2
 
 
 class CodecStream:
-    """No other stream touches the codec's streaming state."""
+    """Where one model's codec is launched: on a GPU, in a CUDA stream with a lower priority than the steps'. A second
+    one, with a higher priority, only gives this to graphs that are captured on it. No other stream touches the codec's
+    streaming state."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -12,11 +12,13 @@ from service.engine.speech.clock import Mark
 from service.engine.speech.costs import Kind
 from service.engine.speech.sequence import SpeechSequence
 
-IN_FLIGHT = 2
-"""Launches with results. One without may be beside them: a prefill whose first patches are rows of the next step."""
+MAX_IN_FLIGHT = 2
+"""Launches with results that may be in flight. One without may be beside them: a prefill whose first patches are rows
+of the next step."""
 LEAD = 0.004
 """The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
 _WEIGHT = 0.1
+"""Weight of a measurement in the running mean of a row's seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        return len(self) <= IN_FLIGHT and sum(bool(launch.rows) for launch in self._launches) < IN_FLIGHT
+        return len(self) <= MAX_IN_FLIGHT and sum(bool(launch.rows) for launch in self._launches) < MAX_IN_FLIGHT
 
     def backlog(self, now: float) -> float:
         """Seconds of work that the GPU has."""

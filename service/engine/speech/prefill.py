@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from models.protocol import Bucket
 from service.engine.speech.costs import Kind
 from service.engine.speech.stream import Stream
+from service.graphs.buckets import round_up
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
 
 
 def eager_cost_key(tokens: int) -> tuple[Kind, int]:
-    """Kind and size under which the cost of an eager prefill is kept: four sizes for each power of two, so that each is
-    measured often."""
-    step = 1 << max(0, tokens.bit_length() - 3)
-    return "prefill", -(-tokens // step) * step
+    """Kind and size under which the cost of an eager prefill is kept: rounded up, so that each size is measured
+    often."""
+    return "prefill", round_up(tokens)

@@ -140,8 +140,8 @@ class SpeechRequests:
         sequence.stream.playback.deliver(now, self._patch_seconds)
         self._context.observations.count("audio_generated_seconds_total", self._patch_seconds, model=self._name)
         truncated = outcome.finished and not outcome.stopped
-        if truncated and sequence.may_draw_again:
-            self._draw_again(sequence)
+        if truncated and sequence.may_retry:
+            self._retry(sequence)
             return
         finished = outcome.finished and not sequence.may_continue
         delta = SpeechDelta(
@@ -169,14 +169,14 @@ class SpeechRequests:
         for sequence in self._unsent.due(now):
             self._deltas += self._unsent.take(sequence)
 
-    def _draw_again(self, sequence: SpeechSequence) -> None:
+    def _retry(self, sequence: SpeechSequence) -> None:
         """Starts the current segment again, with another seed. The keys of its prompt are in the cache, and none of its
         steps is in flight, since it has run to its cap."""
         self._context.observations.count("speech_retries_total", model=self._name)
         self._scheduler.end_segment(sequence.stream, sequence.patches)
         self._unsent.discard(sequence)
         sequence.stream.playback.take_back()
-        sequence.draw_again()
+        sequence.retry()
         self._begin(sequence, shared=len(sequence.prompt.token_ids) - 1)
 
     def _begin(self, sequence: SpeechSequence, shared: int) -> None:

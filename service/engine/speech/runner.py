@@ -1,9 +1,8 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
-graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA
-stream: a step's patches are decoded to audio while the next step runs. A decode step takes one upload and one
-readback.
+graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA stream: a
+step's patches are decoded to audio while the next step runs. A decode step takes one upload and one readback.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ from service.graphs.runner import GraphRunner, Run
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A row's result: audio float32 [samples], patch float32 [frames, channels]."""
+    """A row's result: audio float32 [samples], patch float32 [frames, channels]. stopped, finished: as in
+    models.protocol.SpeechModel.decode_step."""
 
     sequence: SpeechSequence
     segment: int
@@ -65,8 +65,8 @@ class Outcome:
 class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
-    decode, tail: by number of solver steps, without adapters. What runs them before there are requests is in
-    scratch.py.
+    decode, tail, prefill: the runners of rows without adapters (SpeechGraphs); the first two by number of solver steps.
+    vae: the codec's. What runs them before there are requests is in scratch.py.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SpeechRunner:
         )
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
-        """The codec's streaming state before the current segment, of later segments that may be drawn again."""
+        """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)
         self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
         self.adapters = (
@@ -167,7 +167,7 @@ class SpeechRunner:
         start, conditioning = with_second_try(launch, self._context, model=self._name, kind=kind)
         # Beside the pass: a first sound does not wait for the codec to be prepared. If that fails, so do the decode
         # rows, whose lengths the pass has advanced.
-        self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
+        self._begin_attempts([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
         self._initialise_slots(ready, decodes, conditioning)
         if graph is None:
@@ -265,10 +265,10 @@ class SpeechRunner:
 
     # Parts of a prefill
 
-    def _begin_takes(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Prepares the codec's streaming state for takes that begin. The state continues from one segment to the next,
-        and is made again where the slot was taken in between; a further take of a segment starts from the same state as
-        the first one."""
+    def _begin_attempts(self, sequences: Sequence[SpeechSequence]) -> None:
+        """Prepares the codec's streaming state for attempts that begin. The state continues from one segment to the
+        next, and is made again where the slot was taken in between; a retry of a segment starts from the same state as
+        the first attempt."""
         for sequence in sequences:
             sequence.begins = False
         fresh = [sequence for sequence in sequences if sequence.segment == 0 or len(sequence.prompt.priming)]

@@ -81,11 +81,11 @@ class SpeechSequence:
         self.tally = StepTally()
         self.segment = 0
         self.attempt = 0
-        """Number of takes of the current segment that were discarded."""
+        """Number of attempts at the current segment that were discarded."""
         self.heard = False
         """Whether audio of the current segment has been sent."""
         self.begins = True
-        """Whether no step of the current take has been launched yet. The runner sets it to False."""
+        """Whether no step of the current attempt has been launched yet. The runner sets it to False."""
         self.segments: deque[SpeechSegment] = deque(request.segments[1:])
         self.patches = 0
         """Patches of the current segment that were received."""
@@ -104,7 +104,7 @@ class SpeechSequence:
         self._last = deque[np.ndarray](self.prompt.priming, codec_memory_patches)
         """What the codec has decoded last, from which its streaming state can be made again."""
         self._last_before = self._last.copy()
-        """The same before the current take."""
+        """The same before the current attempt."""
         self.stream = Stream(
             request_id=request.request_id,
             live=request.live,
@@ -122,7 +122,7 @@ class SpeechSequence:
     @property
     def seed(self) -> int:
         """Noise seed of the current segment: the request's own for the first, derived from it for the others. Each
-        further take uses the next seed."""
+        retry uses the next seed."""
         seed = (self.request.seed + self.attempt) & MAX_SEED
         if self.segment == 0:
             return seed
@@ -160,14 +160,14 @@ class SpeechSequence:
             self.prompt = replace(self.prompt, priming=np.array(self._last))
 
     @property
-    def may_draw_again(self) -> bool:
-        """Whether another take of the current segment is allowed and may end sooner, and none of this one has been
+    def may_retry(self) -> bool:
+        """Whether the current segment may be generated again and may then end sooner, and none of it has been
         heard."""
         may_stop = self.prompt.min_patches < self.prompt.max_patches
         return may_stop and not self.heard and self.attempt < self.request.retries
 
-    def draw_again(self) -> None:
-        """Discards the patches of the current segment."""
+    def retry(self) -> None:
+        """Discards the patches of the current segment, which is generated again with another seed."""
         self.attempt += 1
         self.patches = 0
         self.begins = True

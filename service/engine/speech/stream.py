@@ -20,10 +20,12 @@ class Playback:
     def __init__(self, speed: float = 1.0) -> None:
         self.speed = speed
         self.started: float | None = None
+        """When playing began, moved on by every stall; None before the first audio."""
         self.delivered = 0.0
         self.pending = 0.0
         self.unsent = 0.0
         self.underrun = 0.0
+        """Silence of all stalls together."""
 
     def end(self, start: float) -> float:
         """When the listener has heard everything launched so far; `start` stands in until playing has begun."""
@@ -67,6 +69,8 @@ class Playback:
 
 
 class Phase(Enum):
+    """Where a stream is with its current segment."""
+
     WAITING = "waiting"
     """It has no slot and no pages yet."""
     PREFILL = "prefill"

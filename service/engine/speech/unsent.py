@@ -10,7 +10,7 @@ from service.engine.speech.sequence import SpeechSequence
 from service.link.messages import SpeechDelta
 
 LEAST_IN_HAND = 1.0
-"""Seconds of audio that a listener must have left to wait longer: enough to begin another take in the meantime."""
+"""Seconds of audio that a listener must have left to wait longer: enough to begin a retry in the meantime."""
 MAX_BYTES = 256 << 20
 """Bytes of held-back audio of one model at most. Audio that would exceed it is sent, and its segment cannot be
 generated again."""
@@ -32,7 +32,7 @@ class UnsentAudio:
         """Whether holding back the audio is of use and delays no listener."""
         stream = sequence.stream
         return (
-            sequence.may_draw_again
+            sequence.may_retry
             and self._bytes <= self._max_bytes
             and (not stream.live or stream.playback.in_hand(now) > LEAST_IN_HAND)
         )

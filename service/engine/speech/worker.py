@@ -1,8 +1,7 @@
 """The worker of a speech model: requests in, scheduled steps on the GPU, audio out.
 
-Every step is launched before the results of the one before it have
-been read. A stream whose stop was not known yet takes part once more; that overrun row changes nothing
-(models.protocol.SpeechModel).
+Every step is launched before the results of the one before it have been read. A stream whose stop was not known yet
+takes part once more; that overrun row changes nothing (models.protocol.SpeechModel).
 """
 
 from __future__ import annotations

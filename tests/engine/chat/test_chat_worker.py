@@ -410,7 +410,7 @@ def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
     for _ in range(200):
         engine.turn()
         most = max(most, engine.worker._vision.cache.pinned_bytes)
-    assert most == 15 * 32 * 4 and not engine.worker._sequences
+    assert most == 15 * 32 * 4 and not engine.worker._requests
     engine.submit("over", tiny_prompt([[1], tiny_item(9, [60]), [2]]))
     engine.run()
     assert len(engine.tokens("over")) == 8

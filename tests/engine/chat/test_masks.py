@@ -228,7 +228,7 @@ def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) ->
 class Silent:
     """A host whose server reads nothing until it is told to."""
 
-    apart = False
+    own_interpreter = False
 
     def start(self) -> Connection:
         ours, self.theirs = Pipe()
@@ -280,14 +280,14 @@ class Watched:
         return self._poll.poll(1e3 * GENEROUS) if milliseconds or len(self.waits) > 2 else []
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("own_interpreter", [False, True])
 def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
-    apart: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    own_interpreter: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waking takes time. A server in a thread needs the interpreter lock, so it is awaited asleep."""
     monkeypatch.setattr("service.engine.chat.guidance._SPIN", GENEROUS)
     hosts = threads(masks)
-    monkeypatch.setattr(hosts[0], "apart", apart)
+    monkeypatch.setattr(hosts[0], "own_interpreter", own_interpreter)
     guidance = Guidance(hosts)
     row = guided(guidance, "no never")
     built(guidance, row)
@@ -297,7 +297,7 @@ def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
     guidance.receive(GENEROUS)
     assert job.done and following(masks[0]) == "n"
     slept = [wait for wait in watched.waits if wait]
-    assert slept == ([] if apart else [1e3 * GENEROUS])
+    assert slept == ([] if own_interpreter else [1e3 * GENEROUS])
 
 
 def test_looking_for_masks_is_part_of_the_wait_for_them(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_looking_for_masks_is_part_of_the_wait_for_them(masks: np.ndarray, monke
     monkeypatch.setattr("service.engine.chat.guidance._SPIN", 0.5)
     monkeypatch.setattr("service.engine.chat.guidance.time", SimpleNamespace(monotonic=lambda: next(clock)))
     hosts = threads(masks)
-    monkeypatch.setattr(hosts[0], "apart", True)
+    monkeypatch.setattr(hosts[0], "own_interpreter", True)
     guidance = Guidance(hosts)
     waits: list[int] = []
 

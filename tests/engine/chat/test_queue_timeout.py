@@ -21,7 +21,7 @@ def test_a_chat_request_that_waits_too_long_is_answered_503() -> None:
         engine.turn()
         worker = engine.worker
         worker.fail_timed_out(time.monotonic() + 30)
-        assert len(worker._sequences) == 2
+        assert len(worker._requests) == 2
         worker.fail_timed_out(time.monotonic() + 61)
         engine.run()
         failed = engine.failures()

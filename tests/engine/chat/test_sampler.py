@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.chat.sampler import (
-    adjusted,
+    apply_penalties,
+    apply_penalties_and_filters,
     choose,
     draw,
     filtered,
     log_probabilities,
     ordered_bits,
-    restricted,
     sample,
     threshold,
     uniform,
 )
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.link.sampling_limits import MAX_BIASES
 from tests.support.devices import DEVICES
 
@@ -143,14 +143,14 @@ def test_what_weighs_nothing_is_never_drawn(size: int, seed: int, at: float) -> 
 def state_of(device: str = "cpu", **values: object) -> SlotState:
     """Two live slots, 1 and 2; slot 2 is neutral. values: columns of slot 1."""
     state = SlotState(2, 4, VOCABULARY, torch.device(device))
-    state.ints[1:, Int.ACTIVE] = 1
-    state.ints[1:, Int.SEED] = 9
+    state.ints[1:, IntColumn.ACTIVE] = 1
+    state.ints[1:, IntColumn.SEED] = 9
     for name, value in values.items():
         column = name.upper()
-        if column in Float.__members__:
-            state.floats[1, Float[column]] = value
+        if column in FloatColumn.__members__:
+            state.floats[1, FloatColumn[column]] = value
         else:
-            state.ints[1, Int[column]] = value
+            state.ints[1, IntColumn[column]] = value
     return state
 
 
@@ -166,7 +166,7 @@ def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: st
     logits = torch.randn((2, VOCABULARY), generator=torch.Generator().manual_seed(0)).to(device)
     logits[0, 10], logits[0, 11] = 3.0, -3.0
     slots = torch.tensor([1, 2], device=device)
-    out = adjusted(logits, slots, state.ints[slots], state.floats[slots], state)
+    out = apply_penalties(logits, slots, state.ints[slots], state.floats[slots], state)
     expected = logits.clone()
     expected[0, 10] = 1.5
     expected[0, 11] = -6.0 - 2 * 0.25 - 0.5
@@ -174,8 +174,8 @@ def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: st
     expected[0, 30] += 4.0
     expected[0, 31] -= 100.0
     torch.testing.assert_close(out, expected)
-    state.ints[1, Int.GENERATED] = 3
-    assert adjusted(logits, slots, state.ints[slots], state.floats[slots], state)[0, 20] == logits[0, 20]
+    state.ints[1, IntColumn.GENERATED] = 3
+    assert apply_penalties(logits, slots, state.ints[slots], state.floats[slots], state)[0, 20] == logits[0, 20]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -185,9 +185,9 @@ def test_neutral_rows_choose_the_same_in_both_variants(device: str) -> None:
     for temperature in (0.0, 0.7, 1.5):
         state = state_of(device, temperature=temperature)
         for step in range(30):
-            state.ints[1, Int.GENERATED] = step
+            state.ints[1, IntColumn.GENERATED] = step
             plain = choose(logits, slots, state)
-            assert plain.tolist() == choose(restricted(logits, slots, state), slots, state).tolist()
+            assert plain.tolist() == choose(apply_penalties_and_filters(logits, slots, state), slots, state).tolist()
             assert plain[1] == logits[1].argmax()
 
 
@@ -199,7 +199,7 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
     state.ints[2] = state.ints[1]
     state.floats[2] = state.floats[1]
     assert choose(together, torch.tensor([0, 0, 1, 2]), state)[-1] == alone
-    state.ints[1, Int.POSITION] = 77
+    state.ints[1, IntColumn.POSITION] = 77
     assert choose(logits, torch.tensor([1]), state) == alone
 
 
@@ -220,5 +220,5 @@ def test_the_bias_table_holds_the_most_biases() -> None:
     state.bias_ids[1] = torch.arange(MAX_BIASES)
     state.bias_values[1] = 50.0
     slots = torch.tensor([1])
-    out = adjusted(torch.zeros(1, VOCABULARY), slots, state.ints[slots], state.floats[slots], state)
+    out = apply_penalties(torch.zeros(1, VOCABULARY), slots, state.ints[slots], state.floats[slots], state)
     assert (out[0, :MAX_BIASES] == 50).all() and (out[0, MAX_BIASES:] == 0).all()

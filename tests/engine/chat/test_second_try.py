@@ -101,7 +101,9 @@ def test_nor_if_a_replayed_prefill_runs_out_of_memory_behind_its_sampling(monkey
     def beside(step: Any, hidden: Tensor, route: str, kind: str) -> bool:
         return kind == "mixed" and not len(step.slots)
 
-    fault = OutOfMemory(monkeypatch, runner, "_sampled", chosen=beside).at_first_tries_of(runner, "_launch_on_route")
+    fault = OutOfMemory(monkeypatch, runner, "_sample_or_hold", chosen=beside).at_first_tries_of(
+        runner, "_launch_on_route"
+    )
     assert answers(engine, guided=False) == expected
     assert counted(engine) == {("mixed", "succeeded"): fault.failed} and fault.failed > 5
 
@@ -194,7 +196,7 @@ def test_an_encoder_pass_has_a_second_try_while_a_guided_step_is_held(monkeypatc
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("method", ["_decode_rows", "sample"])
+@pytest.mark.parametrize("method", ["_launch_decode", "sample"])
 def test_steps_whose_rows_may_have_advanced_are_not_launched_again(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import decode_rows, sample_tokens
 from service.link.sampling_limits import MAX_STOP_IDS
 from tests.support.optional import needed
@@ -20,12 +20,12 @@ def random_state(vocabulary: int, device: torch.device) -> SlotState:
     """Slot 0 is scratch, slot 3 inactive, even slots are greedy."""
     state = SlotState(SLOTS, PAGES, vocabulary, torch.device("cpu"))
     state.ints.random_(0, PAGES * PAGE - 1)
-    state.ints[:, Int.SEED].random_(-(2**63), 2**63 - 1)
-    state.ints[:, Int.ACTIVE] = 1
+    state.ints[:, IntColumn.SEED].random_(-(2**63), 2**63 - 1)
+    state.ints[:, IntColumn.ACTIVE] = 1
     state.ints[0] = 0
-    state.ints[3, Int.ACTIVE] = 0
-    state.floats[:, Float.TEMPERATURE] = torch.rand(SLOTS + 1) * 2
-    state.floats[::2, Float.TEMPERATURE] = 0
+    state.ints[3, IntColumn.ACTIVE] = 0
+    state.floats[:, FloatColumn.TEMPERATURE] = torch.rand(SLOTS + 1) * 2
+    state.floats[::2, FloatColumn.TEMPERATURE] = 0
     state.stop_ids.copy_(torch.randint(-1, vocabulary, (SLOTS + 1, MAX_STOP_IDS)))
     state.block_tables.random_(1, 100)
     for name, table in vars(state).items():
@@ -109,7 +109,7 @@ def test_the_kernel_samples_only_what_a_grammar_allows(device: torch.device, voc
 def test_a_row_in_which_all_is_barred_draws_a_token_of_the_vocabulary(device: torch.device, vocabulary: int) -> None:
     """Its answer ends, but its token counts and its log probability are looked up all the same."""
     state = random_state(vocabulary, device)
-    state.floats[1:, Float.TEMPERATURE] = torch.tensor([0.0, 1.0]).repeat(SLOTS)[:SLOTS]
+    state.floats[1:, FloatColumn.TEMPERATURE] = torch.tensor([0.0, 1.0]).repeat(SLOTS)[:SLOTS]
     state.allowed[1:] = 0
     slots = torch.arange(1, SLOTS + 1)
     logits = torch.randn(SLOTS, vocabulary)

@@ -1,4 +1,4 @@
-"""Segments that run to their cap: drawn again where nobody has heard them, sent to the end where somebody has.
+"""Segments that run to their cap: retried where nobody has heard them, sent to the end where somebody has.
 
 The model's stop head never fires; which takes stop at their last patch, the tests say. Time stands still unless a test
 moves it, so that a listener has in hand what was sent.
@@ -28,7 +28,7 @@ LONG = 10
 
 
 class Rig(WorkerRig):
-    """runaways: takes of each segment that do not stop; others stop at their last patch."""
+    """runaways: attempts at each segment that do not stop; others stop at their last patch."""
 
     def __init__(self, model: VoxCPM2) -> None:
         self.now = 0.0
@@ -112,11 +112,11 @@ def test_one_segment_alone_is_drawn_again(rig: Rig) -> None:
     heard = rig.say(request(*segments, live=False), s1=1)
     assert rig.retried == 1 and [delta.segment for delta in heard.deltas] == [0] * 4 + [1] * 3
     patches = np.stack(heard.patches)
-    assert len(patches) == 4 + 3 + 3, "those of the take that nobody heard, too"
+    assert len(patches) == 4 + 3 + 3, "those of the attempt that nobody heard, too"
     untouched = rig.say(request(*segments))
     same(replaced(heard, 0), replaced(untouched, 0))
     np.testing.assert_allclose(patches[:7], np.stack(untouched.patches), atol=HIDDEN, rtol=0)
-    assert np.abs(patches[7:] - patches[4:7]).max() > 0.01, "another take"
+    assert np.abs(patches[7:] - patches[4:7]).max() > 0.01, "another attempt"
     with torch.inference_mode():
         latents = torch.from_numpy(np.concatenate([patches[:4], patches[7:]])).flatten(0, 1).T[None]
         whole = rig.worker._model.vae.decoder(latents)[0, 0].numpy()  # type: ignore[attr-defined]

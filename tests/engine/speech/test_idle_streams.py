@@ -70,14 +70,14 @@ def finish(rig: WorkerRig, *names: str) -> None:
     turns(rig)
 
 
-@pytest.mark.parametrize("voice", ["none", "reference", "continued", "drawn again"])
+@pytest.mark.parametrize("voice", ["none", "reference", "continued", "retried"])
 def test_a_preempted_stream_goes_on_as_if_nothing_had_been(rig: WorkerRig, model: VoxCPM2, voice: str) -> None:
     texts = segment(TEXTS[0], 3), segment(TEXTS[1], 3), segment(TEXTS[4], 2)
     options: dict[str, object] = {
         "none": {},
         "reference": {"reference": CLIP},
         "continued": {"prompt": CLIP[:5], "transcript_ids": texts[0].text_ids},
-        "drawn again": {"live": False, "retries": 1},
+        "retried": {"live": False, "retries": 1},
     }[voice]
     untouched = rig.alone(request("untouched", *texts, **options))
     rig.worker.submit(opened("mine", **options))

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine.speech.in_flight import IN_FLIGHT, LEAD, InFlight, Launch
+from service.engine.speech.in_flight import LEAD, MAX_IN_FLIGHT, InFlight, Launch
 
 
 class Results:
@@ -50,9 +50,9 @@ def test_a_prefill_without_results_leaves_room_for_the_step_behind_it() -> None:
     flights.add(launched(0), 0.016, 0.005)
     assert flights.has_room
     flights.add(launched(64), 0.017, 0.020)
-    assert not flights.has_room and len(flights) == IN_FLIGHT + 1
+    assert not flights.has_room and len(flights) == MAX_IN_FLIGHT + 1
     idle = InFlight(lambda: 0.0, on_gpu=True)
-    for _ in range(IN_FLIGHT + 1):
+    for _ in range(MAX_IN_FLIGHT + 1):
         assert idle.has_room
         idle.add(launched(0), 0.0, 0.001)
     assert not idle.has_room

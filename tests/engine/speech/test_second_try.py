@@ -77,7 +77,7 @@ def test_what_fails_behind_a_mixed_pass_fails_its_decode_rows(model: VoxCPM2, mo
     def with_new(sequences: Any) -> bool:
         return any(sequence.request.request_id == "new" for sequence in sequences)
 
-    fault = OutOfMemory(monkeypatch, runner, "_begin_takes", chosen=with_new)
+    fault = OutOfMemory(monkeypatch, runner, "_begin_attempts", chosen=with_new)
     heard = rig.run({0: [request("row")], 3: [request("new")]})
     assert fault.failed == 1 and all(heard[name].failed is not None for name in ("row", "new"))
     assert not retries(rig.observations.drain())

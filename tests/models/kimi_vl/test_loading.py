@@ -106,7 +106,7 @@ class Headers:
             if file == path.name and name in self.shapes:
                 shape = self.shapes[name]
                 yield weight_files.PublishedTensor(
-                    name, shape, "BF16", file, lambda shape=shape: torch.empty(shape, device=META)
+                    name, shape, "BF16", path, lambda shape=shape: torch.empty(shape, device=META)
                 )
 
 

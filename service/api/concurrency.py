@@ -1,11 +1,11 @@
-"""Merges several streams."""
+"""Waits for several computations at a time: their items as they come, or their results."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -43,6 +43,19 @@ async def merged(sources: Sequence[AsyncGenerator[T]], ahead: int = 0) -> AsyncG
                 running -= 1
             else:
                 yield taken
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_results(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order. The first failure ends the others and is raised, once they have ended."""
+    if len(work) <= 1:  # a task would take two more turns of the loop
+        return [await step for step in work]
+    tasks = [asyncio.ensure_future(step) for step in work]
+    try:
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Several streams as one: order, errors, and that nothing runs on."""
+"""Several streams as one, and several results: order, errors, and that nothing runs on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from service.api.merging import merged
+from service.api.concurrency import all_results, merged
 
 
 class Source:
@@ -69,3 +69,31 @@ async def test_no_source_runs_further_ahead_than_allowed() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert fast.taken <= 3 + 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_results_come_in_the_order_of_the_work(count: int) -> None:
+    async def step(index: int) -> int:
+        for _ in range(count - index):
+            await asyncio.sleep(0)
+        return index
+
+    assert await all_results([step(index) for index in range(count)]) == list(range(count))
+
+
+async def test_a_failure_ends_the_other_work_before_it_is_raised() -> None:
+    ended = False
+
+    async def fail() -> None:
+        raise ValueError("first")
+
+    async def go_on() -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended = True
+
+    with pytest.raises(ValueError, match="first"):
+        await all_results([go_on(), fail()])
+    assert ended

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from service.catalog import Catalog, load_catalog
-from service.processes.start import ApiConfig, model_starts, plain_settings
+from service.processes.api_config import ApiConfig, located_models, plain_settings
 from service.server import Server
 from service.settings import Settings, load_settings
 
@@ -21,7 +21,7 @@ SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api
 
 
 def started(settings: Settings, catalog: Catalog) -> ApiConfig:
-    values, models = plain_settings(settings), model_starts(catalog.models)
+    values, models = plain_settings(settings), located_models(catalog.models)
     line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, 6, 7, 1, "json", values, models).line()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     return msgspec.json.decode(line, type=ApiConfig)

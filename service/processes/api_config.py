@@ -27,8 +27,8 @@ def engine_kinds(engines: int) -> tuple[str, ...]:
     return tuple(map(str, range(engines)))
 
 
-class ModelStart(msgspec.Struct, frozen=True):
-    """A HostedModel that the supervisor has located."""
+class LocatedModel(msgspec.Struct, frozen=True):
+    """What a HostedModel is made from, as plain values: where the supervisor has located it, and its names."""
 
     names: tuple[str, ...]
     kind: Literal["chat", "speech"]
@@ -63,7 +63,7 @@ class ApiConfig(msgspec.Struct, frozen=True):
     """Number of engines."""
     log_format: Literal["text", "json"]
     settings: dict[str, Any]
-    models: tuple[ModelStart, ...]
+    models: tuple[LocatedModel, ...]
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -71,12 +71,15 @@ class ApiConfig(msgspec.Struct, frozen=True):
         return (self.listener, self.control, self.usage, self.loads, self.connections)
 
     def line(self) -> bytes:
+        """The configuration as the process reads it: JSON, ended by a line break."""
         return msgspec.json.encode(self, enc_hook=str) + b"\n"
 
     def server_settings(self) -> Settings:
+        """The settings again, from their plain values."""
         return load_settings(self.settings)
 
     def catalog(self) -> Catalog:
+        """The hosted models again, without a second look at the hub."""
         return Catalog([_hosted(model) for model in self.models], openai_names=self.settings["openai_speech_names"])
 
 
@@ -95,9 +98,10 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
     }
 
 
-def model_starts(hosted: Sequence[HostedModel]) -> tuple[ModelStart, ...]:
+def located_models(hosted: Sequence[HostedModel]) -> tuple[LocatedModel, ...]:
+    """The hosted models in the form in which an ApiConfig carries them."""
     return tuple(
-        ModelStart(
+        LocatedModel(
             model.names,
             model.kind,
             model.checkpoint.source,
@@ -110,7 +114,7 @@ def model_starts(hosted: Sequence[HostedModel]) -> tuple[ModelStart, ...]:
     )
 
 
-def _hosted(model: ModelStart) -> HostedModel:
+def _hosted(model: LocatedModel) -> HostedModel:
     directory = Path(model.directory)
     load = partial(resolve(family_of(directory).processor), directory)
     checkpoint = Checkpoint(model.source, directory, model.revision)

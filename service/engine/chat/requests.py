@@ -1,0 +1,109 @@
+"""The requests of a chat worker: their sequences, from the request to whatever ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from service.engine.chat.encoder import EncodeError, VisionStage
+from service.engine.chat.guidance import Guidance
+from service.engine.chat.limits import ChatLimits
+from service.engine.chat.outbox import Outbox
+from service.engine.chat.scheduler import Scheduler
+from service.engine.chat.scheduler_output import Chunk
+from service.engine.chat.sequence import ChatSequence
+from service.engine.faults import LaunchError, launch_failure, queue_timeout
+from service.engine.worker import WorkerContext
+from service.link.messages import ChatRequest
+
+log = logging.getLogger(__name__)
+
+
+class ChatRequests:
+    """Waiting and running requests by id. However a request ends, what it holds is released here: its slot and pages,
+    its items in the encoder cache, and its guide."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: ChatLimits,
+        scheduler: Scheduler,
+        vision: VisionStage,
+        guidance: Guidance,
+        outbox: Outbox,
+        context: WorkerContext,
+    ) -> None:
+        """name: the model's."""
+        self._name = name
+        self._limits = limits
+        self._scheduler = scheduler
+        self._vision = vision
+        self._guidance = guidance
+        self._outbox = outbox
+        self._context = context
+        self._sequences: dict[str, ChatSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def submit(self, request: ChatRequest) -> None:
+        """Queues a request or fails it; a bad one never raises."""
+        if (failure := self._limits.refusal(request, len(self._scheduler.waiting))) is not None:
+            self._outbox.failed.append(failure)
+            return
+        cap, page_size = self._limits.length_cap(request), self._context.config.page_size
+        sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
+        if request.grammar:
+            sequence.guide = self._guidance.begin(request.grammar, slow=request.slow_grammar)
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+        self._vision.request_all(self._scheduler.waiting)
+
+    def note_chunk(self, chunk: Chunk, now: float) -> None:
+        """Records that a chunk was launched, and releases the items that it was the last to read."""
+        sequence, observations = chunk.sequence, self._context.observations
+        if sequence.tally.scheduled is None:
+            sequence.tally.scheduled = now
+            observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
+            observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self._name)
+            observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self._name)
+        if sequence.pinned:
+            self._vision.release(sequence, chunk.end)
+
+    # Ends
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request without a word to its client. Others' requests, and those that have ended, are ignored."""
+        if (sequence := self._sequences.get(request_id)) is not None:
+            self.finish(sequence)
+
+    def fail_timed_out(self, limit: float) -> None:
+        """Fails requests that were submitted before `limit` and have had no step."""
+        for sequence in self._scheduler.never_scheduled(submitted_before=limit):
+            self._outbox.failed.append(queue_timeout(sequence.request_id))
+            self.finish(sequence)
+
+    def fail(self, sequences: Sequence[ChatSequence], error: LaunchError) -> None:
+        """Fails the requests of a failed launch."""
+        log.error("%d requests of %s fail", len(sequences), self._name, exc_info=error)
+        for sequence in sequences:
+            self._outbox.failed.append(launch_failure(sequence.request_id, error))
+            self.finish(sequence)
+
+    def fail_unencoded(self, error: EncodeError) -> None:
+        """Fails the requests that wait for items that cannot be encoded."""
+        self.fail([one for one in self._sequences.values() if error.digests & one.pinned.keys()], error.cause)
+
+    def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
+        """Ends an answer because of its grammar. verdict: see service.engine.chat.mask_server."""
+        self._outbox.end_guided(sequence, verdict)
+        self.finish(sequence)
+
+    def finish(self, sequence: ChatSequence) -> None:
+        """Forgets a request. Its slot and pages may be given away at once."""
+        del self._sequences[sequence.request_id]
+        if sequence.guide is not None:
+            self._guidance.forget(sequence.guide)
+        self._scheduler.finish(sequence)
+        if sequence.pinned:
+            self._vision.release(sequence)
