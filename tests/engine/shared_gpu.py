@@ -31,7 +31,7 @@ from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler_output import Step as ChatStep
 from service.engine.pages import PagePool
 from service.engine.speech.costs import Kind
-from service.engine.speech.in_flight import IN_FLIGHT, LEAD
+from service.engine.speech.in_flight import LEAD, MAX_IN_FLIGHT
 from service.engine.speech.policy import Policy
 from service.engine.speech.prefill import PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
@@ -155,7 +155,7 @@ class Talker:
     def _has_room(self) -> bool:
         """As service.engine.speech.in_flight.InFlight.has_room."""
         with_results = sum(bool(step.emitting) for step, _, _ in self._in_flight)
-        return len(self._in_flight) <= IN_FLIGHT and with_results < IN_FLIGHT
+        return len(self._in_flight) <= MAX_IN_FLIGHT and with_results < MAX_IN_FLIGHT
 
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._in_flight else 0.0

@@ -52,7 +52,8 @@ def _router_logits_kernel(
 
 
 _LOGITS_PROGRAMS = 128
-"""About as many programs as an H100 has multiprocessors. Where few rows make fewer, they share out the columns."""
+"""About as many programs as an H100 has multiprocessors. Where few rows make fewer, they share out the columns; four
+share them out however many rows there are, so that the kernel of 1,024 rows serves more, too."""
 _LOGITS_BLOCK_K = 64
 
 
@@ -62,10 +63,10 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     experts = weight.shape[0]
     if x.stride(1) != 1 or not weight.is_contiguous():
         raise ValueError("router: rows of x and weights must be contiguous")
-    block_m = 16 if rows <= 16 else 32 if rows <= 1024 else 64
+    block_m = 16 if rows <= 16 else 32
     tiles = triton.cdiv(rows, block_m)
-    most = min(_LOGITS_PROGRAMS // max(tiles, 1), triton.cdiv(width, _LOGITS_BLOCK_K), 16)
-    splits = 1 << max(0, most.bit_length() - 1)
+    most = min(max(_LOGITS_PROGRAMS // max(tiles, 1), 4), 16, triton.cdiv(width, _LOGITS_BLOCK_K))
+    splits = 1 << (most.bit_length() - 1)
     out = torch.empty((splits, rows, experts), device=x.device)
     if rows:
         launch(
