@@ -143,6 +143,13 @@ def rotations(rows: int) -> None:
     rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, slots)
 
 
+def head_norms(rows: int) -> None:
+    """Of the queries and keys of Qwen3: 2B, 4B and 8B, 32B, 30B-A3B."""
+    for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (32, 4)):
+        q, k, _ = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
+        norms.qk_norm(q, k, empty(128), empty(128), EPS)
+
+
 def local_attention(sequences: int, length: int, first: int) -> None:
     qkv = empty(sequences, length, 20, 128)
     q, k, v = qkv.split((16, 2, 2), dim=2)
@@ -347,6 +354,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 2048),
     "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 64),
     "rotations": rotations,
+    "norms of heads": head_norms,
     "local encoder's attention": lambda rows: local_attention(rows, 5, 0),
     "local decoder's attention": lambda rows: local_attention(2 * rows, 11, 7),
     "prompt": lambda rows: ragged_attention(rows, 1),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.layers.deferred_norm import Normed
+from models.layers.fused import qk_norm
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
@@ -79,16 +80,14 @@ class SelfAttention(nn.Module):
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
+        """q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor, unless q and k have
+        norms of their heads."""
         config = self.config
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        return *self._normed(q, k), v
-
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        return self.q_norm(q), self.k_norm(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return q, k, v
 
 
 class Block(nn.Module):

@@ -30,6 +30,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
+def _qk_norm_host(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+
+
+@op(cuda="models.layers.kernels.norms:qk_norm", cpu=_qk_norm_host)
+def qk_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """rms_norm of each head of q [..., n, heads, head_dim] and of k [..., n, kv_heads, head_dim]."""
+    return rms_norm.reference(q, q_weight, eps), rms_norm.reference(k, k_weight, eps)
+
+
 def add_rms_norm_host(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """add_rms_norm on the CPU."""
     total = x + residual

@@ -51,9 +51,11 @@ def _router_logits_kernel(
     tl.store(out, logits, mask=(row < rows) & (expert < EXPERTS))
 
 
-_LOGITS_PROGRAMS = 128
-"""About as many programs as an H100 has multiprocessors. Where few rows make fewer, they share out the columns; four
-share them out however many rows there are, so that the kernel of 1,024 rows serves more, too."""
+_LOGITS_PROGRAMS = 512
+"""Where few rows make fewer programs, they share out the columns: each waits for its loads before it can split them, so
+that several have to share a multiprocessor. _MIN_SPLITS share them out however many rows there are, so that the kernel
+of 1,024 rows serves more, too."""
+_MIN_SPLITS, _MAX_SPLITS = 16, 32
 _LOGITS_BLOCK_K = 64
 
 
@@ -65,7 +67,8 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
         raise ValueError("router: rows of x and weights must be contiguous")
     block_m = 16 if rows <= 16 else 32
     tiles = triton.cdiv(rows, block_m)
-    most = min(max(_LOGITS_PROGRAMS // max(tiles, 1), 4), 16, triton.cdiv(width, _LOGITS_BLOCK_K))
+    wanted = min(max(_LOGITS_PROGRAMS // max(tiles, 1), _MIN_SPLITS), _MAX_SPLITS)
+    most = min(wanted, triton.cdiv(width, _LOGITS_BLOCK_K))
     splits = 1 << (most.bit_length() - 1)
     out = torch.empty((splits, rows, experts), device=x.device)
     if rows:

@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.layers import op as ops
 from models.layers.attention import attend_pages, attend_segments, rotary_paged_decode_attention
-from models.layers.fused import add_rms_norm, concatenate, quantize, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import add_rms_norm, concatenate, qk_norm, quantize, rms_norm, rotary_dense_attention, silu_mul
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
     elementwise,
@@ -187,6 +187,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "gemv of experts": lambda: gemv.launch(
         rand(2, 96), rand(5, 32, 96), index=torch.tensor([4, 0, 1, 1]), fan_out=2, silu_mul=True
     ),
+    "qk_norm": lambda: qk_norm.launch(rand(3, 4, 24), rand(3, 2, 24), rand(24), rand(24), EPS),
     "rms_norm": lambda: rms_norm.launch(rand(3, 96), rand(96), EPS),
     "add_rms_norm": lambda: add_rms_norm.launch(rand(3, 96), rand(3, 96), rand(96), EPS),
     "silu_mul": lambda: silu_mul.launch(rand(3, 64)),

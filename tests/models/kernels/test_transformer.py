@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import add_rms_norm, qk_norm, rms_norm, rotary_dense_attention, silu_mul
 from models.layers.kernels.tiled_gemm import split_gemm_add_norm, tiled_gemm
 from models.layers.rotary import rotate_and_cache, rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
@@ -40,6 +40,18 @@ def test_norm_rounds_like_its_reference(device, kind) -> None:
     torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
     # rsqrt may differ in its last bit, which moves a rounding now and then.
     assert (normed != expected_normed).float().mean() < 0.02
+
+
+@pytest.mark.parametrize(("rows", "heads", "kv_heads", "width"), [((5,), 3, 1, 24), ((2, 3), 16, 8, 128)])
+def test_heads_of_queries_and_keys_are_normed(device, rows, heads, kv_heads, width) -> None:
+    qkv = torch.randn(*rows, heads + 2 * kv_heads, width, device=device)
+    q, k, _ = qkv.split((heads, kv_heads, kv_heads), dim=-2)
+    weights = torch.randn(width, device=device), torch.randn(width, device=device)
+    out = replayed(device, lambda: qk_norm.kernel(q, k, *weights, EPS))
+    expected = qk_norm.reference(*wide_in_place(q, k, *weights), EPS)
+    for normed, wanted in zip(out, expected, strict=True):
+        assert normed.shape == wanted.shape and normed.is_contiguous()
+        assert relative_error(normed, wanted) < 1e-6
 
 
 def test_residuals_need_not_lie_together(device) -> None:

@@ -18,7 +18,15 @@ from torch import Tensor
 import models.layers.kernels
 import models.voxcpm2.kernels
 from benchmarks.kernels import gemms
-from benchmarks.kernels.launch_cases import CASES, experts, local_attention, ragged_attention, rotations, stack
+from benchmarks.kernels.launch_cases import (
+    CASES,
+    experts,
+    head_norms,
+    local_attention,
+    ragged_attention,
+    rotations,
+    stack,
+)
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape
 from service.engine.chat import filter_kernels, step_kernels
@@ -120,6 +128,7 @@ def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set
         stack(5 * tokens, 1024, 4096, 20)
         local_attention(tokens, 5, 0)
         rotations(tokens)
+        head_norms(tokens)
         experts(tokens)
         ragged_attention(tokens, sequences)
 
