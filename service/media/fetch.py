@@ -187,6 +187,8 @@ class Fetcher:
         async with AsyncExitStack() as waiting:
             await waiting.enter_async_context(self._look_ups.acquire(client))
             look_up = asyncio.create_task(self._look_up(host, port, turn=waiting.pop_all()))
+        # One that fails when whoever asked has left would be logged with a traceback.
+        look_up.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(look_up)
 
     async def _look_up(self, host: str, port: int, *, turn: AsyncExitStack) -> list[str]:

@@ -124,6 +124,10 @@ class EngineProcesses:
     def all_ready(self) -> bool:
         return all(client.phase == "ready" for client in self._clients)
 
+    def was_ready(self, index: int) -> bool:
+        """Whether that engine has been ready, since its newest start or an earlier one."""
+        return self._clients[index].was_ready
+
     def fall_asleep(self) -> None:
         """Stops all engines until `wake`, and announces that."""
         for index, client in enumerate(self._clients):

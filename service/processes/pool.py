@@ -149,6 +149,14 @@ class ApiProcesses:
         for process in self._running.values():
             process.control.send(news)
 
+    def known(self) -> list[EngineNews]:
+        """What a process that starts now has to know of the engines. They may have become ready since their notices,
+        and one that hangs cannot say so itself."""
+        return [
+            msgspec.structs.replace(news, was_ready=self._engines.was_ready(index))
+            for index, news in self._news.items()
+        ]
+
     def worked(self) -> bool:
         """Whether any process has a request, or has had one since the last call, or is still starting."""
         changes, self._changes = self._changes, [table.changes() for table in self._tables]
@@ -247,7 +255,7 @@ class ApiProcesses:
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
-            for news in self._news.values():
+            for news in self.known():
                 control.send(news)
             if self._ending.is_set():  # it was told to end while it was being started
                 member.signal(signal.SIGTERM)

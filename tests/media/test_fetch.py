@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -341,8 +342,9 @@ async def test_names_that_take_long_hold_up_no_other_threads(monkeypatch: pytest
 
 
 async def test_names_that_take_long_hold_up_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up goes on after its request has left, for as long as a name server likes."""
-    names = SlowNames(monkeypatch)
+    """A look-up goes on after its request has left, for as long as a name server likes, and ends without a word."""
+    names, logged = SlowNames(monkeypatch), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
     async with server(says("200 OK\r\nContent-Length: 2", b"ok")) as loopback:
         fetcher = Fetcher(OPEN, connector=loopback)
         left = names.fetched(fetcher, RESOLVED_FOR_ONE, "many")
@@ -358,6 +360,10 @@ async def test_names_that_take_long_hold_up_no_other_client(monkeypatch: pytest.
         names.answer.set()
         await ended(fetcher, stays)
         assert names.asked[-1] == "slow-many-0.example"
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    del left, task
+    gc.collect()
+    assert not logged
 
 
 class Held(httpcore.AsyncNetworkBackend):

@@ -47,7 +47,7 @@ from service.server import Server, server_config
 from service.settings import load_settings
 from tests.support.api_processes import api_pids, only
 from tests.support.fake_chat import fake_catalog
-from tests.support.processes import ServerProcess, served
+from tests.support.processes import ServerProcess, served, stand_still
 from tests.support.victims import SMALL, chat, speech
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -147,7 +147,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int = 2) -> AsyncIterator[Rig]:
-    settings = load_settings({"api_processes": processes, "engines": engines, "device": "cpu", "sleep_after": 60})
+    flags: dict[str, Any] = {"api_processes": processes, "engines": engines, "sleep_after": 60, "hang_timeout": 600}
+    settings = load_settings({"device": "cpu", **flags})
     metrics = Metrics({"tiny": "chat"})
     several = engines > 1
     configs = [EngineConfig((GOOD,), index=index if several else None) for index in range(engines)]
@@ -199,14 +200,15 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
             await engine_processes.stop(5.0)
 
 
-async def _join(made: Rig, index: int, flags: dict[str, Any]) -> Member:
-    """What service.processes.api_process and the pool do, in this process."""
+async def _join(made: Rig, index: int, flags: dict[str, Any], peer: str = "") -> Member:
+    """What service.processes.api_process and the pool do, in this process. peer: a name that no other has had."""
     pool = made.processes
     ours, theirs = socket.socketpair()
-    report = ApiProcess(f"api-{index}", cast(Any, SimpleNamespace(returncode=None)), await _channel(ours, Report))
+    process = cast(Any, SimpleNamespace(returncode=None))
+    report = ApiProcess(peer or f"api-{index}", process, await _channel(ours, Report))
     pool._running[index] = report
     tasks = [asyncio.create_task(pool._read(report))]
-    for news in pool._news.values():
+    for news in pool.known():
         report.control.send(news)
     control = await _channel(theirs, Notice)
     settings, catalog = load_settings(flags), fake_catalog()
@@ -361,26 +363,43 @@ async def test_a_process_that_ends_does_not_delay_the_sleep_and_a_new_one_cancel
         pool._running[1] = made.members[1].report
 
 
+async def _replace(made: Rig, index: int) -> Member:
+    """Another API process in the place of this one."""
+    old = made.members[index]
+    await _leave(old)
+    made.processes._forget(index, old.report)
+    flags = {"voices_dir": old.context.settings.voices_dir, "port": 0}
+    made.members[index] = new = await _join(made, index, flags, f"{old.report.peer}-again")
+    async with asyncio.timeout(GENEROUS):
+        await new.server.wait_ready()
+    new.connection.accepts()
+    return new
+
+
+async def test_a_process_that_starts_while_one_of_two_engines_hangs_serves_with_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rig(monkeypatch, engines=2) as made:
+        hung = made.lives[1][-1]._process
+        assert hung is not None
+        stand_still(hung.pid)
+        try:
+            new = await _replace(made, 1)
+            assert await new.phase() == "ready"
+            assert await new.ask("hello") == "hello"
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+
+
 async def test_a_process_that_starts_while_they_sleep_or_wake_holds_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch, engines=2, processes=3) as made:
-        flags = {"voices_dir": made.members[0].context.settings.voices_dir, "port": 0}
-
-        async def replace(index: int) -> Member:
-            await _leave(made.members[index])
-            made.processes._forget(index, made.members[index].report)
-            made.members[index] = new = await _join(made, index, flags)
-            async with asyncio.timeout(GENEROUS):
-                await new.server.wait_ready()
-            new.connection.accepts()
-            return new
-
         made.gate.clear()
         called = await made.doze()
-        new = await replace(1)
+        new = await _replace(made, 1)
         assert await new.phase() == "asleep"
         first = asyncio.create_task(new.ask("first"))
         await asyncio.wait_for(called, GENEROUS)  # the engines are called, and do not begin yet
-        newer = await replace(2)
+        newer = await _replace(made, 2)
         assert await newer.phase() == "asleep"
         second = asyncio.create_task(newer.ask("second"))
         await until(lambda: newer.context.engine.in_flight == 1, what="it is held")
