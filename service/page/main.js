@@ -73,6 +73,10 @@ function tell(words, good) {
 addEventListener("hashchange", openView);
 addEventListener("trouble", connectAgain);
 byId("key-again").onclick = connect;
+document.querySelector(".skip").onclick = (event) => {
+  event.preventDefault(); // an address that names no view would open the first
+  byId(`${current()}-title`).focus();
+};
 startSee(() => current() === "see");
 startSpeak();
 showView();

@@ -550,3 +550,10 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(page: Page, tmp_path: Path) -> 
         page.driver.close()
         page.driver.switch_to.window(first)
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
+
+
+def test_the_skip_link_stays_in_its_view(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url, "speak")
+    page.driver.find_element("css selector", ".skip").send_keys("\n")
+    page.wait_for("document.activeElement.id === 'speak-title'")
+    assert page.js("location.hash") == "#speak" and page.js("document.title") == "Speak – Reprise"
