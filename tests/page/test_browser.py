@@ -557,3 +557,19 @@ def test_the_skip_link_stays_in_its_view(page: Page, embedded_server: ServerProc
     page.driver.find_element("css selector", ".skip").send_keys("\n")
     page.wait_for("document.activeElement.id === 'speak-title'")
     assert page.js("location.hash") == "#speak" and page.js("document.title") == "Speak – Reprise"
+
+
+def test_a_file_dropped_beside_a_field_does_not_end_the_page(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url, "speak")
+    page.driver.execute_script(
+        "addEventListener('dragover', (event) => {"
+        "  window.over = [event.defaultPrevented, event.dataTransfer.dropEffect];"
+        "});"
+        "addEventListener('drop', (event) => (window.dropped = event.defaultPrevented));"
+    )
+    bring(page, "drop", "clip.png", "image/png", encoded(picture(56, 56), "PNG"))
+    assert page.js("window.over") == [True, "none"] and page.js("window.dropped")
+    assert (
+        page.element("dropzone").get_attribute("hidden")
+        and page.js("document.querySelectorAll('#attached li').length") == 0
+    )
