@@ -19,7 +19,7 @@ export async function request(path, { method = "GET", json, form, signal, accept
     const key = await currentKey();
     const headers = {};
     if (json !== undefined) headers["content-type"] = "application/json";
-    if (key) headers.authorization = `Bearer ${key}`;
+    if (key) headers.authorization = `Bearer ${utf8(key)}`;
     let response;
     try {
       response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
@@ -39,6 +39,11 @@ export async function request(path, { method = "GET", json, form, signal, accept
 
 export async function getJson(path, options) {
   return (await request(path, options)).json();
+}
+
+/** A header holds bytes, and the server reads those of a key as UTF-8. */
+function utf8(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 /** Whether the server answers at all. */

@@ -552,6 +552,17 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(page: Page, tmp_path: Path) -> 
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
 
 
+def test_a_key_of_any_letters_is_sent_as_the_server_reads_it(page: Page, tmp_path: Path) -> None:
+    with page.visiting(served("--api-key", "schlüssel-ключ", HOME=str(tmp_path))) as server:
+        page.load(server.url)
+        page.type("key", "schlüssel…\n")
+        page.wait_for("document.getElementById('key-problem').textContent === 'The server does not know this key.'")
+        page.wait_for("document.getElementById('key-dialog').open")
+        page.type("key", "schlüssel-ключ\n")
+        page.wait_for("document.getElementById('state').textContent === 'Ready'")
+        assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
+
+
 def test_the_skip_link_stays_in_its_view(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url, "speak")
     page.driver.find_element("css selector", ".skip").send_keys("\n")
