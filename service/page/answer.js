@@ -12,9 +12,11 @@ export class Answer {
     this.text = "";
     this.speech = speech;
     this.onError = onError;
-    this.thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Thoughts"), h("p"));
+    const thought = h("p", { dir: "auto" });
+    this.thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Thoughts"), thought);
     this.words = h("div", { class: "words" });
-    this.raw = h("pre", { class: "raw", hidden: true, tabindex: 0, "aria-label": "The answer as plain text" });
+    const named = { tabindex: 0, "aria-label": "The answer as plain text" };
+    this.raw = h("pre", { class: "raw", dir: "auto", hidden: true, ...named });
     this.facts = h("p", { class: "facts", "aria-live": "off" });
     this.aloud = h("span", { class: "aloud" });
     this.actions = h("div", { class: "actions", "aria-live": "off" });

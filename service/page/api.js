@@ -3,6 +3,8 @@
 
 import { askForKey, currentKey } from "./key.js";
 
+export const LIMIT = 10_000; // ms that a server has to say how it is
+
 /** status 0: no answer at all. param: path of the request's field that is at fault; the message does not repeat it. */
 export class ApiError extends Error {
   constructor(message, status = 0, param = "") {
@@ -12,22 +14,27 @@ export class ApiError extends Error {
   }
 }
 
-/** The response to a request; asks for a key where one is wanted. ApiError in plain words for anything but success. */
-export async function request(path, { method = "GET", json, form, signal, accept = () => false } = {}) {
+/**
+ * The response to a request; asks for a key where one is wanted. ApiError in plain words for anything but success.
+ * limit: ms in which the answer has to begin, in place of a signal.
+ */
+export async function request(path, { method = "GET", json, form, signal, limit, accept = () => false } = {}) {
   const body = json === undefined ? form : JSON.stringify(json);
   for (;;) {
     const key = await currentKey();
     const headers = {};
     if (json !== undefined) headers["content-type"] = "application/json";
-    if (key) headers.authorization = `Bearer ${key}`;
+    if (key) headers.authorization = `Bearer ${utf8(key)}`;
+    const end = limit ? AbortSignal.timeout(limit) : signal;
     let response;
     try {
-      response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
+      response = await fetch(path, { method, headers, body, signal: end, cache: "no-store", credentials: "omit" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      if (await reachable()) throw new ApiError(cutOff(body));
+      const late = error.name === "TimeoutError";
+      if (!late && (await reachable())) throw new ApiError(cutOff(body));
       dispatchEvent(new Event("trouble"));
-      throw new ApiError("The server cannot be reached. Is it still running?");
+      throw new ApiError(late ? "The server does not answer." : "The server cannot be reached. Is it still running?");
     }
     if (response.ok || accept(response.status)) return response;
     if (response.status === 503) dispatchEvent(new Event("trouble"));
@@ -41,10 +48,21 @@ export async function getJson(path, options) {
   return (await request(path, options)).json();
 }
 
+/** A header holds bytes, and the server reads those of a key as UTF-8. */
+function utf8(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
+}
+
+/** What ended before it was whole. The server may be gone. */
+export function brokenOff(what) {
+  dispatchEvent(new Event("trouble"));
+  return new ApiError(`The connection broke off before the ${what} was complete.`);
+}
+
 /** Whether the server answers at all. */
 async function reachable() {
   try {
-    await fetch("health", { cache: "no-store", credentials: "omit" });
+    await fetch("health", { signal: AbortSignal.timeout(LIMIT), cache: "no-store", credentials: "omit" });
     return true;
   } catch {
     return false;
@@ -79,8 +97,11 @@ async function errorOf(response) {
   return new ApiError(message, response.status, param);
 }
 
-/** The parsed data of a stream's server-sent events, up to "[DONE]" or the end. ApiError for an error among them. */
-export async function* events(response) {
+/**
+ * The parsed data of a stream's server-sent events, up to "[DONE]" or the end. ApiError for an error among them.
+ * what: the word for what they bring.
+ */
+export async function* events(response, what) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
@@ -102,7 +123,7 @@ export async function* events(response) {
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ApiError) throw error;
-    throw new ApiError("The connection broke off before the answer was complete.");
+    throw brokenOff(what);
   } finally {
     reader.cancel().catch(() => {});
   }

@@ -1,6 +1,6 @@
 // One streamed chat completion, spoken while it is written if wanted.
 
-import { ApiError, events, request } from "./api.js";
+import { brokenOff, events, request } from "./api.js";
 import { pcmDecoder } from "./pcm.js";
 
 const RATE = 24_000; // Hz, of pcm16 in spoken answers
@@ -39,7 +39,7 @@ export async function ask({ model, messages, speech, signal, onText, onThought, 
     onAudio(samples, RATE);
   }
 
-  for await (const chunk of events(response)) {
+  for await (const chunk of events(response, "answer")) {
     for (const choice of chunk.choices) {
       take(choice.delta);
       result.finish = choice.finish_reason ?? result.finish;
@@ -48,6 +48,6 @@ export async function ask({ model, messages, speech, signal, onText, onThought, 
     result.steps = chunk.steps ?? result.steps;
   }
   if (result.sound) result.sound.steps = spokenSteps;
-  if (!result.usage) throw new ApiError("The connection broke off before the answer was complete.");
+  if (!result.usage) throw brokenOff("answer");
   return result;
 }

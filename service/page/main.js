@@ -1,6 +1,6 @@
 // The page: which view is shown, and whether the server is ready.
 
-import { getJson, stateOf } from "./api.js";
+import { getJson, LIMIT, stateOf } from "./api.js";
 import { byId, capital, explain } from "./dom.js";
 import { hosted, loadModels } from "./models.js";
 import { startSee } from "./see.js";
@@ -37,7 +37,7 @@ function openView() {
 async function connect() {
   let keyless = false; // the person has given no key: they are asked again when they want to be
   try {
-    const ready = await getJson("ready", { accept: (code) => code === 503 });
+    const ready = await getJson("ready", { limit: LIMIT, accept: (code) => code === 503 });
     const good = ready.status === "ready";
     tell(good ? "Ready" : capital(stateOf(ready)), good);
     if (good && !known) {
@@ -73,6 +73,10 @@ function tell(words, good) {
 addEventListener("hashchange", openView);
 addEventListener("trouble", connectAgain);
 byId("key-again").onclick = connect;
+document.querySelector(".skip").onclick = (event) => {
+  event.preventDefault(); // an address that names no view would open the first
+  byId(`${current()}-title`).focus();
+};
 startSee(() => current() === "see");
 startSpeak();
 showView();

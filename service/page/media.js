@@ -80,10 +80,13 @@ export function part({ kind, url }) {
   return kind === "image" ? { type: "image_url", image_url: { url } } : { type: "video_url", video_url: { url } };
 }
 
-/** Makes pasting and dropping anywhere on the page add files. active(): whether this view is shown. */
+/**
+ * Makes pasting and dropping anywhere on the page add files. active(): whether this view is shown; in another one a
+ * browser would leave the page for a file that is dropped beside a field.
+ */
 export function catchFiles(attachments, active) {
   const zone = byId("dropzone");
-  const carriesFiles = (event) => active() && [...(event.dataTransfer?.types ?? [])].includes("Files");
+  const carriesFiles = ({ dataTransfer, target }) => dataTransfer?.types.includes("Files") && target.type !== "file";
   addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
     if (!active() || !files.length) return;
@@ -93,7 +96,8 @@ export function catchFiles(attachments, active) {
   addEventListener("dragover", (event) => {
     if (!carriesFiles(event)) return;
     event.preventDefault();
-    zone.hidden = false;
+    if (active()) zone.hidden = false;
+    else event.dataTransfer.dropEffect = "none";
   });
   addEventListener("dragleave", (event) => {
     if (!event.relatedTarget) zone.hidden = true;
@@ -102,7 +106,7 @@ export function catchFiles(attachments, active) {
     zone.hidden = true;
     if (!carriesFiles(event)) return;
     event.preventDefault();
-    attachments.add([...event.dataTransfer.files]);
+    if (active()) attachments.add([...event.dataTransfer.files]);
   });
 }
 

@@ -156,7 +156,7 @@ async function answer(media) {
   } catch (problem) {
     sound?.stop();
     show(error, explainMedia(problem, media));
-    if (problem.name === "AbortError") facts = "stopped";
+    facts = problem.name === "AbortError" ? "stopped" : "broken off";
   }
   running = null;
   written.end(facts);

@@ -1,6 +1,6 @@
 // Speech from /v1/audio/speech: streamed as PCM to be heard at once, or as a file.
 
-import { ApiError, events, request } from "./api.js";
+import { brokenOff, events, request } from "./api.js";
 import { pcmDecoder } from "./pcm.js";
 
 export const FORMATS = ["mp3", "wav", "flac", "opus", "aac", "pcm"];
@@ -19,7 +19,7 @@ export async function speak({ fields, signal, onAudio }) {
   const rate = Number(response.headers.get("x-sample-rate"));
   const decode = pcmDecoder();
   let complete = false;
-  for await (const event of events(response)) {
+  for await (const event of events(response, "speech")) {
     if (event.type === "speech.audio.done") {
       result.steps = event.steps ?? null;
       complete = true;
@@ -32,7 +32,7 @@ export async function speak({ fields, signal, onAudio }) {
       onAudio(samples, rate);
     }
   }
-  if (!complete) throw new ApiError("The connection broke off before the speech was complete.");
+  if (!complete) throw brokenOff("speech");
   return result;
 }
 
@@ -45,6 +45,6 @@ export async function file({ fields, format, signal }) {
     return { blob: await response.blob(), name: `speech.${format}` };
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The connection broke off before the file was complete.");
+    throw brokenOff("file");
   }
 }

@@ -1,6 +1,6 @@
 // The view for whoever runs the server: its state, models, load, latencies, caches and memory.
 
-import { getJson, request, stateOf } from "./api.js";
+import { getJson, LIMIT, request, stateOf } from "./api.js";
 import { byId, explain, h, show } from "./dom.js";
 import { duration } from "./facts.js";
 import { growth, quantile, rate, Reading } from "./metrics.js";
@@ -100,6 +100,7 @@ const PLOTS = [
 let readings = [];
 let plots = null;
 let timer = null;
+let reading = false; // it may take longer than PERIOD
 
 /** Begins or ends reading. */
 export function watch(on) {
@@ -110,13 +111,15 @@ export function watch(on) {
 
 async function read() {
   timer = setTimeout(read, PERIOD * 1000);
-  if (document.hidden) return;
+  if (document.hidden || reading) return;
+  reading = true;
+  const options = { limit: LIMIT, accept: (status) => FAILING.has(status) };
   try {
     const [text, ready, health, version] = await Promise.all([
-      request("metrics").then((response) => response.text()),
-      getJson("ready", { accept: (status) => FAILING.has(status) }),
-      getJson("health", { accept: (status) => FAILING.has(status) }),
-      getJson("version"),
+      request("metrics", { limit: LIMIT }).then((response) => response.text()),
+      getJson("ready", options),
+      getJson("health", options),
+      getJson("version", { limit: LIMIT }),
     ]);
     readings.push(new Reading(text));
     readings = readings.filter(({ time }) => time >= readings.at(-1).time - SPAN);
@@ -125,13 +128,15 @@ async function read() {
   } catch (problem) {
     show(byId("watch-error"), explain(problem));
     if (problem.status === 401) clearTimeout(timer); // opening the view again asks for the key again
+  } finally {
+    reading = false;
   }
 }
 
 function draw(ready, health, { version }) {
   const now = readings.at(-1);
   const last = readings.at(-2);
-  const minute = readings.findLast(({ time }) => time <= now.time - WINDOW) ?? readings[0];
+  const minute = readings.find(({ time }) => time > now.time - WINDOW - PERIOD); // not those before a pause
   const device = now.of("engine_info")[0]?.labels.device ?? "–";
   byId("overview").replaceChildren(
     tile("State", stateOf(ready), ready.status === "ready" ? "good" : "bad"),

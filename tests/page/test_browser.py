@@ -59,6 +59,17 @@ window.fetch = (path, options) => (path === "ready" ? Promise.resolve(new Respon
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
+HANG = """
+window.hung = [];
+window.fetch = (path, { signal }) => {
+  hung.push(path);
+  return new Promise((_, reject) => {
+    if (signal?.aborted) reject(signal.reason);
+    signal?.addEventListener("abort", () => reject(signal.reason));
+  });
+};
+"""
+"""The server takes requests and answers none."""
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 
@@ -550,3 +561,96 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(page: Page, tmp_path: Path) -> 
         page.driver.close()
         page.driver.switch_to.window(first)
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
+
+
+def test_a_key_of_any_letters_is_sent_as_the_server_reads_it(page: Page, tmp_path: Path) -> None:
+    with page.visiting(served("--api-key", "schlüssel-ключ", HOME=str(tmp_path))) as server:
+        page.load(server.url)
+        page.type("key", "schlüssel…\n")
+        page.wait_for("document.getElementById('key-problem').textContent === 'The server does not know this key.'")
+        page.wait_for("document.getElementById('key-dialog').open")
+        page.type("key", "schlüssel-ключ\n")
+        page.wait_for("document.getElementById('state').textContent === 'Ready'")
+        assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
+
+
+def test_the_skip_link_stays_in_its_view(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url, "speak")
+    page.driver.find_element("css selector", ".skip").send_keys("\n")
+    page.wait_for("document.activeElement.id === 'speak-title'")
+    assert page.js("location.hash") == "#speak" and page.js("document.title") == "Speak – Reprise"
+
+
+def test_a_file_dropped_beside_a_field_does_not_end_the_page(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url, "speak")
+    page.driver.execute_script(
+        "addEventListener('dragover', (event) => {"
+        "  window.over = [event.defaultPrevented, event.dataTransfer.dropEffect];"
+        "});"
+        "addEventListener('drop', (event) => (window.dropped = event.defaultPrevented));"
+    )
+    bring(page, "drop", "clip.png", "image/png", encoded(picture(56, 56), "PNG"))
+    assert page.js("window.over") == [True, "none"] and page.js("window.dropped")
+    assert (
+        page.element("dropzone").get_attribute("hidden")
+        and page.js("document.querySelectorAll('#attached li').length") == 0
+    )
+
+
+def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> None:
+    with running_server() as server:
+        page.open(server.url)
+        page.driver.execute_script(FORGET_TIMERS)
+        page.type("question", "!endless stream\n")
+        page.wait_for("window.grown.length > 3")
+    assert page.wait_shown("see-error") == "The connection broke off before the answer was complete."
+    page.wait_for("document.querySelector('.answer .facts').textContent === 'broken off'")
+    page.wait_for("document.getElementById('state').dataset.good === 'false'")
+    page.driver.get("about:blank")
+    assert page.complaints()  # the browser's own notes of the lost connection
+
+
+def test_speech_that_breaks_off_is_called_speech(page: Page, talker: FakeTalker) -> None:
+    with talking_server(talker) as server:
+        page.open(server.url, "speak")
+        page.type("text", f"{ENDLESS} goes on.")
+        page.click("say")
+        page.wait_for("window.heard.starts > 2")
+    assert page.wait_shown("speak-error") == "The connection broke off before the speech was complete."
+    page.wait_for("document.getElementById('say').checkVisibility()")
+    page.driver.get("about:blank")
+    assert page.complaints()  # the browser's own notes of the lost connection
+
+
+def test_a_server_that_does_not_answer_is_named(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url)
+    page.driver.execute_script(
+        f"{HANG} AbortSignal.timeout = (ms) => AbortSignal.abort(new DOMException(ms, 'TimeoutError'));"
+        "dispatchEvent(new Event('trouble'));"
+    )
+    page.wait_for("document.getElementById('state').textContent === 'The server does not answer.'")
+    page.driver.find_element("css selector", "nav a[href='#watch']").click()
+    assert page.wait_shown("watch-error") == "The server does not answer."
+
+
+def test_readings_wait_for_the_one_before(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url)
+    page.driver.execute_script(
+        f"{HANG} window.begun = 0; const begin = setTimeout;"
+        "window.setTimeout = (work, delay) => begin(() => { begun += 1; work(); }, 0);"
+    )
+    page.driver.find_element("css selector", "nav a[href='#watch']").click()
+    page.wait_for("window.begun > 5")
+    assert page.js("window.hung.filter((path) => path === 'metrics').length") == 1
+
+
+def test_a_minute_does_not_begin_before_a_pause(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url, "watch")
+    page.wait_for("document.querySelectorAll('.tile').length")
+    page.driver.find_element("css selector", "nav a[href='#see']").click()
+    page.ask("Hello")
+    page.driver.execute_script("const now = performance.now; performance.now = () => now.call(performance) + 240_000;")
+    page.driver.execute_script("document.getElementById('overview').replaceChildren()")
+    page.driver.find_element("css selector", "nav a[href='#watch']").click()
+    page.wait_for("document.querySelectorAll('.tile').length")
+    assert page.js("document.querySelectorAll('.tile b')[2].textContent") == "0"
