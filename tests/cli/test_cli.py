@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,9 +191,43 @@ def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
     assert not list(tmp_path.iterdir())
 
 
-def test_results_that_cannot_be_written_are_found_before_they_are_measured(failing: Failing) -> None:
-    said = failing("bench", "chat", "--json", "/nowhere/a.json", "--url", "http://127.0.0.1:1")
-    assert said == "reprise: /nowhere/a.json: No such file or directory\n"
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("/nowhere/a.json", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("file/a.json", "Not a directory"),
+    ],
+)
+def test_results_that_cannot_be_written_are_found_before_they_are_measured(
+    file: str, says: str, tmp_path: Path, failing: Failing
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = str(tmp_path / file)
+    said = failing("bench", "chat", "--json", path, "--url", "http://127.0.0.1:1")
+    assert said == f"reprise: {path}: {says}\n"
+
+
+def test_audio_and_captions_are_not_written_to_one_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "a.wav")
+    done = CliRunner().invoke(app, ["say", "Hello.", "-o", file, "--srt", file], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "need a file each" in done.output
+
+
+def test_a_server_without_tls_is_not_said_to_be_missing(failing: Failing) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        threading.Thread(target=_answer_in_plain_text, args=(listener,), daemon=True).start()
+        said = failing("models", "--url", url)
+    assert said.startswith(f"reprise: {url}: no TLS with this server") and "reprise serve" not in said
+
+
+def _answer_in_plain_text(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000"])
@@ -418,6 +453,7 @@ def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPa
         (["Who?", "How many are there?"], "Who?"),
         (["How many are there?", "/no/a.png"], "/no/a.png"),
         (["/no/picture.png", "Who?"], "/no/picture.png"),
+        (["/", "Who?"], "/"),
     ],
 )
 def test_ask_names_what_is_no_file(words: list[str], file: str) -> None:
