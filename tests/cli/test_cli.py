@@ -42,8 +42,20 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def _names_of_no_network(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """getaddrinfo that knows numbers alone, so that no test asks a name server."""
+
+    def numbers_only(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "no-such-host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return resolve(host, *rest, **options)
+
+    return numbers_only
+
+
 def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket, "getaddrinfo", _names_of_no_network(socket.getaddrinfo))
     (tmp_path / "keys").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "comments").write_text("  # none yet\n\n")
     (tmp_path / "broken.yaml").write_text("max_n: [\n")
@@ -52,6 +64,15 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--model", str(tmp_path)), "no readable config.json"),
         (("--model", "owner/name"), "owner/name: missing or incomplete in the cache"),
         (("--port", str(taken_port)), f"127.0.0.1:{taken_port} cannot be bound (Address already in use"),
+        (
+            ("--host", "no-such-host.invalid", "--insecure-no-auth"),
+            "no-such-host.invalid:0 cannot be bound (no such name; --host names an address of this machine)",
+        ),
+        (
+            ("--host", "192.0.2.1", "--insecure-no-auth"),
+            "192.0.2.1:0 cannot be bound (Cannot assign requested address; --host names an address of this machine)",
+        ),
+        (("--model", "reprise/qwen2vl"), "; the embedded models are reprise/qwen2_vl and reprise/voxcpm2"),
         (("--host", "0.0.0.0"), "host: 0.0.0.0 is wider than loopback"),
         (("--api-key-file", "/nowhere/keys"), "api_key_file: /nowhere/keys cannot be read (No such file"),
         (("--api-key-file", str(tmp_path / "keys")), "keys is not UTF-8 text"),
@@ -543,6 +564,25 @@ main()
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn would log the cancelled start of the application with a traceback."""
+    from service import server
+
+    served: list[object] = []
+
+    async def record(sockets: object) -> None:
+        served.append(sockets)
+
+    def interrupted(*anything: object) -> SimpleNamespace:
+        signal.raise_signal(signal.SIGINT)
+        return SimpleNamespace(serve=record, context=None, wait_ready=asyncio.Event().wait)
+
+    monkeypatch.setattr(server, "create_server", interrupted)
+    with asyncio.Runner() as runner, pytest.raises(KeyboardInterrupt):
+        runner.run(server.serve(None, None, None))  # type: ignore[arg-type]
+    assert not served
 
 
 @pytest.mark.parametrize("page", [True, False])
