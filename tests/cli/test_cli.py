@@ -566,6 +566,30 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("module", ["service.cli.main", "service.processes.supervisor"])
+def test_ctrl_c_during_the_imports_is_not_lost(module: str) -> None:
+    """Whatever becomes of a KeyboardInterrupt there: callbacks of importlib swallow it."""
+    code = f"""
+import os, signal, sys
+from reprise_server import main
+
+class Swallows:
+    def find_spec(self, name, *more):
+        if name == {module!r}:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                os._exit(7)
+
+sys.meta_path.insert(0, Swallows())
+main()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install"), "REPRISE_STANDBY": "off"}
+    command = [sys.executable, "-c", code, "serve", "--port", "0"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+
+
 def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn would log the cancelled start of the application with a traceback."""
     from service import server
