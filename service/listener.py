@@ -4,9 +4,9 @@ once.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from errno import EADDRINUSE
 
 from service.settings import Settings
 from service.settings_reading import SettingsError
@@ -25,6 +25,13 @@ a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does n
 minutes of audio before a stream could be paused. Not every platform has all options."""
 BACKLOG = 2048
 """Connections that wait to be accepted."""
+_NO_ADDRESS = "; --host names an address of this machine"
+_HINTS = {
+    errno.EADDRINUSE: "; another server may be running there, --port 0 picks a free one",
+    errno.EADDRNOTAVAIL: _NO_ADDRESS,
+    errno.EACCES: "; ports below 1024 are for privileged users, --port names another one",
+}
+"""What to do about an address that cannot be bound, by the error."""
 
 
 class Listener(socket.socket):
@@ -41,14 +48,14 @@ def bind(settings: Settings) -> Listener:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     every = settings.host == "::" and socket.has_dualstack_ipv6()  # of IPv4, too
     try:
+        socket.getaddrinfo(settings.host, settings.port, family)  # create_server makes another error of its errors
         listener = socket.create_server(
             (settings.host, settings.port), family=family, backlog=BACKLOG, dualstack_ipv6=every
         )
     except socket.gaierror as error:
-        raise SettingsError(f"{where} ({error.strerror})") from error
+        raise SettingsError(f"{where} ({error.strerror}{_NO_ADDRESS})") from error
     except OSError as error:
-        hint = "; another server may be running there, --port 0 picks a free one" if error.errno == EADDRINUSE else ""
-        raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{hint})") from error
+        raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{_HINTS.get(error.errno or 0, '')})") from error
     _set_options(listener)
     return Listener(fileno=listener.detach())
 

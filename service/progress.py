@@ -24,6 +24,13 @@ def log_phase(state: EngineState) -> None:
     log.info("engine: %s%s", phase_of(state), f" ({state.detail})" if state.detail else "")
 
 
+def start_progress() -> StartProgress | None:
+    """The live display; None where there is no terminal, or one that cannot move its cursor (TERM=dumb) and would show
+    nothing before the end."""
+    console = Console(stderr=True)
+    return StartProgress(console) if console.is_interactive else None
+
+
 class StartProgress:
     """Phases of the first start, each with its elapsed time. Later phases are logged."""
 

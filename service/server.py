@@ -34,7 +34,7 @@ from service.link.messages import EngineState
 from service.link.standby import EngineStart, Standby, standby_for
 from service.listener import url_of
 from service.logs import chosen_format
-from service.progress import StartProgress, log_phase
+from service.progress import log_phase, start_progress
 from service.settings import Settings
 
 log = logging.getLogger("reprise")
@@ -176,7 +176,7 @@ async def serve(
     settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
 ) -> int:
     """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
-    progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
+    progress = start_progress()
     server = create_server(settings, catalog, progress or log_phase, *starts)
     context = server.context
     failed = False
@@ -202,6 +202,8 @@ async def serve(
 
     task = asyncio.create_task(announce())
     try:
+        # A Ctrl-C that asyncio caught up to here cancels this task now; uvicorn would log a start that was cancelled.
+        await asyncio.sleep(0)
         await server.serve([listener])
     finally:
         task.cancel()

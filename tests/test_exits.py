@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.waiting import GENEROUS
 
 BUSY = """
@@ -47,3 +49,31 @@ def test_nobody_waits_for_a_thread_that_goes_on() -> None:
 def test_a_process_without_such_threads_ends_as_usual() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, timeout=GENEROUS)
     assert (done.returncode, done.stdout) == (0, "tidied\n")
+
+
+CTRL_C = """
+import signal, sys, weakref
+
+from service.exits import ended_by_ctrl_c
+
+
+class Module:
+    pass
+
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+module = Module()
+reference = weakref.ref(module, lambda _: signal.raise_signal(signal.SIGINT))
+with ended_by_ctrl_c():
+    del module
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("how", "status", "says"), [("heeded", 130, ""), ("ignored", 0, "goes on\n")])
+def test_ctrl_c_in_a_callback_of_an_import_ends_the_process_unless_it_is_ignored(
+    how: str, status: int, says: str
+) -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C, how], capture_output=True, text=True, timeout=GENEROUS)
+    assert (done.returncode, done.stdout, done.stderr) == (status, says, "")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from service.link.messages import EngineState
-from service.progress import StartProgress
+from service.progress import StartProgress, start_progress
 
 
 def state(phase: str, detail: str = "", **fields: dict[str, int]) -> EngineState:
@@ -49,3 +49,17 @@ def test_a_start_that_fails_is_not_ticked_off() -> None:
     progress(state("loading", "m"))
     progress.end(good=False)
     assert not [line for line in lines(console) if line.startswith("✓ loading")]
+
+
+@pytest.mark.parametrize(("kind", "live"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_cannot_move_its_cursor_gets_log_lines(
+    kind: str, live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", kind)
+    progress = start_progress()
+    assert (progress is not None) is live
+    if progress is not None:
+        progress.end(good=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from service.cli.standard_streams import open_closed_streams
+from service.exits import ended_by_ctrl_c
 
 
 def main() -> None:
     open_closed_streams()
     # Only now: what these imports open and keep would get the number of a closed stream (libffi does, on some systems).
-    from service.cli.main import main as command
+    with ended_by_ctrl_c():
+        from service.cli.main import main as command
 
     command()
 

@@ -6,9 +6,9 @@ import base64
 import json
 import mimetypes
 import re
+import ssl
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -115,11 +115,22 @@ class ApiClient:
         try:
             yield
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
+            if _is_of_tls(error):
+                raise ServerError(
+                    f"{self.url}: no TLS with this server ({error}); without TLS an address begins with http://"
+                ) from error
             raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
         except httpx.TransportError as error:
             raise ServerError(f"the connection to {self.url} broke ({error})") from error
         except UnicodeEncodeError as error:  # Python keeps other bytes of arguments and pipes as surrogates
             raise ServerError("the text is not UTF-8") from error
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Whether a server was there, but not the encryption or the certificate that was expected."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
@@ -208,30 +219,35 @@ def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECO
     A thread reads the log to its end: a pipe that nobody reads would stop the server once it is full.
     """
     ready: Future[str] = Future()
-    last = deque([""], maxlen=1)
+    last: list[str] = []
     threading.Thread(target=_read_log, args=(process.stderr, ready, last), daemon=True).start()
     try:
         return ready.result(timeout)
     except TimeoutError:
-        raise ServerError(f"the local server was not ready after {timeout:g} s: {last[0]}") from None
+        raise ServerError(f"the local server was not ready after {timeout:g} s: {'; '.join(last)}") from None
 
 
-def _read_log(log: IO[str], ready: Future[str], last: deque[str]) -> None:
-    """Reads the log to its end and closes it. last: receives the newest line until the server is ready."""
+def _read_log(log: IO[str], ready: Future[str], last: list[str]) -> None:
+    """Reads the log to its end and closes it. last: until the server is ready, the errors in it, or its newest line."""
+    failed = False
     with log:
         for line in log:
-            if not ready.done() and line.strip():
-                last.append(line.strip())
-                if url := _announced(line):
-                    ready.set_result(url)
+            if ready.done() or not line.strip():
+                continue
+            level, message = _entry(line)
+            if message.startswith("ready at "):
+                ready.set_result(message.removeprefix("ready at "))
+            elif level == "error" or not failed:
+                last[:] = [*last, message] if failed else [message]
+                failed = failed or level == "error"
     if not ready.done():
-        ready.set_exception(ServerError(f"the local server did not start: {last[0]}"))
+        ready.set_exception(ServerError(f"the local server did not start: {'; '.join(last)}"))
 
 
-def _announced(line: str) -> str:
-    """The address in a line of the JSON log, if it has one."""
+def _entry(line: str) -> tuple[str, str]:
+    """Level and message of a line of the JSON log; of another line, "" and the whole of it."""
     try:
-        message = str(json.loads(line)["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return message.removeprefix("ready at ") if message.startswith("ready at ") else ""
+        entry = json.loads(line)
+        return str(entry.get("level", "")), str(entry["message"])
+    except (ValueError, KeyError, AttributeError):
+        return "", line.strip()

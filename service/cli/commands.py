@@ -76,8 +76,8 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
     if not any(others):
         raise typer.BadParameter("the question is missing", param_hint="QUESTION")
     if len(others) > 1:
-        # A question has no such suffix, and is longer than the name of a file that was mistyped.
-        file = min(others, key=lambda word: (not is_media_name(word), len(word)))
+        # A question has no such suffix, names no folder, and is longer than the name of a file that was mistyped.
+        file = min(others, key=lambda word: (not is_media_name(word), not os.path.lexists(word), len(word)))
         raise typer.BadParameter(f"'{file}' is not a file; a question stands in quotes", param_hint="FILES")
     return others[0], [Path(word) for word in words if word != others[0]]
 
@@ -123,6 +123,9 @@ def say(
         raise typer.BadParameter(
             "standard output takes one of the audio and the captions", param_hint="-o, --srt, --vtt"
         )
+    files = [path for path in (out, srt, vtt) if path is not None and not is_standard_output(path)]
+    if len(set(files)) < len(files):
+        raise typer.BadParameter("the audio and each kind of captions need a file each", param_hint="-o, --srt, --vtt")
     check_writable(*(path for path in (srt, vtt) if not is_standard_output(path)))
     segments: list[dict[str, Any]] | None = [] if srt or vtt else None
     with connect(url, key, local) as client:

@@ -160,19 +160,20 @@ def _serve(settings: Settings) -> int:
 
     from service.catalog import load_catalog
     from service.engine_config import configs_of_processes, supervised
-    from service.exits import end_soon
+    from service.exits import end_soon, ended_by_ctrl_c
     from service.link.standby import begin_engines
     from service.listener import bind
 
     _heed_signals_as_process_1()
-    listener = bind(settings)
-    catalog = load_catalog(settings, log.info)
     with asyncio.Runner() as runner:
-        starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
-        # The engine processes import torch while this one imports the rest of the server.
-        from service.api_processes import api_process_count, with_count
-        from service.processes.supervisor import serve_several
-        from service.server import prepare_process, serve
+        with ended_by_ctrl_c():
+            listener = bind(settings)
+            catalog = load_catalog(settings, log.info)
+            starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
+            # The engine processes import torch while this one imports the rest of the server.
+            from service.api_processes import api_process_count, with_count
+            from service.processes.supervisor import serve_several
+            from service.server import prepare_process, serve
 
         processes = api_process_count(settings)
         if settings.api_processes == "auto":

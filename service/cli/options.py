@@ -74,10 +74,16 @@ def _ended_by_sigterm() -> Iterator[None]:
 def check_writable(*files: Path | None) -> None:
     """Raises OSError for a file that cannot be written, before long work and not after it."""
     for path in filter(None, files):
-        place = path if path.exists() else path.parent
-        if not os.access(place, os.W_OK):
-            number = errno.EACCES if place.exists() else errno.ENOENT
-            raise OSError(number, os.strerror(number), str(path))
+        if path.is_dir():
+            raise _error_of(errno.EISDIR, path)
+        if not (path.exists() or path.parent.is_dir()):
+            raise _error_of(errno.ENOTDIR if path.parent.exists() else errno.ENOENT, path)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise _error_of(errno.EACCES, path)
+
+
+def _error_of(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:

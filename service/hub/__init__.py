@@ -33,8 +33,12 @@ class Checkpoint:
 
 def embedded(model: str) -> Path | None:
     """The directory of a model inside the package, by the name under which it is served."""
-    directories = (path.parent for path in EMBEDDED.glob("*/config.json"))
-    return next((directory for directory in directories if model == f"{OWNER}/{directory.name}"), None)
+    return _embedded().get(model)
+
+
+def _embedded() -> dict[str, Path]:
+    """The directories of the models inside the package by name."""
+    return {f"{OWNER}/{path.parent.name}": path.parent for path in sorted(EMBEDDED.glob("*/config.json"))}
 
 
 def locate(
@@ -63,5 +67,10 @@ def locate(
     # huggingface_hub takes a while to import, and a local directory does without it.
     from service.hub.download import obtain
 
-    directory = obtain(source, pinned or revision, load_format, report)
+    try:
+        directory = obtain(source, pinned or revision, load_format, report)
+    except CheckpointError as error:
+        if source.startswith(f"{OWNER}/"):
+            raise CheckpointError(f"{error}; the embedded models are {' and '.join(_embedded())}") from error
+        raise
     return Checkpoint(source, directory, directory.name)

@@ -6,10 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Sequence
-
-from rich.console import Console
 
 from service.api.request_stream import EngineError
 from service.api_processes import num_api_processes
@@ -24,7 +21,7 @@ from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
 from service.processes.sleep import sleep_when_idle
-from service.progress import StartProgress
+from service.progress import start_progress
 from service.server import ABORT_GRACE, print_banner
 from service.settings import Settings
 
@@ -80,7 +77,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
+        progress = start_progress()
         if progress is not None:
             self._engines.show_phases(progress)
         self._engines.start()

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +42,20 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def _names_of_no_network(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """getaddrinfo that knows numbers alone, so that no test asks a name server."""
+
+    def numbers_only(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "no-such-host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return resolve(host, *rest, **options)
+
+    return numbers_only
+
+
 def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket, "getaddrinfo", _names_of_no_network(socket.getaddrinfo))
     (tmp_path / "keys").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "comments").write_text("  # none yet\n\n")
     (tmp_path / "broken.yaml").write_text("max_n: [\n")
@@ -51,6 +64,15 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--model", str(tmp_path)), "no readable config.json"),
         (("--model", "owner/name"), "owner/name: missing or incomplete in the cache"),
         (("--port", str(taken_port)), f"127.0.0.1:{taken_port} cannot be bound (Address already in use"),
+        (
+            ("--host", "no-such-host.invalid", "--insecure-no-auth"),
+            "no-such-host.invalid:0 cannot be bound (no such name; --host names an address of this machine)",
+        ),
+        (
+            ("--host", "192.0.2.1", "--insecure-no-auth"),
+            "192.0.2.1:0 cannot be bound (Cannot assign requested address; --host names an address of this machine)",
+        ),
+        (("--model", "reprise/qwen2vl"), "; the embedded models are reprise/qwen2_vl and reprise/voxcpm2"),
         (("--host", "0.0.0.0"), "host: 0.0.0.0 is wider than loopback"),
         (("--api-key-file", "/nowhere/keys"), "api_key_file: /nowhere/keys cannot be read (No such file"),
         (("--api-key-file", str(tmp_path / "keys")), "keys is not UTF-8 text"),
@@ -190,9 +212,43 @@ def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
     assert not list(tmp_path.iterdir())
 
 
-def test_results_that_cannot_be_written_are_found_before_they_are_measured(failing: Failing) -> None:
-    said = failing("bench", "chat", "--json", "/nowhere/a.json", "--url", "http://127.0.0.1:1")
-    assert said == "reprise: /nowhere/a.json: No such file or directory\n"
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("/nowhere/a.json", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("file/a.json", "Not a directory"),
+    ],
+)
+def test_results_that_cannot_be_written_are_found_before_they_are_measured(
+    file: str, says: str, tmp_path: Path, failing: Failing
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = str(tmp_path / file)
+    said = failing("bench", "chat", "--json", path, "--url", "http://127.0.0.1:1")
+    assert said == f"reprise: {path}: {says}\n"
+
+
+def test_audio_and_captions_are_not_written_to_one_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "a.wav")
+    done = CliRunner().invoke(app, ["say", "Hello.", "-o", file, "--srt", file], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "need a file each" in done.output
+
+
+def test_a_server_without_tls_is_not_said_to_be_missing(failing: Failing) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        threading.Thread(target=_answer_in_plain_text, args=(listener,), daemon=True).start()
+        said = failing("models", "--url", url)
+    assert said.startswith(f"reprise: {url}: no TLS with this server") and "reprise serve" not in said
+
+
+def _answer_in_plain_text(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000"])
@@ -418,6 +474,7 @@ def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPa
         (["Who?", "How many are there?"], "Who?"),
         (["How many are there?", "/no/a.png"], "/no/a.png"),
         (["/no/picture.png", "Who?"], "/no/picture.png"),
+        (["/", "Who?"], "/"),
     ],
 )
 def test_ask_names_what_is_no_file(words: list[str], file: str) -> None:
@@ -507,6 +564,49 @@ main()
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("module", ["service.cli.main", "service.processes.supervisor"])
+def test_ctrl_c_during_the_imports_is_not_lost(module: str) -> None:
+    """Whatever becomes of a KeyboardInterrupt there: callbacks of importlib swallow it."""
+    code = f"""
+import os, signal, sys
+from reprise_server import main
+
+class Swallows:
+    def find_spec(self, name, *more):
+        if name == {module!r}:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                os._exit(7)
+
+sys.meta_path.insert(0, Swallows())
+main()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install"), "REPRISE_STANDBY": "off"}
+    command = [sys.executable, "-c", code, "serve", "--port", "0"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+
+
+def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn would log the cancelled start of the application with a traceback."""
+    from service import server
+
+    served: list[object] = []
+
+    async def record(sockets: object) -> None:
+        served.append(sockets)
+
+    def interrupted(*anything: object) -> SimpleNamespace:
+        signal.raise_signal(signal.SIGINT)
+        return SimpleNamespace(serve=record, context=None, wait_ready=asyncio.Event().wait)
+
+    monkeypatch.setattr(server, "create_server", interrupted)
+    with asyncio.Runner() as runner, pytest.raises(KeyboardInterrupt):
+        runner.run(server.serve(None, None, None))  # type: ignore[arg-type]
+    assert not served
 
 
 @pytest.mark.parametrize("page", [True, False])

@@ -310,8 +310,14 @@ def test_audio_that_ends_within_its_header_is_an_error_with_a_line(loudspeaker: 
     [
         ("import time; time.sleep(600)", 0.2, "not ready after 0.2 s"),
         ("import sys; sys.exit('{ no model')", 60.0, "did not start: { no model"),
+        (
+            """import sys; sys.exit('{"level": "info", "message": "a"}\\n{"level": "error", "message": "no GPU"}\\n'
+            '{"level": "error", "message": "no engine"}\\n{"level": "info", "message": "b"}')""",
+            60.0,
+            "did not start: no GPU; no engine$",
+        ),
     ],
-    ids=["silent", "ended"],
+    ids=["silent", "ended", "errors"],
 )
 def test_a_local_server_that_does_not_start(program: str, timeout: float, says: str) -> None:
     command = [sys.executable, "-c", program]
