@@ -51,7 +51,7 @@ class _PacedHost:
     """service.engine.chat.mask_hosts.MaskHost."""
 
     link: Connection
-    apart: bool = True
+    own_interpreter: bool = True
 
     def start(self) -> Connection:
         return self.link
