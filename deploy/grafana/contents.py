@@ -336,7 +336,7 @@ SPEECH = Dashboard(
                     "Speech that ran to its cap / s",
                     (
                         (rate("speech_truncated_total", "model", SPEECH_MODEL), "{{model}} ended"),
-                        (rate("speech_retries_total", "model", SPEECH_MODEL), "{{model}} drawn again"),
+                        (rate("speech_retries_total", "model", SPEECH_MODEL), "{{model}} retried"),
                     ),
                     "short",
                     width=12,
