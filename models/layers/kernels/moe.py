@@ -52,9 +52,9 @@ def _router_logits_kernel(
 
 
 _LOGITS_PROGRAMS = 512
-"""Where few rows make fewer programs, they share out the columns: each waits for its loads before it can split them, so
-that several have to share a multiprocessor. _MIN_SPLITS share them out however many rows there are, so that the kernel
-of 1,024 rows serves more, too."""
+"""Where few rows make fewer programs, they share out the columns: several on a multiprocessor can wait for their loads at
+the same time. _MIN_SPLITS share them out however many rows there are, so that the kernel of 1,024 rows serves more,
+too."""
 _MIN_SPLITS, _MAX_SPLITS = 16, 32
 _LOGITS_BLOCK_K = 64
 
