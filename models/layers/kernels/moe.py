@@ -52,8 +52,8 @@ def _router_logits_kernel(
 
 
 _LOGITS_PROGRAMS = 512
-"""Where few rows make fewer programs, they share out the columns: several on a multiprocessor can wait for their loads at
-the same time. _MIN_SPLITS share them out however many rows there are, so that the kernel of 1,024 rows serves more,
+"""Where few rows make fewer programs, they share out the columns: several on a multiprocessor can wait for their loads
+at the same time. _MIN_SPLITS share them out however many rows there are, so that the kernel of 1,024 rows serves more,
 too."""
 _MIN_SPLITS, _MAX_SPLITS = 16, 32
 _LOGITS_BLOCK_K = 64
