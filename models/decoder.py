@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -160,8 +159,11 @@ class CausalDecoder(nn.Module):
         positions int64 [position_axes, n] -> normed hidden states [n, hidden_size]."""
         positions = positions if self.axes is not None else positions[0]
         rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
-        attend = partial(cached_attention, batch=batch, rotary=rotary)
         layers, width = cast("Sequence[Block]", self.layers), self.config.block.hidden_size
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+            return cached_attention(q, k, v, layer, batch, rotary, layers[layer].attention.head_norms)
+
         if hidden.shape[-1] == width:
             return run_blocks(layers, hidden, self.norm, attend)
         x, *features = hidden.unflatten(-1, (-1, width)).unbind(-2)

@@ -11,7 +11,8 @@ from torch import Tensor
 from benchmarks.kernels.timing import Case
 from models.layers.attention import attend_pages, attend_segments
 from models.layers.fused import rotary_dense_attention
-from models.layers.kernels.paged_decode import CurrentKV, number_of_splits
+from models.layers.kernels.current_kv import CurrentKV
+from models.layers.kernels.paged_decode import number_of_splits
 from models.layers.one_segment import attend_lengthened, lengthen
 from models.layers.packed import rotate_packed
 from models.layers.rotary import rotate_and_cache

@@ -30,9 +30,10 @@ from models.layers.kernels import (
     rotary,
     varlen,
 )
+from models.layers.kernels.current_kv import CurrentKV
 from models.layers.kernels.gemm_types import Kind
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
-from models.layers.norms import RMSNorm
+from models.layers.norms import HeadNorms, RMSNorm
 from models.layers.precision import Precision
 from models.voxcpm2.kernels import flow_solver as speech_solve
 from models.voxcpm2.kernels import step_inputs as speech_inputs
@@ -111,8 +112,9 @@ def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
     q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
     angles = empty(rows, 64, dtype=torch.float32)
     values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
-    for angle_pair in ((angles, angles), None):
-        current_kv = paged_decode.CurrentKV(k, v, angle_pair, rows_of_int64(rows))
+    of_heads = HeadNorms(empty(128), empty(128), EPS)
+    for angle_pair, head_norms in (((angles, angles), None), (None, None), ((angles, angles), of_heads)):
+        current_kv = CurrentKV(k, v, angle_pair, rows_of_int64(rows), head_norms)
         paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
@@ -143,11 +145,14 @@ def rotations(rows: int) -> None:
     rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, slots)
 
 
-def head_norms(rows: int) -> None:
+def rotations_of_normed_heads(rows: int) -> None:
     """Of the queries and keys of Qwen3: 2B, 4B and 8B, 32B, 30B-A3B."""
+    angles = empty(rows, 64, dtype=torch.float32)
+    head_norms = HeadNorms(empty(128), empty(128), EPS)
     for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (32, 4)):
-        q, k, _ = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
-        norms.qk_norm(q, k, empty(128), empty(128), EPS)
+        q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
+        cache = empty(64, kv_heads, 128)
+        rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), head_norms)
 
 
 def local_attention(sequences: int, length: int, first: int) -> None:
@@ -354,7 +359,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 2048),
     "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 64),
     "rotations": rotations,
-    "norms of heads": head_norms,
+    "rotations of normed heads": rotations_of_normed_heads,
     "local encoder's attention": lambda rows: local_attention(rows, 5, 0),
     "local decoder's attention": lambda rows: local_attention(2 * rows, 11, 7),
     "prompt": lambda rows: ragged_attention(rows, 1),
@@ -401,7 +406,7 @@ def paged_decode_of(dtype: torch.dtype, width: int) -> None:
     tables, lengths = empty(rows, 512, dtype=torch.int32), empty(rows, dtype=torch.int32)
     angles = empty(rows, width // 2, dtype=torch.float32)
     q, k, v = (empty(rows, heads, width, dtype=dtype) for heads in (16, 2, 2))
-    current_kv = paged_decode.CurrentKV(k, v, (angles, angles), rows_of_int64(rows))
+    current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows))
     paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 

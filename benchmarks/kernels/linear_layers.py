@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.timing import Case
-from models.layers.fused import add_rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.kernels import tiled_gemm
 from models.layers.kernels.gemm_types import Tile
+from models.layers.norms import add_rms_norm
 from service.tuning.timer import Run
 
 BANDWIDTH = 3.0e6

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from benchmarks.kernels.timing import Case
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
-from models.layers.fused import rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import rotary_dense_attention, silu_mul
 from models.layers.kernels import elementwise, norms, rotary, tiled_gemm
 from models.layers.kernels.gemm_types import Tile
+from models.layers.norms import rms_norm
 from models.layers.rotary import rotate_half_split
 from service.tuning.timer import Run
 

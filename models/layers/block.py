@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.layers.deferred_norm import Normed
-from models.layers.fused import qk_norm
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
-from models.layers.norms import RMSNorm
+from models.layers.norms import HeadNorms, RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
 """How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one
@@ -25,7 +24,7 @@ tensor [expert, out, in], as transformers 5 writes it. apart: each in a tensor o
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """Attention of a layer: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], number of the layer -> shape
-of q."""
+of q. It applies SelfAttention.head_norms, where a layer has them, before it rotates q and k."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,18 @@ class SelfAttention(nn.Module):
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor, unless q and k have
-        norms of their heads."""
+        """Views of one tensor: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]."""
         config = self.config
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         return q, k, v
+
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """Of q and k, which the attention applies together with their rotation."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class Block(nn.Module):

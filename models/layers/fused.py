@@ -11,46 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.attention import dense_attention
-from models.layers.host_fused import rms_norm_float32
 from models.layers.op import op
-from models.layers.precision import upcast
 from models.layers.rotary import rotate_half_split, rotate_host
-
-
-def _rms_norm_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x.dtype == weight.dtype == torch.float32:
-        return rms_norm_float32(x, weight, eps)
-    return rms_norm.reference(x, weight, eps)
-
-
-@op(cuda="models.layers.kernels.norms:rms_norm", cpu=_rms_norm_host)
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
-    values = upcast(x)
-    return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
-def _qk_norm_host(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-
-
-@op(cuda="models.layers.kernels.norms:qk_norm", cpu=_qk_norm_host)
-def qk_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """rms_norm of each head of q [..., n, heads, head_dim] and of k [..., n, kv_heads, head_dim]."""
-    return rms_norm.reference(q, q_weight, eps), rms_norm.reference(k, k_weight, eps)
-
-
-def add_rms_norm_host(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """add_rms_norm on the CPU."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
-
-
-@op(cuda="models.layers.kernels.norms:add_rms_norm", cpu=add_rms_norm_host)
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
-    total = x + residual
-    return rms_norm.reference(total, weight, eps), total
 
 
 @op(cuda="models.layers.kernels.elementwise:silu_mul")

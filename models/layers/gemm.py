@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.e4m3 import E4M3Weight, Weight, kernels_take
-from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
+from models.layers.norms import add_rms_norm, add_rms_norm_host, rms_norm
 from models.layers.op import op
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]

@@ -1,5 +1,5 @@
 """Chains of small operations on the CPU, where an operation takes longer to dispatch than to compute. They do what
-models.layers.fused and models.layers.rotary do in fewer operations, and differ from them in the last bits.
+models.layers.norms and models.layers.rotary do in fewer operations, and differ from them in the last bits.
 
 Only for float32, the default on a CPU. Other dtypes must be rounded between operations as in the references.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rms_norm_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """models.layers.fused.rms_norm: x * weight * sqrt(width) / sqrt(|x|^2 + width * eps)."""
+    """models.layers.norms.rms_norm: x * weight * sqrt(width) / sqrt(|x|^2 + width * eps)."""
     width = x.shape[-1]
     zero, floor = _scalar(0.0, x.device), _scalar((width * eps) ** 0.5, x.device)
     lengths = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)

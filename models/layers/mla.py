@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
 from models.layers.e4m3 import E4M3Weight, Weight
-from models.layers.fused import rms_norm
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
-from models.layers.norms import RMSNorm
+from models.layers.norms import RMSNorm, rms_norm
 from models.layers.op import op
 from models.layers.rotary import rotate_half_split
 

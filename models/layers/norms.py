@@ -1,11 +1,53 @@
-"""RMSNorm. LayerNorm is torch.nn.LayerNorm, which already computes in float32 inside."""
+"""RMSNorm: of rows, with the residual sum before it, and of the heads of queries and keys. LayerNorm is
+torch.nn.LayerNorm, which already computes in float32 inside.
+
+The references define what is computed: float32 inside, rounded to the input's dtype where the published code rounds.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.layers.fused import rms_norm
+from models.layers.host_fused import rms_norm_float32
+from models.layers.op import op
+from models.layers.precision import upcast
+
+
+def _rms_norm_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == weight.dtype == torch.float32:
+        return rms_norm_float32(x, weight, eps)
+    return rms_norm.reference(x, weight, eps)
+
+
+@op(cuda="models.layers.kernels.norms:rms_norm", cpu=_rms_norm_host)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
+    values = upcast(x)
+    return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def add_rms_norm_host(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """add_rms_norm on the CPU."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+@op(cuda="models.layers.kernels.norms:add_rms_norm", cpu=add_rms_norm_host)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
+    total = x + residual
+    return rms_norm.reference(total, weight, eps), total
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorms of each head of queries and of keys, before their rotation (Qwen3). Weights [head_dim]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
 
 
 class RMSNorm(nn.Module):

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.e4m3 import E4M3Weight, Weight, fill_rows
-from models.layers.fused import rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, tiled_gemm
 from models.layers.kernels.gemm_types import Shape, Variant
+from models.layers.norms import rms_norm
 
 EPS = 1e-5
 MAX_ERROR = 8e-3

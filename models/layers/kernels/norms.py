@@ -1,7 +1,6 @@
-"""RMSNorm with what stands before it: a residual, or a residual and the partial sums of a split-K GEMM. RMSNorm of the
-heads of queries and keys.
+"""RMSNorm with what stands before it: a residual, or a residual and the partial sums of a split-K GEMM.
 
-References: models.layers.fused.rms_norm, add_rms_norm and qk_norm, models.layers.gemm.gemm_add_norm.
+References: models.layers.norms.rms_norm and add_rms_norm, models.layers.gemm.gemm_add_norm.
 """
 
 from __future__ import annotations
@@ -138,81 +137,3 @@ def _launch(
         BIAS=bias is not None,
         num_warps=min(8, max(1, block // 256)),
     )
-
-
-@triton.jit
-def _store_normed_heads(
-    x_ptr, out_ptr, weight, d, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr
-):
-    """Heads of one row, which lie together."""
-    head = tl.arange(0, BLOCK_H)[:, None]
-    here = (head < HEADS) & (d < WIDTH)
-    x = tl.load(x_ptr + head * WIDTH + d, mask=here, other=0.0).to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
-    tl.store(out_ptr + head * WIDTH + d, (x * rstd).to(out_ptr.dtype.element_ty) * weight, mask=here)
-
-
-@triton.jit
-def _qk_norm_kernel(
-    q_ptr,
-    k_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    q_out_ptr,
-    k_out_ptr,
-    stride_q,
-    stride_k,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: all heads of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK)[None, :]
-    q_weight = tl.load(q_weight_ptr + d, mask=d < WIDTH, other=0.0)
-    k_weight = tl.load(k_weight_ptr + d, mask=d < WIDTH, other=0.0)
-    release_next(PDL)
-    wait_for_previous(PDL)
-    q_out, k_out = q_out_ptr + row * (HEADS * WIDTH), k_out_ptr + row * (KV_HEADS * WIDTH)
-    _store_normed_heads(q_ptr + row * stride_q, q_out, q_weight, d, eps, HEADS, WIDTH, BLOCK_H)
-    _store_normed_heads(k_ptr + row * stride_k, k_out, k_weight, d, eps, KV_HEADS, WIDTH, BLOCK_KV)
-
-
-def qk_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """q [..., n, Hq, D] and k [..., n, Hkv, D], heads together in their rows -> both contiguous."""
-    q_rows, k_rows = q.flatten(0, -3), k.flatten(0, -3)
-    rows, heads, width = q_rows.shape
-    kv_heads = k_rows.shape[1]
-    for name, tensor in (("q", q_rows), ("k", k_rows)):
-        if tensor.stride(2) != 1 or tensor.stride(1) != width:
-            raise ValueError(f"qk_norm: heads of {name} must lie together, strides {tensor.stride()}")
-    q_out, k_out = (torch.empty(part.shape, device=q.device, dtype=q.dtype) for part in (q, k))
-    if rows == 0:
-        return q_out, k_out
-    block, block_h = triton.next_power_of_2(width), triton.next_power_of_2(heads)
-    launch(
-        _qk_norm_kernel,
-        (rows,),
-        q_rows,
-        k_rows,
-        q_weight,
-        k_weight,
-        q_out,
-        k_out,
-        q_rows.stride(0),
-        k_rows.stride(0),
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        WIDTH=width,
-        BLOCK_H=block_h,
-        BLOCK_KV=triton.next_power_of_2(kv_heads),
-        BLOCK=block,
-        num_warps=min(8, max(1, block_h * block // 512)),
-    )
-    return q_out, k_out

@@ -1,17 +1,16 @@
-"""Paged decode attention, split along the keys, with the rotation and the cache's new row inside where there is one.
+"""Paged decode attention, split along the keys, with norm, rotation and the cache's new row inside where there are any.
 
 References: `attend_pages.reference` and `rotary_paged_decode_attention.reference` of models.layers.attention.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.current_kv import CurrentKV, angles, reciprocal_rms, rotated
 from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import (
     dot_precision,
@@ -38,28 +37,6 @@ def _split_length(length, splits, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), LEAST) * BLOCK_N
 
 
-@triton.jit
-def _angles(cos_row, sin_row, columns, here, D: tl.constexpr):
-    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`."""
-    first = columns < D // 2
-    angle = tl.broadcast_to(tl.where(first, columns, columns - D // 2), here.shape)
-    cos = tl.load(cos_row + angle, mask=here, other=0.0)
-    sin = tl.load(sin_row + angle, mask=here, other=0.0)
-    return cos, tl.where(first, -sin, sin)
-
-
-@triton.jit
-def _rotated(heads, columns, here, cos, sin, D: tl.constexpr, ROTATE: tl.constexpr):
-    """These columns of heads, half-split rotated: the partner of a value is D / 2 columns away."""
-    columns = tl.broadcast_to(columns, here.shape)
-    x = tl.load(heads + columns, mask=here, other=0.0)
-    if ROTATE:
-        partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
-        partner = tl.load(heads + partners, mask=here, other=0.0)
-        x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
-    return x
-
-
 @triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
@@ -68,6 +45,8 @@ def _decode_kernel(
     cos_ptr,
     sin_ptr,
     slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
     k_ptr,
     v_ptr,
     table_ptr,
@@ -76,6 +55,7 @@ def _decode_kernel(
     partial_ptr,
     log_sum_ptr,
     scale_log2,
+    eps,
     stride_q,
     stride_new_k,
     stride_new_v,
@@ -103,6 +83,7 @@ def _decode_kernel(
     LEAST: tl.constexpr,
     NEWEST: tl.constexpr,
     ROTATE: tl.constexpr,
+    NORM: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -112,7 +93,7 @@ def _decode_kernel(
     sum. Without SPLIT there is one share.
 
     NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
-    begins its softmax with them. ROTATE: queries and that key have to be rotated.
+    begins its softmax with them. NORM, ROTATE: queries and that key have to be normed, and rotated.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
@@ -135,14 +116,15 @@ def _decode_kernel(
     if ROTATE:
         cos_row = cos_ptr + row.to(tl.int64) * (D // 2)
         sin_row = sin_ptr + row.to(tl.int64) * (D // 2)
-        cos1, sin1 = _angles(cos_row, sin_row, columns, here1, D)
+        cos1, sin1 = angles(cos_row, sin_row, columns, here1, D)
         if D2 > 0:
-            cos2, sin2 = _angles(cos_row, sin_row, rest, here2, D)
+            cos2, sin2 = angles(cos_row, sin_row, rest, here2, D)
     q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
-    q1 = _rotated(q_rows, columns, here1, cos1, sin1, D, ROTATE)
+    rstd = reciprocal_rms(q_rows, columns, here1, rest, here2, eps, D, D2, NORM)
+    q1 = rotated(q_rows, columns, here1, cos1, sin1, rstd, q_norm_ptr, D, ROTATE, NORM)
     q2 = q1
     if D2 > 0:
-        q2 = _rotated(q_rows, rest, here2, cos2, sin2, D, ROTATE)
+        q2 = rotated(q_rows, rest, here2, cos2, sin2, rstd, q_norm_ptr, D, ROTATE, NORM)
     v_columns = tl.arange(0, V1)[None, :]
     v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
     acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
@@ -160,14 +142,15 @@ def _decode_kernel(
         k_slot = k_ptr + slot * stride_k + kv_head * K_HEAD + 0 * group[:, None]
         v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
         stored = current_kv & (group[:, None] == 0)
-        key1 = _rotated(new_k, columns, here1, cos1, sin1, D, ROTATE)
+        k_rstd = reciprocal_rms(new_k, columns, here1, rest, here2, eps, D, D2, NORM)
+        key1 = rotated(new_k, columns, here1, cos1, sin1, k_rstd, k_norm_ptr, D, ROTATE, NORM)
         value1 = tl.load(new_v + v_columns, mask=current_kv & (v_columns < DV), other=0.0)
         score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
         acc1 += value1.to(tl.float32)
         tl.store(k_slot + columns, key1, mask=stored & here1)
         tl.store(v_slot + v_columns, value1, mask=current_kv & (v_columns < DV))
         if D2 > 0:
-            key2 = _rotated(new_k, rest, here2, cos2, sin2, D, ROTATE)
+            key2 = rotated(new_k, rest, here2, cos2, sin2, k_rstd, k_norm_ptr, D, ROTATE, NORM)
             score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
             tl.store(k_slot + rest, key2, mask=stored & here2)
         if V2 > 0:
@@ -267,16 +250,6 @@ def _combine_kernel(
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
-class CurrentKV(NamedTuple):
-    """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
-    [rows, D / 2] that turn it and the queries (None: as they are), and its KV slots, int64 [rows]."""
-
-    k: Tensor
-    v: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-    slot_mapping: Tensor
-
-
 def attend_pages(
     q: Tensor,
     k_cache: Tensor,
@@ -295,6 +268,7 @@ def attend_pages(
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
     new = current_kv or CurrentKV(q, q, None, seq_lens)
     cos, sin = new.rotary or (q, q)
+    q_norm, k_norm, eps = new.norms or (q, q, 0.0)
     if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, block_tables, new.k, new.v)):
         raise ValueError("paged decode attention: q, k, v, caches and block_tables must be contiguous in the last dim")
     if new.rotary and not (cos.is_contiguous() and sin.is_contiguous()):
@@ -327,6 +301,8 @@ def attend_pages(
         cos,
         sin,
         new.slot_mapping,
+        q_norm,
+        k_norm,
         k_cache,
         v_cache,
         block_tables,
@@ -335,6 +311,7 @@ def attend_pages(
         partial,
         log_sum,
         scale * _LOG2_E,
+        eps,
         q.stride(0),
         new.k.stride(0),
         new.v.stride(0),
@@ -362,6 +339,7 @@ def attend_pages(
         LEAST=least,
         NEWEST=current_kv is not None,
         ROTATE=new.rotary is not None,
+        NORM=new.norms is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=dot_precision(q),
         num_warps=num_warps,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.current_kv import CurrentKV
 from models.layers.kernels.launch import (
     dot_precision,
     launch,
@@ -15,9 +16,20 @@ from models.layers.kernels.launch import (
     release_next,
     wait_for_previous,
 )
-from models.layers.kernels.paged_decode import CurrentKV, attend_pages
+from models.layers.kernels.paged_decode import attend_pages
+from models.layers.norms import HeadNorms
 
 _LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _normed_halves(first, second, weight_ptr, d, wide, eps, HALF: tl.constexpr, kind: tl.constexpr):
+    """RMSNorm of heads, float32 [heads, HALF] twice, rounded like its reference, in float32 again."""
+    rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+    first_weight = tl.load(weight_ptr + d, mask=wide, other=0.0)[None, :]
+    second_weight = tl.load(weight_ptr + HALF + d, mask=wide, other=0.0)[None, :]
+    first, second = (first * rstd).to(kind) * first_weight, (second * rstd).to(kind) * second_weight
+    return first.to(tl.float32), second.to(tl.float32)
 
 
 # A mixed batch's slots begin behind its decode rows, at any multiple of 8 bytes.
@@ -33,11 +45,14 @@ def _rotate_and_cache_kernel(
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
     stride_q,
     stride_k,
     stride_v,
     stride_k_cache,
     stride_v_cache,
+    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -45,9 +60,10 @@ def _rotate_and_cache_kernel(
     HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROTATE: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row; rotates q into out, k into k_out and the cache, and stores v."""
+    """One program: one row; norms and rotates q into out, k into k_out and the cache, and stores v."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -67,11 +83,15 @@ def _rotate_and_cache_kernel(
     k_second = tl.load(k_ptr + row * stride_k + kv_offsets + HALF, mask=kv_here, other=0.0).to(tl.float32)
     v_first = tl.load(v_ptr + row * stride_v + kv_offsets, mask=kv_here, other=0.0)
     v_second = tl.load(v_ptr + row * stride_v + kv_offsets + HALF, mask=kv_here, other=0.0)
+    if NORM:
+        first, second = _normed_halves(first, second, q_norm_ptr, d, wide, eps, HALF, kind)
+        k_first, k_second = _normed_halves(k_first, k_second, k_norm_ptr, d, wide, eps, HALF, kind)
     if ROTATE:
         cos = tl.load(cos_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
         sin = tl.load(sin_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
         k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+    if ROTATE or NORM:
         k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF) + kv_offsets
         tl.store(k_out, k_first.to(kind), mask=kv_here)
         tl.store(k_out + HALF, k_second.to(kind), mask=kv_here)
@@ -94,18 +114,23 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q and k rotated."""
+    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q and k normed and
+    rotated."""
     rows, heads, width = q.shape
     kv_heads = k.shape[1]
     for name, tensor in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.stride(2) != 1 or tensor.stride(1) != width:
             raise ValueError(f"rotate_and_cache: heads of {name} must lie together, strides {tensor.stride()}")
     out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
-    k_out = k if rotary is None else torch.empty((rows, kv_heads, width), device=k.device, dtype=k.dtype)
+    changed = rotary is not None or norms is not None
+    k_out = torch.empty((rows, kv_heads, width), device=k.device, dtype=k.dtype) if changed else k
     if rows == 0:
         return out, k_out
     cos, sin = rotary if rotary is not None else (q, q)
+    q_norm, k_norm, eps = norms if norms is not None else (q, q, 0.0)
+    block_h, block_d = triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)
     launch(
         _rotate_and_cache_kernel,
         (rows,),
@@ -119,19 +144,23 @@ def rotate_and_cache(
         k_cache,
         v_cache,
         slot_mapping,
+        q_norm,
+        k_norm,
         q.stride(0),
         k.stride(0),
         v.stride(0),
         k_cache.stride(0),
         v_cache.stride(0),
+        eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        BLOCK_H=triton.next_power_of_2(heads),
+        BLOCK_H=block_h,
         BLOCK_KV=triton.next_power_of_2(kv_heads),
         HALF=width // 2,
-        BLOCK_D=triton.next_power_of_2(width // 2),
+        BLOCK_D=block_d,
         ROTATE=rotary is not None,
-        num_warps=4,
+        NORM=norms is not None,
+        num_warps=8 if block_h * block_d >= 4096 else 4,
     )
     return out, k_out
 
@@ -147,9 +176,10 @@ def rotary_paged_decode_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
-    """attend_pages, which rotates and stores the current step's k and v itself."""
-    current_kv = CurrentKV(k, v, rotary, slot_mapping)
+    """attend_pages, which norms, rotates and stores the current step's k and v itself."""
+    current_kv = CurrentKV(k, v, rotary, slot_mapping, norms)
     scale = q.shape[-1] ** -0.5
     return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale, current_kv=current_kv)
 

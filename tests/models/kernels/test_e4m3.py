@@ -12,11 +12,12 @@ from torch import Tensor
 from models.layers import gemm as gemms
 from models.layers.e4m3 import E4M3Weight, fill_rows, ordered
 from models.layers.e4m3 import quantise_rows as quantise_rows_reference
-from models.layers.fused import add_rms_norm, rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.kernels import e4m3, gemm
 from models.layers.kernels.gemm_types import Blocks, Kind, Tile
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from models.layers.norms import add_rms_norm, rms_norm
 from models.layers.op import Op
 from tests.models.kernels.checking import relative_error, replayed
 

@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.layers import op as ops
 from models.layers.attention import attend_pages, attend_segments, rotary_paged_decode_attention
-from models.layers.fused import add_rms_norm, concatenate, qk_norm, quantize, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import concatenate, quantize, rotary_dense_attention, silu_mul
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
     elementwise,
@@ -37,6 +37,7 @@ from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
 from models.layers.mla import head_keys, rotate_and_cache_latent
 from models.layers.moe import combine, expert_places, route, route_softmax, router_logits, spread_rows
+from models.layers.norms import HeadNorms, add_rms_norm, rms_norm
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
 from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
@@ -74,13 +75,17 @@ LENGTHS = torch.tensor([20, 3, 0, 32], dtype=torch.int32)
 PLACES = torch.tensor([[3, 0], [1, 4], [5, 2]])
 
 
+def head_norms() -> HeadNorms:
+    return HeadNorms(rand(16), rand(16), EPS)
+
+
 def decoded(current_kv: bool) -> tuple[Tensor, Tensor]:
     cache, values, q = rand(144, 2, 16), rand(144, 2, 16), rand(4, 4, 16)
     if not current_kv:
         return attend_pages.launch(q, cache, values, TABLES, LENGTHS, 16, 0.25), cache[1:]
     new = (rand(4, 2, 16), rand(4, 2, 16), ROTARY)
     slots = torch.tensor([35, 50, 0, 143])
-    out = rotary_paged_decode_attention.launch(q, *new, cache, values, slots, TABLES, LENGTHS, 16)
+    out = rotary_paged_decode_attention.launch(q, *new, cache, values, slots, TABLES, LENGTHS, 16, head_norms())
     return out, cache[1:]
 
 
@@ -116,7 +121,8 @@ def rotated_in_place() -> Tensor:
 
 def cached() -> tuple[Tensor, ...]:
     keys, values = rand(20, 2, 16), rand(20, 2, 16)
-    made = rotate_and_cache.launch(rand(4, 4, 16), rand(4, 2, 16), rand(4, 2, 16), ROTARY, keys, values, SLOTS)
+    new = (rand(4, 4, 16), rand(4, 2, 16), rand(4, 2, 16))
+    made = rotate_and_cache.launch(*new, ROTARY, keys, values, SLOTS, head_norms())
     return *made, keys, values
 
 
@@ -187,7 +193,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "gemv of experts": lambda: gemv.launch(
         rand(2, 96), rand(5, 32, 96), index=torch.tensor([4, 0, 1, 1]), fan_out=2, silu_mul=True
     ),
-    "qk_norm": lambda: qk_norm.launch(rand(3, 4, 24), rand(3, 2, 24), rand(24), rand(24), EPS),
     "rms_norm": lambda: rms_norm.launch(rand(3, 96), rand(96), EPS),
     "add_rms_norm": lambda: add_rms_norm.launch(rand(3, 96), rand(3, 96), rand(96), EPS),
     "silu_mul": lambda: silu_mul.launch(rand(3, 64)),

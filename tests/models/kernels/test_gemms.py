@@ -11,11 +11,12 @@ from torch import Tensor
 from models.layers import block
 from models.layers import gemm as gemms
 from models.layers.block import BlockConfig, run_blocks
-from models.layers.fused import add_rms_norm, rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs
 from models.layers.kernels.gemm import vocabulary_tile
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from models.layers.norms import add_rms_norm, rms_norm
 from models.voxcpm2.stack import Stack
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.layers.fused import rms_norm, silu_mul
+from models.layers.fused import silu_mul
 from models.layers.gemm import gemv
+from models.layers.norms import rms_norm
 from tests.models.kernels.checking import relative_error, replayed, upcast
 
 EPS = 1e-5

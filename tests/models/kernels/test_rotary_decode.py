@@ -1,4 +1,4 @@
-"""The decode kernel that rotates, stores the new token and attends to it; reference: rotate_and_cache, then the
+"""The decode kernel that norms, rotates, stores the new token and attends to it; reference: rotate_and_cache, then the
 decode."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.layers.attention import attend_pages, rotary_paged_decode_attention
-from models.layers.kernels.paged_decode import CurrentKV
+from models.layers.kernels.current_kv import CurrentKV
+from models.layers.norms import HeadNorms, rms_norm
 from models.layers.rotary import rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -28,6 +29,7 @@ class Step:
     k: Tensor
     v: Tensor
     rotary: tuple[Tensor, Tensor] | None
+    norms: HeadNorms | None
     k_cache: Tensor
     v_cache: Tensor
     slots: Tensor
@@ -44,7 +46,7 @@ class Step:
             self.lengths,
             self.page,
             self.q.shape[2] ** -0.5,
-            current_kv=CurrentKV(self.k, self.v, self.rotary, self.slots),
+            current_kv=CurrentKV(self.k, self.v, self.rotary, self.slots, self.norms),
             **options,
         )
 
@@ -58,6 +60,7 @@ def make_step(
     page: int = 16,
     pages: int = 8,
     rotate: bool = True,
+    norm: bool = False,
     packed: bool = True,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -84,48 +87,55 @@ def make_step(
     k_cache, v_cache = caches.to(device, dtype)
     rotary = (angles.cos(), angles.sin()) if rotate else None
     lengths_there = torch.tensor(lengths, dtype=torch.int32, device=device)
-    return Step(q, k, v, rotary, k_cache, v_cache, slots.to(device), tables.to(device), lengths_there, page)
+    weights = torch.randn(2, width, device=device, dtype=dtype)
+    norms = HeadNorms(*weights, 1e-5) if norm else None
+    return Step(q, k, v, rotary, norms, k_cache, v_cache, slots.to(device), tables.to(device), lengths_there, page)
 
 
 def check(step: Step, **options: Any) -> None:
     before = step.k_cache.clone(), step.v_cache.clone()
     out = replayed(step.q.device, lambda: step.run(**options))
     q, k, v, k_cache, v_cache = wide_in_place(step.q, step.k, step.v, *before)
+    norms, keys = step.norms, step.k
+    if norms is not None:
+        keys = rms_norm.reference(keys, norms.k, norms.eps)
+        norms = HeadNorms(*wide_in_place(norms.q, norms.k), norms.eps)
     reference = rotary_paged_decode_attention.reference(
-        q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page
+        q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page, norms
     )
     active = step.lengths > 0
     assert not out[~active].any()
     if active.any():
         assert relative_error(out, reference) < TOLERANCE[step.q.dtype]
-    keys = step.k if step.rotary is None else rotate_half_split(step.k, *step.rotary)
+    keys = keys if step.rotary is None else rotate_half_split(keys, *step.rotary)
     written = step.slots[active]
     for cache, old, new in ((step.k_cache, before[0], keys), (step.v_cache, before[1], step.v)):
         expected = old.index_copy(0, written, new[active])
-        tolerance = 0.0 if new is step.v or step.rotary is None else torch.finfo(cache.dtype).eps
+        roundings = 0 if new is step.v else (step.rotary is not None) + (norms is not None)
+        tolerance = roundings * torch.finfo(cache.dtype).eps
         # Page 0 is scratch: rows of length 0 may write there.
         torch.testing.assert_close(cache[step.page :], expected[step.page :], rtol=tolerance, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize(
-    ("width", "heads", "kv_heads", "splits", "rotate"),
+    ("width", "heads", "kv_heads", "splits", "rotate", "norm"),
     [
-        (12, 4, 2, None, True),
-        (64, 2, 2, 1, True),
-        (72, 6, 1, 3, True),
-        (80, 8, 1, 2, True),
-        (128, 12, 2, 4, True),
-        (128, 8, 1, 2, False),
-        (72, 2, 2, 1, False),
+        (12, 4, 2, None, True, False),
+        (64, 2, 2, 1, True, True),
+        (72, 6, 1, 3, True, False),
+        (80, 8, 1, 2, True, True),
+        (128, 12, 2, 4, True, True),
+        (128, 8, 1, 2, False, False),
+        (72, 2, 2, 1, False, True),
     ],
 )
-def test_lengths_around_pages_and_blocks(device, width, heads, kv_heads, splits, rotate) -> None:
+def test_lengths_around_pages_and_blocks(device, width, heads, kv_heads, splits, rotate, norm) -> None:
     lengths = [0, 1, 16, 17, 32, 33, 128]
-    check(make_step(lengths, heads, kv_heads, width, rotate=rotate, device=device), splits=splits)
+    check(make_step(lengths, heads, kv_heads, width, rotate=rotate, norm=norm, device=device), splits=splits)
 
 
 def test_heads_of_their_own(device) -> None:
-    """Queries and keys behind a norm of their own are no views of the projection."""
+    """Queries and keys that are no views of the projection."""
     check(make_step([20, 0, 64], 6, 1, 24, packed=False, device=device), splits=2)
 
 
@@ -139,13 +149,15 @@ def test_heads_of_their_own(device) -> None:
     kv_heads=st.integers(1, 2),
     width=st.sampled_from([8, 20, 32]),
     rotate=st.booleans(),
+    norm=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_step(lengths, page, splits, group, kv_heads, width, rotate, seed) -> None:
+def test_any_step(lengths, page, splits, group, kv_heads, width, rotate, norm, seed) -> None:
     torch.manual_seed(seed)
     pages = -(-70 // page)
     device = torch.device("cpu")
-    step = make_step(lengths, group * kv_heads, kv_heads, width, page=page, pages=pages, rotate=rotate, device=device)
+    sizes = {"page": page, "pages": pages, "rotate": rotate, "norm": norm}
+    step = make_step(lengths, group * kv_heads, kv_heads, width, **sizes, device=device)
     check(step, splits=splits)
 
 
@@ -160,25 +172,26 @@ def test_padded_rows_leave_each_other_alone(device) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 3, 64])
 @pytest.mark.parametrize(
-    ("width", "heads", "kv_heads", "rotate"),
+    ("width", "heads", "kv_heads", "rotate", "norm"),
     [
-        (128, 16, 2, True),
-        (128, 16, 2, False),
-        (128, 12, 2, True),
-        (128, 28, 4, True),
-        (128, 32, 8, True),
-        (96, 8, 8, True),
-        (80, 8, 1, True),
-        (72, 6, 6, True),
-        (64, 16, 2, True),
+        (128, 16, 2, True, False),
+        (128, 16, 2, False, False),
+        (128, 12, 2, True, False),
+        (128, 28, 4, True, False),
+        (128, 16, 8, True, True),
+        (128, 32, 8, True, True),
+        (128, 32, 4, True, True),
+        (96, 8, 8, True, False),
+        (80, 8, 1, True, True),
+        (72, 6, 6, True, False),
+        (64, 16, 2, True, False),
     ],
 )
-def test_sizes_of_the_models(rows, width, heads, kv_heads, rotate, dtype) -> None:
+def test_sizes_of_the_models(rows, width, heads, kv_heads, rotate, norm, dtype) -> None:
     device, page, pages = torch.device("cuda"), 16, 96
     lengths = torch.randint(0, pages * page + 1, (rows,)).tolist()
     lengths[:8] = [pages * page, 0, 1, 16, 17, 64, 65, 513][:rows]
-    packed = kv_heads != 8
-    sizes = {"page": page, "pages": pages, "rotate": rotate, "packed": packed}
+    sizes = {"page": page, "pages": pages, "rotate": rotate, "norm": norm}
     check(make_step(lengths, heads, kv_heads, width, **sizes, device=device, dtype=dtype))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.fused import add_rms_norm, qk_norm, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import rotary_dense_attention, silu_mul
 from models.layers.kernels.tiled_gemm import split_gemm_add_norm, tiled_gemm
+from models.layers.norms import HeadNorms, add_rms_norm, rms_norm
 from models.layers.rotary import rotate_and_cache, rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -40,18 +41,6 @@ def test_norm_rounds_like_its_reference(device, kind) -> None:
     torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
     # rsqrt may differ in its last bit, which moves a rounding now and then.
     assert (normed != expected_normed).float().mean() < 0.02
-
-
-@pytest.mark.parametrize(("rows", "heads", "kv_heads", "width"), [((5,), 3, 1, 24), ((2, 3), 16, 8, 128)])
-def test_heads_of_queries_and_keys_are_normed(device, rows, heads, kv_heads, width) -> None:
-    qkv = torch.randn(*rows, heads + 2 * kv_heads, width, device=device)
-    q, k, _ = qkv.split((heads, kv_heads, kv_heads), dim=-2)
-    weights = torch.randn(width, device=device), torch.randn(width, device=device)
-    out = replayed(device, lambda: qk_norm.kernel(q, k, *weights, EPS))
-    expected = qk_norm.reference(*wide_in_place(q, k, *weights), EPS)
-    for normed, wanted in zip(out, expected, strict=True):
-        assert normed.shape == wanted.shape and normed.is_contiguous()
-        assert relative_error(normed, wanted) < 1e-6
 
 
 def test_residuals_need_not_lie_together(device) -> None:
@@ -140,20 +129,28 @@ def test_local_attention_at_size(sequences, length) -> None:
     assert relative_error(out, reference) < LIMIT
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_rotate_and_cache(device, rotate) -> None:
-    qkv = torch.randn(4, 8, 16, device=device)
-    q, k, v = qkv.split((4, 2, 2), dim=1)
-    cos, sin = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
-    k_cache, v_cache = torch.randn(2, 10, 2, 16, device=device)
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 24)])
+def test_rotate_and_cache(device, rotate, norm, heads, kv_heads, width) -> None:
+    qkv = torch.randn(4, heads + 2 * kv_heads, width, device=device)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    cos, sin = torch.randn(2, 4, width // 2, device=device)
+    k_cache, v_cache = torch.randn(2, 10, kv_heads, width, device=device)
     k_before = k_cache.clone()
     slots = torch.tensor([3, 0, 7, 9], device=device)
     rotary = (cos, sin) if rotate else None
-    out, keys = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots))
-    turn = (lambda x: rotate_half_split(x, cos, sin)) if rotate else (lambda x: x)
-    assert relative_error(out, turn(q)) < 1e-6
-    assert relative_error(keys, turn(k)) < 1e-6
-    assert relative_error(k_cache[slots], turn(k)) < 1e-6
+    norms = HeadNorms(*torch.randn(2, width, device=device), EPS) if norm else None
+    out, keys = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots, norms))
+    wanted = wide_in_place(q, k)
+    if norms is not None:
+        q_weight, k_weight = wide_in_place(norms.q, norms.k)
+        wanted = rms_norm.reference(wanted[0], q_weight, EPS), rms_norm.reference(wanted[1], k_weight, EPS)
+    if rotate:
+        wanted = rotate_half_split(wanted[0], cos, sin), rotate_half_split(wanted[1], cos, sin)
+    assert relative_error(out, wanted[0]) < 1e-6
+    assert relative_error(keys, wanted[1]) < 1e-6
+    assert torch.equal(k_cache[slots], keys)
     assert torch.equal(v_cache[slots], v)
     untouched = [1, 2, 4, 5, 6, 8]
     assert torch.equal(k_cache[untouched], k_before[untouched])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention
+from models.layers.fused import rotary_dense_attention
 from models.layers.gemm import gemm_add_deferrable_norm, gemm_add_norm, lay_out_for_host
-from models.layers.norms import RMSNorm
+from models.layers.norms import RMSNorm, add_rms_norm, rms_norm
 from models.layers.rotary import rotate_and_cache, rotate_half_split, rotate_host
 
 EPS = 1e-5

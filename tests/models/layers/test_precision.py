@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from models.layers.fused import rms_norm
 from models.layers.moe import experts_dense
+from models.layers.norms import rms_norm
 from models.layers.precision import upcast
 from models.layers.rotary import rotate_half_split
 from tests.support.rotation import rotate_interleaved

@@ -1,0 +1,71 @@
+"""The current step's queries, keys and values as paged decode attention reads them: heads are normed and rotated on the
+way in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.norms import HeadNorms
+
+
+class CurrentKV(NamedTuple):
+    """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
+    [rows, D / 2] that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the norms of the
+    heads of both before that."""
+
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    slot_mapping: Tensor
+    norms: HeadNorms | None = None
+
+
+@triton.jit
+def angles(cos_row, sin_row, columns, here, D: tl.constexpr):
+    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`."""
+    first = columns < D // 2
+    angle = tl.broadcast_to(tl.where(first, columns, columns - D // 2), here.shape)
+    cos = tl.load(cos_row + angle, mask=here, other=0.0)
+    sin = tl.load(sin_row + angle, mask=here, other=0.0)
+    return cos, tl.where(first, -sin, sin)
+
+
+@triton.jit
+def reciprocal_rms(heads, columns, here1, rest, here2, eps, D: tl.constexpr, D2: tl.constexpr, NORM: tl.constexpr):
+    """Of whole heads, which lie in one or two ranges of columns: float32, a column. 1 without NORM."""
+    reciprocal = 1.0
+    if NORM:
+        x = tl.load(heads + tl.broadcast_to(columns, here1.shape), mask=here1, other=0.0).to(tl.float32)
+        squares = tl.sum(x * x, 1)
+        if D2 > 0:
+            x = tl.load(heads + tl.broadcast_to(rest, here2.shape), mask=here2, other=0.0).to(tl.float32)
+            squares += tl.sum(x * x, 1)
+        reciprocal = tl.rsqrt(squares / D + eps)[:, None]
+    return reciprocal
+
+
+@triton.jit
+def _normed(heads, columns, here, rstd, weight_ptr, NORM: tl.constexpr):
+    x = tl.load(heads + columns, mask=here, other=0.0)
+    if NORM:
+        # Rounded before it is multiplied, like its reference.
+        x = (x.to(tl.float32) * rstd).to(x.dtype) * tl.load(weight_ptr + columns, mask=here, other=0.0)
+    return x
+
+
+@triton.jit
+def rotated(
+    heads, columns, here, cos, sin, rstd, weight_ptr, D: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr
+):
+    """These columns of heads, normed and half-split rotated: the partner of a value is D / 2 columns away."""
+    columns = tl.broadcast_to(columns, here.shape)
+    x = _normed(heads, columns, here, rstd, weight_ptr, NORM)
+    if ROTATE:
+        partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+        partner = _normed(heads, partners, here, rstd, weight_ptr, NORM)
+        x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
+    return x
