@@ -81,14 +81,14 @@ def peers_multiple(peer: Figure, result: str, **wanted: object) -> Figure:
     return lambda results: peer(results) / floor_ms(results[result].row(**wanted))
 
 
-def worst_multiple(model: str, rows: tuple[int, ...]) -> Figure:
+def worst_multiple(result: str, rows: tuple[int, ...]) -> Figure:
     """Of the roofline: the worst of a model's decode steps of these numbers of rows."""
-    return lambda results: max(multiple(f"decode_{model}", kind="decode", rows=each)(results) for each in rows)
+    return lambda results: max(multiple(result, kind="decode", rows=each)(results) for each in rows)
 
 
-def prefill_ms(model: str, tokens: int) -> Figure:
+def prefill_ms(result: str, tokens: int) -> Figure:
     def figure(results: Results) -> float:
-        row = results[f"decode_{model}"].row(kind="prefill", rows=tokens)
+        row = results[result].row(kind="prefill", rows=tokens)
         return float(row.get("replay_ms", row["graph_ms"]))
 
     return figure

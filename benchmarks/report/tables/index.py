@@ -23,6 +23,7 @@ from benchmarks.report.tables.operation import beside, gpus, overload, ray_hop, 
 from benchmarks.report.tables.serving import SERVING
 from benchmarks.report.tables.steps import (
     decode,
+    decode_after,
     encoders,
     h200,
     lora,
@@ -41,6 +42,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "encoders": encoders,
     "decode": decode,
     "prefill": prefill,
+    "decode-after": decode_after,
     "h200": h200,
     "quantization-decode": quantization_decode,
     "quantization-quality": quantization_quality,

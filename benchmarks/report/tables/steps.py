@@ -78,7 +78,10 @@ def prefill(results: Results) -> str:
     return sourced_table(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
 
 
-_H200: list[tuple[str, str, dict[str, Any]]] = [
+_Columns = list[tuple[str, str, dict[str, Any]]]
+"""Heading, benchmark and row of each column."""
+
+_H200: _Columns = [
     ("decode step, 1 row, ms", "decode", {"kind": "decode", "rows": 1}),
     ("32 rows, ms", "decode", {"kind": "decode", "rows": 32}),
     ("128 rows, ms", "decode", {"kind": "decode", "rows": 128}),
@@ -86,22 +89,38 @@ _H200: list[tuple[str, str, dict[str, Any]]] = [
     ("encoder, 448 x 448, ms", "encoder", {"input": "448x448"}),
     ("1024 x 1024, ms", "encoder", {"input": "1024x1024"}),
 ]
-"""Heading, benchmark and row of each column."""
+_AFTER: _Columns = [
+    *(
+        (f"decode step, {rows} row{'s' * (rows > 1)}, ms", "decode", {"kind": "decode", "rows": rows})
+        for rows in (1, 8, 32, 128)
+    ),
+    *((f"prefill, {tokens:,} tokens, ms", "decode", {"kind": "prefill", "rows": tokens}) for tokens in (384, 1024)),
+]
 
 
-def h200(results: Results) -> str:
-    """Steps of chat models on an H200, with those of the H100 in parentheses."""
+def _compared(results: Results, variant: str, columns: _Columns, timed: str) -> str:
+    """Steps of chat models in results that end with `variant`, with those of the tables in parentheses."""
 
     def cell(result: str, wanted: dict[str, Any]) -> str:
         try:
-            times = [results[name].row(**wanted)["replay_ms"] for name in (f"{result}_h200", result)]
+            times = [results[name].row(**wanted)[timed] for name in (f"{result}_{variant}", result)]
         except Missing:
             return ""
         return f"{number(times[0])} ({number(times[1])})"
 
     models = [c.result.removeprefix("decode_") for c in COMMANDS if c.result.startswith("decode_")]
-    rows = [[NAMES[model], *(cell(f"{kind}_{model}", wanted) for _, kind, wanted in _H200)] for model in models]
-    return markdown(["model", *(heading for heading, _, _ in _H200)], rows)
+    rows = [[NAMES[model], *(cell(f"{kind}_{model}", wanted) for _, kind, wanted in columns)] for model in models]
+    return markdown(["model", *(heading for heading, _, _ in columns)], rows)
+
+
+def h200(results: Results) -> str:
+    """Steps on an H200, with those on an H100 in parentheses."""
+    return _compared(results, "h200", _H200, "replay_ms")
+
+
+def decode_after(results: Results) -> str:
+    """Bare graphs of a later commit, which another host's processors do not change, with the earlier in parentheses."""
+    return _compared(results, "after", _AFTER, "graph_ms")
 
 
 def sampler(results: Results) -> str:

@@ -109,10 +109,13 @@ def check(step: Step, **options: Any) -> None:
         assert relative_error(out, reference) < TOLERANCE[step.q.dtype]
     keys = keys if step.rotary is None else rotate_half_split(keys, *step.rotary)
     written = step.slots[active]
+    if norms is not None:
+        # A last bit of the norm can move a rounding, whose share of a value is any where the rotation's terms cancel.
+        assert not active.any() or relative_error(step.k_cache[written], keys[active]) < TOLERANCE[keys.dtype]
+        keys = step.k_cache.index_select(0, step.slots)
     for cache, old, new in ((step.k_cache, before[0], keys), (step.v_cache, before[1], step.v)):
         expected = old.index_copy(0, written, new[active])
-        roundings = 0 if new is step.v else (step.rotary is not None) + (norms is not None)
-        tolerance = roundings * torch.finfo(cache.dtype).eps
+        tolerance = 0.0 if new is step.v or step.rotary is None else torch.finfo(cache.dtype).eps
         # Page 0 is scratch: rows of length 0 may write there.
         torch.testing.assert_close(cache[step.page :], expected[step.page :], rtol=tolerance, atol=1e-6, equal_nan=True)
 
