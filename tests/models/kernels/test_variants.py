@@ -21,10 +21,10 @@ from benchmarks.kernels import gemms
 from benchmarks.kernels.launch_cases import (
     CASES,
     experts,
-    head_norms,
     local_attention,
     ragged_attention,
     rotations,
+    rotations_of_normed_heads,
     stack,
 )
 from models.layers.kernels import gemm_configs, gpu
@@ -128,7 +128,7 @@ def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set
         stack(5 * tokens, 1024, 4096, 20)
         local_attention(tokens, 5, 0)
         rotations(tokens)
-        head_norms(tokens)
+        rotations_of_normed_heads(tokens)
         experts(tokens)
         ragged_attention(tokens, sequences)
 
