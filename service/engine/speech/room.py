@@ -8,6 +8,7 @@ host, so it waits for room once more when there is text.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
@@ -51,17 +52,23 @@ class Room:
         return len(needed) - slots, sum(needed) - pages
 
     def _most(self) -> tuple[int, int]:
-        """Slots and pages that are free or could be. A page that idle streams share counts for each of them."""
+        """Slots and pages that are free or could be. A page that idle streams share counts once, and not at all if one
+        that speaks has it, too."""
         idle = self._idle
-        return self._slots.num_free + len(idle), self.pages.num_available + sum(len(stream.pages) for stream in idle)
+        freed = self.pages.num_freed_by(chain.from_iterable(stream.pages for stream in idle))
+        return self._slots.num_free + len(idle), self.pages.num_available + freed
 
     def make_room(self, slots: int, pages: int) -> bool:
         """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
         those who speak hold too much."""
+
+        def enough() -> bool:
+            return self._slots.num_free >= slots and self.pages.num_available >= pages
+
+        if enough():
+            return True
         most_slots, most_pages = self._most()
-        if slots > most_slots or pages > most_pages:
-            return False
-        return self._preempt(lambda: self._slots.num_free >= slots and self.pages.num_available >= pages)
+        return slots <= most_slots and pages <= most_pages and self._preempt(enough)
 
     def make_adapter_room(self, names: Collection[str]) -> bool:
         """Whether these adapters and those in use can be resident together, perhaps after the same."""
