@@ -22,6 +22,7 @@ import httpx
 from models.errors import InputError
 from service.confined.fair_semaphore import FairSemaphore
 from service.media.addresses import is_public
+from service.shielded import shielded
 
 MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192
@@ -187,9 +188,7 @@ class Fetcher:
         async with AsyncExitStack() as waiting:
             await waiting.enter_async_context(self._look_ups.acquire(client))
             look_up = asyncio.create_task(self._look_up(host, port, turn=waiting.pop_all()))
-        # One that fails when whoever asked has left would be logged with a traceback.
-        look_up.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(look_up)
+        return await shielded(look_up)
 
     async def _look_up(self, host: str, port: int, *, turn: AsyncExitStack) -> list[str]:
         """The turn ends with the thread's work, not when whoever asked has left."""

@@ -19,6 +19,7 @@ from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
 from service.named_voice_store import load_named, save_named, voice_key, weights_of
+from service.shielded import shielded
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ async def named_reference(context: ServerContext, model: HostedModel, name: str,
         making = asyncio.ensure_future(_named(context, model, name, description))
         context.named_voices[voice] = making
         context.keep_task(making)
-    return making.result() if making.done() else await asyncio.shield(making)
+    return making.result() if making.done() else await shielded(making)
 
 
 def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> str:
