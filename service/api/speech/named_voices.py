@@ -28,7 +28,7 @@ SEED = 20_260_101
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
 ATTEMPTS = 3
-"""Number of seeds that are tried, since a take may be too short or too quiet."""
+"""Number of seeds that are tried, since the sentence may come out too short or too quiet."""
 VERSION = "1"
 """Must be changed with everything above, and with `cfg_value` and `min_patches` of a processor, so that new references
 are made."""
