@@ -73,14 +73,17 @@ class Room:
     def make_adapter_room(self, names: Collection[str]) -> bool:
         """Whether these adapters and those in use can be resident together, perhaps after the same."""
         adapters = self._adapters
-        if adapters is None:
+        if adapters is None or adapters.fits(names):
             return True
-        return self._preempt(lambda: adapters.fits(names), with_adapter=True)
+        kept = {*names, *(stream.adapter for stream in self.speaking)} - {""}
+        if len(kept) > adapters.num_slots:
+            return False
+        return self._preempt(lambda: adapters.fits(names), kept={*kept, ""})
 
-    def _preempt(self, enough: Callable[[], bool], *, with_adapter: bool = False) -> bool:
-        """Those that have been idle longest go first. with_adapter: only those that have one."""
+    def _preempt(self, enough: Callable[[], bool], *, kept: Collection[str] = ()) -> bool:
+        """Those that have been idle longest go first. kept: adapters of streams whose room is of no use ("": none)."""
         while not enough():
-            idle = [stream for stream in self._idle if stream.adapter or not with_adapter]
+            idle = [stream for stream in self._idle if stream.adapter not in kept]
             if not idle:
                 return False
             self._take_room(min(idle, key=lambda one: one.last_launch))
