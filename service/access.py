@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+
+MEDIA_HOST = re.compile(r"[a-z0-9._-]+(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
@@ -33,9 +37,24 @@ def keys_in(path: Path) -> list[str]:
 
 
 def media_hosts_problem(media_urls: str, media_domain: Iterable[str]) -> str:
-    """Why the mode of remote URLs and the list of their hosts contradict each other; empty if they do not."""
-    listed = any(media_domain)
-    if media_urls == "allowlist":
-        return "" if listed else "media_urls: allowlist needs a host in media_domain; without one every URL is refused"
-    ignored = "every URL is refused" if media_urls == "off" else "URLs of any public host are fetched"
-    return f"media_domain: needs media_urls allowlist; with {media_urls} {ignored}, listed or not" if listed else ""
+    """Why the mode of remote URLs and the list of their hosts contradict each other, or what in the list is no host;
+    empty if nothing is wrong."""
+    listed = [*filter(None, media_domain)]
+    if media_urls != "allowlist" and listed:
+        ignored = "every URL is refused" if media_urls == "off" else "URLs of any public host are fetched"
+        return f"media_domain: needs media_urls allowlist; with {media_urls} {ignored}, listed or not"
+    if media_urls == "allowlist" and not listed:
+        return "media_urls: allowlist needs a host in media_domain; without one every URL is refused"
+    if (wrong := next((entry for entry in listed if not _is_media_host(entry)), None)) is not None:
+        form = "HOST or HOST:PORT" if wrong.isascii() else "HOST or HOST:PORT in ASCII, as in xn--bcher-kva.example"
+        return f"media_domain: {wrong!r} is not {form}; no URL would have it as its host"
+    return ""
+
+
+def _is_media_host(entry: str) -> bool:
+    """Whether a URL may have the entry as its host, or as host and port (service.media.fetch)."""
+    if found := MEDIA_HOST.fullmatch(entry):
+        return 0 < int(found[1] or 443) < 1 << 16
+    with suppress(ValueError):
+        return ip_address(entry).version == 6
+    return False

@@ -21,8 +21,8 @@ MAY_IMPORT = {
         "service.children",
         "service.heap",
     },
-    "service.confined": {"models.errors", "service.confined", "service.children"},
-    "service.media": {"models", "service.media", "service.confined"},
+    "service.confined": {"models.errors", "service.confined", "service.children", "service.shielded"},
+    "service.media": {"models", "service.media", "service.confined", "service.shielded"},
 }
 """By package: the packages that it may import. What is not listed is the API process and the command line, which may
 import all of these but the engine and the graphs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,19 @@ def test_unknown_variables_are_named() -> None:
 def test_an_invalid_setting_is_named(flags: dict[str, object], key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         load_settings(flags)
+
+
+@pytest.mark.parametrize(
+    "entry", ["https://a.example", "a.example/b", "*.example", "a.example:65536", "bücher.example"]
+)
+def test_an_entry_that_is_no_host_of_a_url_is_named(entry: str) -> None:
+    with pytest.raises(SettingsError, match=f"media_domain: '{re.escape(entry)}' is not HOST or HOST:PORT"):
+        load_settings({"media_urls": "allowlist", "media_domain": ["a.example", entry]})
+
+
+def test_hosts_of_media_may_have_ports_and_be_addresses() -> None:
+    hosts = ("A.example:8443", "xn--bcher-kva.example", "host_1", "192.0.2.7:443", "2001:db8::1")
+    assert load_settings({"media_urls": "allowlist", "media_domain": [*hosts]}).media_domain == hosts
 
 
 def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import httpx
 import typer
 
 from service.access import is_loopback
@@ -96,7 +97,8 @@ def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> st
 
 def _is_address(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-    except ValueError:  # brackets without an IPv6 address in them
+        parts = httpx.URL(url)
+        named = bool(parts.host)  # decodes an internationalised name, which may be invalid
+    except (httpx.InvalidURL, UnicodeError):
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    return named and parts.scheme in ("http", "https") and 0 <= (parts.port or 0) < 1 << 16

@@ -18,6 +18,7 @@ import msgspec
 from models.errors import InputError
 from service.children import python_command, python_environment
 from service.confined.channel import ProtocolError, WorkerChannel
+from service.shielded import shielded
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -143,10 +144,9 @@ class WorkerPool:
             self._busy.add(worker)
             running = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, job)
             try:
-                return await asyncio.shield(running)
+                return await shielded(running)
             except asyncio.CancelledError:
                 worker.kill()
-                running.add_done_callback(_forget)
                 raise
             finally:
                 self._busy.discard(worker)
@@ -171,12 +171,6 @@ class WorkerPool:
                 return worker
             worker.retire()
         return Worker(self._limits, self._program)
-
-
-def _forget(running: asyncio.Future[T]) -> None:
-    """Retrieves the exception of a job that nobody awaits, so that asyncio does not log it."""
-    if not running.cancelled():
-        running.exception()
 
 
 def _environment() -> dict[str, str]:

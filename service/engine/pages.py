@@ -6,8 +6,8 @@ free, cached ones are evicted, least recently used first.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -60,6 +60,10 @@ class PagePool:
     @property
     def num_used(self) -> int:
         return self.num_pages - 1 - self.num_available
+
+    def num_freed_by(self, holds: Iterable[int]) -> int:
+        """Number of pages that nobody holds any more once these holds are released: a page for each of them."""
+        return sum(self._holders[page] == count for page, count in Counter(holds).items())
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages with one holder each; OutOfPages leaves everything as it was."""

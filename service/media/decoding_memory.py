@@ -33,11 +33,11 @@ def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
     if image.format == "WEBP":
         return WEBP_BYTES
     if image.mode == "RGB" and not image.has_transparency_data:
-        decoded, converted, held = RGB_BYTES, RGB_BYTES, 0
+        decoded, converted, held = RGB_BYTES, RGB_BYTES, PILLOW_RGB_BYTES
     else:
         decoded = held = STORED_BYTES.get(image.mode, 4)
         converted = decoded + RGB_BYTES  # to_rgb
-    turned = held + 2 * PILLOW_RGB_BYTES if may_be_turned(image, data) else 0
+    turned = 2 * held if may_be_turned(image, data) else 0  # before it is converted
     return max(converted, decoded + _coefficients(image, data), turned)
 
 

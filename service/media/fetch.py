@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import httpcore
@@ -22,6 +22,7 @@ import httpx
 from models.errors import InputError
 from service.confined.fair_semaphore import FairSemaphore
 from service.media.addresses import is_public
+from service.shielded import shielded
 
 MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192
@@ -99,6 +100,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await self._connector.sleep(seconds)
 
 
+@cache
+def _public_certificates() -> ssl.SSLContext:
+    return httpcore.default_ssl_context()
+
+
 class Fetcher:
     """Fetches media under a policy. Uses no proxy, no cookies, no environment. Belongs to one event loop."""
 
@@ -157,12 +163,15 @@ class Fetcher:
         admit: Callable[[int], None] | None,
     ) -> bytes:
         try:
-            async with asyncio.timeout(seconds), self._connections(client) as connections:
-                for _ in range(MAX_REDIRECTS + 1):
-                    answer = await self._get(connections, target, field, max_bytes, admit)
-                    if isinstance(answer, bytes):
-                        return answer
-                    target = self._checked(answer, field)
+            async with asyncio.timeout(seconds):
+                if self._ssl_context is None:  # httpcore would read them for each connection, while every stream waits
+                    self._ssl_context = await asyncio.to_thread(_public_certificates)
+                async with self._connections(client) as connections:
+                    for _ in range(MAX_REDIRECTS + 1):
+                        answer = await self._get(connections, target, field, max_bytes, admit)
+                        if isinstance(answer, bytes):
+                            return answer
+                        target = self._checked(answer, field)
         except BlockedAddress as error:
             raise InputError(field, "the URL's host is not on the public internet") from error
         except (TimeoutError, httpcore.TimeoutException) as error:
@@ -187,9 +196,7 @@ class Fetcher:
         async with AsyncExitStack() as waiting:
             await waiting.enter_async_context(self._look_ups.acquire(client))
             look_up = asyncio.create_task(self._look_up(host, port, turn=waiting.pop_all()))
-        # One that fails when whoever asked has left would be logged with a traceback.
-        look_up.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(look_up)
+        return await shielded(look_up)
 
     async def _look_up(self, host: str, port: int, *, turn: AsyncExitStack) -> list[str]:
         """The turn ends with the thread's work, not when whoever asked has left."""

@@ -103,13 +103,14 @@ def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Ima
         if picture is None:
             _scale_transparent_colour(image)
             image.load()
-        turn = upright_turn(image)
-        if picture is None:
-            picture = to_rgb(image)
+            picture = image
+        if (turn := upright_turn(image)) is not None:
+            picture = picture.transpose(turn)
+            image.close()  # its pixels, which would take memory beside those of to_rgb
+        return to_rgb(picture)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         _refuse_large_text(error, field)
         raise InputError(field, DAMAGED) from error
-    return picture if turn is None else picture.transpose(turn)
 
 
 def _refuse_large_text(error: Exception, field: str) -> None:

@@ -251,7 +251,11 @@ def _answer_in_plain_text(listener: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000"])
+NO_ADDRESSES = ("nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000")
+NO_HOSTS = ("http://host:abc", "http://host:65536", "http://host:-1", "http://ä..b", "http://xn--zzz-")
+
+
+@pytest.mark.parametrize("url", [*NO_ADDRESSES, *NO_HOSTS])
 def test_what_is_no_address_is_named(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "--url", url], env={"COLUMNS": "200"})
     assert done.exit_code == 2 and "is no address such as http://127.0.0.1:8000" in done.stderr

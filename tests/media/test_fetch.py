@@ -136,6 +136,44 @@ async def test_tls_verifies_the_name_and_not_the_address() -> None:
     assert loopback.asked == [(PUBLIC, 443)] * 3
 
 
+class Encrypting(httpcore.AsyncNetworkBackend, httpcore.AsyncNetworkStream):
+    """Keeps the contexts with which connections are to be encrypted, and refuses."""
+
+    def __init__(self) -> None:
+        self.contexts: list[ssl.SSLContext] = []
+
+    async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):  # noqa: ASYNC109
+        return self
+
+    async def start_tls(self, ssl_context, server_hostname=None, timeout=None):  # noqa: ASYNC109
+        self.contexts.append(ssl_context)
+        raise httpcore.ConnectError
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_certificates_are_read_once_and_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read for each connection, in the thread of the event loop: every stream waited."""
+    readers: list[threading.Thread] = []
+
+    def read() -> ssl.SSLContext:
+        readers.append(threading.current_thread())
+        return ssl.create_default_context()
+
+    monkeypatch.setattr(httpcore, "default_ssl_context", read)
+    module._public_certificates.cache_clear()
+    connector = Encrypting()
+    for _ in range(2):
+        with pytest.raises(InputError, match="could not be fetched"):
+            await fetch(
+                Fetcher(UrlPolicy("public"), resolver=names(a=[PUBLIC]), connector=connector), "https://a.example/"
+            )
+    module._public_certificates.cache_clear()
+    assert len(readers) == 1 and readers[0] is not threading.current_thread()
+    assert len(connector.contexts) == 2 and connector.contexts[0] is connector.contexts[1]
+
+
 @pytest.mark.parametrize(
     "addresses",
     [["127.0.0.1"], ["::1"], ["169.254.169.254"], [PUBLIC, "10.0.0.1"], ["::ffff:93.184.216.34"], ["fe80::1%eth0"]],

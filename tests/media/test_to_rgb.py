@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from service.media.decoding_memory import decoding_bytes
 from service.media.image_decode import decode_image, open_image
 from service.media.jpeg_limits import SCAN, components_of_first_scan
 from service.media.limits import ImageLimits
+from service.media.orientation import UPRIGHT
 from service.media.to_rgb import to_rgb
 from tests.media.samples import encoded
 
@@ -98,6 +100,13 @@ def plain(mode: str) -> Image.Image:
     return Image.new("RGB", (side, side), (9, 99, 199)).convert(mode)
 
 
+def see_through() -> Image.Image:
+    """One that WebP does not store without transparency."""
+    image = plain("RGBA")
+    image.putalpha(128)
+    return image
+
+
 def exif(orientation: int) -> bytes:
     tags = Image.Exif()
     tags[0x0112] = orientation
@@ -117,7 +126,7 @@ KINDS: dict[str, tuple[float, Callable[[], bytes]]] = {
     "GIF": (3, lambda: encoded(plain("P"), "GIF")),
     "BMP": (3, lambda: encoded(plain("P"), "BMP")),
     "WebP": (16, lambda: encoded(plain("RGB"), "WEBP")),
-    "WebP with transparency": (16, lambda: encoded(plain("RGBA"), "WEBP", lossless=True)),
+    "WebP with transparency": (16, lambda: encoded(see_through(), "WEBP")),
     "JPEG": (3, lambda: encoded(plain("RGB"), "JPEG")),
     "CMYK": (7, lambda: encoded(plain("CMYK"), "JPEG")),
     "progressive": (6, lambda: encoded(plain("RGB"), "JPEG", progressive=True, subsampling="4:2:0")),
@@ -125,12 +134,22 @@ KINDS: dict[str, tuple[float, Callable[[], bytes]]] = {
     "progressive CMYK": (12, lambda: encoded(plain("CMYK"), "JPEG", progressive=True, subsampling="4:4:4")),
     "JPEG, turned": (8, lambda: encoded(plain("RGB"), "JPEG", exif=TURNED)),
     "progressive, turned": (8, lambda: encoded(plain("RGB"), "JPEG", progressive=True, exif=TURNED)),
-    "CMYK, turned": (12, lambda: encoded(plain("CMYK"), "JPEG", exif=TURNED)),
+    "CMYK, turned": (8, lambda: encoded(plain("CMYK"), "JPEG", exif=TURNED)),
     "RGB, turned": (8, lambda: encoded(plain("RGB"), "PNG", exif=TURNED)),
-    "RGBA, turned": (12, lambda: encoded(plain("RGBA"), "PNG", exif=TURNED)),
-    "16-bit grey, turned": (10, lambda: encoded(plain("I;16"), "PNG", exif=TURNED)),
-    "grey, turned": (9, lambda: encoded(plain("L"), "PNG", exif=TURNED)),
-    "WebP, turned": (16, lambda: encoded(plain("RGBA"), "WEBP", lossless=True, exif=TURNED)),
+    "RGB with a transparent colour, turned": (
+        8,
+        lambda: encoded(plain("RGB"), "PNG", transparency=(1, 2, 3), exif=TURNED),
+    ),
+    "palette, turned": (3, lambda: encoded(plain("P"), "PNG", transparency=b"\0\x7f", exif=TURNED)),
+    "RGBA, turned": (8, lambda: encoded(plain("RGBA"), "PNG", exif=TURNED)),
+    "16-bit grey, turned": (5, lambda: encoded(plain("I;16"), "PNG", exif=TURNED)),
+    "grey, turned": (3, lambda: encoded(plain("L"), "PNG", exif=TURNED)),
+    "progressive CMYK, turned": (
+        12,
+        lambda: encoded(plain("CMYK"), "JPEG", progressive=True, subsampling="4:4:4", exif=TURNED),
+    ),
+    "WebP, turned": (16, lambda: encoded(plain("RGB"), "WEBP", exif=TURNED)),
+    "WebP with transparency, turned": (16, lambda: encoded(see_through(), "WEBP", exif=TURNED)),
 }
 """What a pixel of each kind counts as, and a picture."""
 
@@ -139,6 +158,7 @@ import sys
 
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits
+from service.media.orientation import UPRIGHT
 
 
 def kibibytes(name: str) -> int:
@@ -215,3 +235,31 @@ def test_a_jpeg_in_several_scans_counts_with_its_coefficients() -> None:
     with open_image(parts, field="image", limits=ImageLimits()) as image:
         assert decoding_bytes(image, parts) == 9 * image.width * image.height
     assert components_of_first_scan(data[: place + 2]) == 0
+
+
+def stored(kind: str, **turned: bytes) -> bytes:
+    """A small picture, the same at each call."""
+    rng = np.random.default_rng(3)
+    file_format, _, mode = kind.partition(" ")
+    mode, _, transparency = mode.partition(" with ")
+    image = random_picture(mode, (13, 7), rng)
+    options: dict[str, Any] = {"lossless": True} if file_format == "WEBP" else {}
+    if transparency:
+        options["transparency"] = {"L": 9, "RGB": image.getpixel((2, 3)), "P": bytes(range(256))}[mode]
+    return encoded(image, file_format, **options, **turned)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("PNG 1", "PNG L", "PNG L with a colour", "PNG LA", "PNG P", "PNG P with a table", "PNG RGB", "PNG RGBA"),
+        *("PNG RGB with a colour", "PNG I;16", "JPEG L", "JPEG RGB", "JPEG CMYK", "WEBP RGB", "WEBP RGBA"),
+    ],
+)
+def test_a_picture_is_turned_before_it_is_rgb_as_behind_it(kind: str, orientation: int) -> None:
+    limits = ImageLimits()
+    upright = decode_image(stored(kind), field="image", limits=limits).transpose(UPRIGHT[orientation])
+    turned = decode_image(stored(kind, exif=exif(orientation)), field="image", limits=limits)
+    assert turned.mode == "RGB" and turned.size == upright.size
+    assert np.array_equal(turned, upright)

@@ -19,6 +19,7 @@ from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
 from service.named_voice_store import load_named, save_named, voice_key, weights_of
+from service.shielded import shielded
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ SEED = 20_260_101
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
 ATTEMPTS = 3
-"""Number of seeds that are tried, since a take may be too short or too quiet."""
+"""Number of seeds that are tried, since the sentence may come out too short or too quiet."""
 VERSION = "1"
 """Must be changed with everything above, and with `cfg_value` and `min_patches` of a processor, so that new references
 are made."""
@@ -43,7 +44,7 @@ async def named_reference(context: ServerContext, model: HostedModel, name: str,
         making = asyncio.ensure_future(_named(context, model, name, description))
         context.named_voices[voice] = making
         context.keep_task(making)
-    return making.result() if making.done() else await asyncio.shield(making)
+    return making.result() if making.done() else await shielded(making)
 
 
 def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> str:

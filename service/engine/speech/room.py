@@ -8,6 +8,7 @@ host, so it waits for room once more when there is text.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
@@ -51,29 +52,38 @@ class Room:
         return len(needed) - slots, sum(needed) - pages
 
     def _most(self) -> tuple[int, int]:
-        """Slots and pages that are free or could be. A page that idle streams share counts for each of them."""
+        """Slots and pages that are free or could be. A page that idle streams share counts once, and not at all if one
+        that speaks has it, too."""
         idle = self._idle
-        return self._slots.num_free + len(idle), self.pages.num_available + sum(len(stream.pages) for stream in idle)
+        freed = self.pages.num_freed_by(chain.from_iterable(stream.pages for stream in idle))
+        return self._slots.num_free + len(idle), self.pages.num_available + freed
 
     def make_room(self, slots: int, pages: int) -> bool:
         """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
         those who speak hold too much."""
+
+        def enough() -> bool:
+            return self._slots.num_free >= slots and self.pages.num_available >= pages
+
+        if enough():
+            return True
         most_slots, most_pages = self._most()
-        if slots > most_slots or pages > most_pages:
-            return False
-        return self._preempt(lambda: self._slots.num_free >= slots and self.pages.num_available >= pages)
+        return slots <= most_slots and pages <= most_pages and self._preempt(enough)
 
     def make_adapter_room(self, names: Collection[str]) -> bool:
         """Whether these adapters and those in use can be resident together, perhaps after the same."""
         adapters = self._adapters
-        if adapters is None:
+        if adapters is None or adapters.fits(names):
             return True
-        return self._preempt(lambda: adapters.fits(names), with_adapter=True)
+        kept = {*names, *(stream.adapter for stream in self.speaking)} - {""}
+        if len(kept) > adapters.num_slots:
+            return False
+        return self._preempt(lambda: adapters.fits(names), kept={*kept, ""})
 
-    def _preempt(self, enough: Callable[[], bool], *, with_adapter: bool = False) -> bool:
-        """Those that have been idle longest go first. with_adapter: only those that have one."""
+    def _preempt(self, enough: Callable[[], bool], *, kept: Collection[str] = ()) -> bool:
+        """Those that have been idle longest go first. kept: adapters of streams whose room is of no use ("": none)."""
         while not enough():
-            idle = [stream for stream in self._idle if stream.adapter or not with_adapter]
+            idle = [stream for stream in self._idle if stream.adapter not in kept]
             if not idle:
                 return False
             self._take_room(min(idle, key=lambda one: one.last_launch))

@@ -1,4 +1,4 @@
-"""Speech that runs to its cap: drawn again where nobody has heard it, and said to be so where somebody has."""
+"""Speech that runs to its cap: retried where nobody has heard it, and said to be so where somebody has."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted(server: RunningServer, name: str) -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engine_may_draw_again(server: RunningServer, talker: FakeTalker, stream: bool) -> None:
+def test_the_engine_may_retry(server: RunningServer, talker: FakeTalker, stream: bool) -> None:
     answer = speak(server, talker, 0, stream=stream)
     assert [request.retries for request in talker.requests] == [RETRIES]
     assert len(answer.content) == 2 * PATCH
@@ -96,7 +96,7 @@ def test_the_last_event_says_how_it_ended(
     assert len(talker.requests) == 1
 
 
-def test_a_real_engine_draws_again_and_counts(tmp_path: Path) -> None:
+def test_a_real_engine_retries_and_counts(tmp_path: Path) -> None:
     """min_len keeps the model from stopping before the last patch."""
     flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": False}
     flags |= {"max_running": 2, "decode_buckets": (1, 2), "speech_retries": 1}

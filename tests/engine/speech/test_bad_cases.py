@@ -95,19 +95,19 @@ def same(one: Heard, other: Heard) -> None:
     np.testing.assert_allclose(one.audio, other.audio, atol=AUDIO, rtol=0)
 
 
-@pytest.mark.parametrize(("runaways", "retries", "drawn"), [(0, 2, 0), (1, 2, 1), (2, 2, 2), (9, 2, 2), (9, 0, 0)])
-def test_what_nobody_hears_live_is_drawn_again_with_the_next_seeds(
-    rig: Rig, runaways: int, retries: int, drawn: int
+@pytest.mark.parametrize(("runaways", "retries", "retried"), [(0, 2, 0), (1, 2, 1), (2, 2, 2), (9, 2, 2), (9, 0, 0)])
+def test_what_nobody_hears_live_is_retried_with_the_next_seeds(
+    rig: Rig, runaways: int, retries: int, retried: int
 ) -> None:
     heard = rig.say(request(segment(FIRST, 4), live=False, retries=retries), s0=runaways)
-    assert rig.retried == drawn
+    assert rig.retried == retried
     assert len(heard.deltas) == 4 and heard.deltas[-1].finished
-    assert heard.deltas[-1].truncated == (runaways > drawn)
-    same(rig.say(request(segment(FIRST, 4), seed=7 + drawn)), heard)
+    assert heard.deltas[-1].truncated == (runaways > retried)
+    same(rig.say(request(segment(FIRST, 4), seed=7 + retried)), heard)
 
 
-def test_one_segment_alone_is_drawn_again(rig: Rig) -> None:
-    """The first stays, and the codec goes on from its end as if there had been no other take."""
+def test_one_segment_alone_is_retried(rig: Rig) -> None:
+    """The first stays, and the codec goes on from its end as if there had been no other attempt."""
     segments = segment(FIRST, 4), segment(LATER, 3)
     heard = rig.say(request(*segments, live=False), s1=1)
     assert rig.retried == 1 and [delta.segment for delta in heard.deltas] == [0] * 4 + [1] * 3

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from models.voxcpm2.model import VoxCPM2
+from service.engine.pages import PagePool
+from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.room import Room
 from service.engine.speech.scheduler import SpeechScheduler
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import Phase, Stream, VoicePage
 from service.link.messages import Abort, SpeechAppend, SpeechRequest
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.simulator import predicted_first_audio
@@ -313,3 +316,71 @@ def test_a_longer_segment_of_an_idle_stream_waits_for_pages_that_others_have() -
         sched.release(speaking)
     step = sched.next_step(100.0)
     assert step is not None and [chunk.stream for chunk in step.prefills] == [three]
+
+
+def of_one_voice(sched: SpeechScheduler, count: int) -> list[Stream]:
+    """Streams of 19 pages that decode; they share the first five."""
+    voice = tuple(VoicePage(bytes([index]), 16, 15 + (index > 0)) for index in range(5))
+    streams = [dataclasses.replace(stream(f"voice {index}", prompt=90), voice=voice) for index in range(count)]
+    for one in streams:  # the later ones find what the first has computed
+        sched.submit(one, 0.0)
+        while one.phase is not Phase.DECODE:
+            step = sched.next_step(0.0)
+            assert step is not None
+            sched.launch(step, 0.0)
+            sched.index_voice_pages(step)
+    assert all(len(one.pages) == 19 and one.pages[:5] == streams[0].pages[:5] for one in streams)
+    return streams
+
+
+def test_the_pages_of_a_voice_that_somebody_speaks_with_are_not_counted_on() -> None:
+    """Idle streams were preempted for a stream that does not fit without these pages, and it waited all the same."""
+    sched = scheduler(pages=52)
+    first, second, speaking = of_one_voice(sched, 3)
+    for one in (first, second):
+        idle(sched, one)
+    assert sched.room.missing([stream(prompt=34 * 16 - 200)])[1] == 1
+    assert not sched.room.make_room(1, 34)
+    assert first.phase is second.phase is Phase.IDLE
+    assert sched.room.make_room(1, 33)
+    assert first.phase is second.phase is Phase.PREEMPTED and speaking.phase is Phase.DECODE
+
+
+def test_a_stream_whose_longer_segment_finds_no_pages_is_preempted_once() -> None:
+    """It was counted twice, and the other one preempted in vain: the pages of their voice seemed to be enough."""
+    sched = scheduler(pages=66)
+    preempted: list[int] = []
+    sched.room.on_preemption = lambda: preempted.append(1)
+    mine, other, *_ = of_one_voice(sched, 4)
+    for one in (mine, other):
+        idle(sched, one)
+    assert sched.reserve(mine, 54 * 16)
+    assert mine.phase is Phase.PREEMPTED and other.phase is Phase.IDLE and len(preempted) == 1
+    assert sched.room.preempted == [mine]
+    sched.release(mine)
+    assert not sched.room.preempted
+
+
+def with_adapters(room: Room, *adapters: str) -> list[Stream]:
+    streams = [dataclasses.replace(stream(f"{index}"), adapter=name) for index, name in enumerate(adapters)]
+    room.admit(streams)
+    return streams
+
+
+def test_nobody_is_preempted_for_an_adapter_that_finds_no_slot_all_the_same() -> None:
+    room = Room(8, PagePool(200, page_size=16), AdapterSlots(2, lambda name, slot: None))
+    mine, _, bela = with_adapters(room, "anna", "anna", "bela")
+    mine.phase = Phase.IDLE
+    assert not room.make_adapter_room({"cleo"}) and mine.phase is Phase.IDLE, "another one speaks with each adapter"
+    bela.phase = Phase.IDLE
+    assert not room.make_adapter_room({"cleo", "dora"}) and bela.phase is Phase.IDLE
+    assert room.make_adapter_room({"anna"}) and bela.phase is Phase.IDLE
+
+
+def test_only_streams_whose_adapter_can_go_make_way_for_another_one() -> None:
+    room = Room(8, PagePool(200, page_size=16), AdapterSlots(2, lambda name, slot: None))
+    mine, _, bela, nobody = with_adapters(room, "anna", "anna", "bela", "")
+    for one, last_launch in ((mine, 1.0), (nobody, 2.0), (bela, 3.0)):
+        one.phase, one.last_launch = Phase.IDLE, last_launch
+    assert room.make_adapter_room({"cleo"})
+    assert (mine.phase, nobody.phase, bela.phase) == (Phase.IDLE, Phase.IDLE, Phase.PREEMPTED)

@@ -1,0 +1,22 @@
+"""Waits for work that goes on if whoever waits for it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def shielded(work: asyncio.Future[T]) -> T:
+    """The result of the work, which a cancellation here does not reach. What the work raises when nobody waits any more
+    is ignored: asyncio.shield logs it with a traceback from Python 3.14 on."""
+    work.add_done_callback(_retrieve)
+    await asyncio.wait([work])
+    return work.result()
+
+
+def _retrieve(work: asyncio.Future[T]) -> None:
+    """asyncio logs what nobody has retrieved."""
+    if not work.cancelled():
+        work.exception()
