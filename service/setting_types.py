@@ -90,8 +90,8 @@ def _api_processes(value: Any) -> int | str:
     return int(text)
 
 
-_HOST = re.compile(r"[^\s\[\]/\0]+")
-"""Not the forms of URLs, nor the path of a socket."""
+_HOST = re.compile(r"[^\s\[\]/\0\"']+")
+"""Not the forms of URLs, nor the path of a socket, nor what an --env-file of Docker has in quotation marks."""
 
 
 def _host(value: str) -> str:

@@ -258,7 +258,9 @@ def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: d
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0"])
+@pytest.mark.parametrize(
+    "host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0", '"::1"']
+)
 def test_a_host_that_cannot_be_bound_is_not_refused_for_want_of_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match=r"^host: must be an IP address without brackets, such as ::1, or a host "):
         load_settings({"host": host})

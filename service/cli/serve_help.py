@@ -35,11 +35,11 @@ class ServeCommand(TyperCommand):
     it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Other servers take a model as an argument."""
+        """Other servers take a model as an argument, and `--graphs off`."""
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if ctx.args:
-            ctx.fail(f"a model is named by an option: --model {ctx.args[0]}")
+            ctx.fail(f"{ctx.args[0]!r}: a model is named by --model, and a switch takes no value")
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
