@@ -16,8 +16,9 @@ from service.metrics import PREFIX, SPECS
 
 CREATED = "_created"
 """Suffix of the samples that say when a counter or histogram was created."""
+OF_ANY_PROCESS = frozenset(f"{PREFIX}_{spec.name}" for spec in SPECS if spec.of_any_process)
 METHODS: dict[str, Callable[[float, float], float]] = {
-    **{f"{PREFIX}_{spec.name}": max for spec in SPECS if spec.of_any_process},
+    **dict.fromkeys(OF_ANY_PROCESS, max),
     "process_start_time_seconds": min,
     "process_max_fds": min,
     "python_info": max,
@@ -79,6 +80,11 @@ def _together(one: Sample, other: Sample) -> Sample:
 def lasting(registry: Families) -> Families:
     """The values to keep of a process that has ended: its counters and histograms, so that sums never decrease."""
     return tuple(family for family in registry if family.kind in ("counter", "histogram"))
+
+
+def of_any_process(registry: Families) -> Families:
+    """The values that are no sum over processes."""
+    return tuple(family for family in registry if family.name in OF_ANY_PROCESS)
 
 
 def text(registry: Families) -> bytes:

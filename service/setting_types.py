@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic_settings import NoDecode
 
 from service.byte_sizes import parse_bytes
+
+
+def no_boolean(cls: type[BaseModel], value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Refuses booleans for numbers, which Python takes them for. The settings' own file has none, but those of Ray,
+    which others read."""
+    accepted = handler(value)
+    parts = value if isinstance(value, list | tuple) else (value,)
+    is_switch = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
+    if not is_switch and any(isinstance(part, bool) for part in parts):
+        raise ValueError("must be a number, not a boolean")
+    return accepted
 
 
 def _several(value: Any) -> Any:
@@ -70,8 +90,8 @@ def _api_processes(value: Any) -> int | str:
     return int(text)
 
 
-_HOST = re.compile(r"[^\s\[\]/\0]+")
-"""Not the forms of URLs, nor the path of a socket."""
+_HOST = re.compile(r"[^\s\[\]/\0\"']+")
+"""Not the forms of URLs, nor the path of a socket, nor what an --env-file of Docker has in quotation marks."""
 
 
 def _host(value: str) -> str:
@@ -85,9 +105,18 @@ def _host(value: str) -> str:
     return value
 
 
+def _location(value: Any) -> Any:
+    """A path that is empty, as of a variable that a script forgot to set, would be the working directory."""
+    if value == "":
+        raise ValueError("must not be empty; leave it out for the default")
+    return value
+
+
 ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
 Host = Annotated[str, AfterValidator(_host)]
+Location = Annotated[Path, BeforeValidator(_location)]
+"""A file or a directory."""
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_several)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_several)]
 Steps = Annotated[

@@ -11,13 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.access import is_loopback, keys_in, media_hosts_problem
 from service.byte_sizes import MIB
@@ -30,6 +25,7 @@ from service.setting_types import (
     Gpus,
     Host,
     Integers,
+    Location,
     Origins,
     Pause,
     PcmRate,
@@ -40,9 +36,9 @@ from service.setting_types import (
     Steps,
     Words,
     Workers,
+    no_boolean,
 )
-from service.settings_reading import SettingsError as SettingsError
-from service.settings_reading import Variables, explain, home_problem, read_file, suggestion, text_problem
+from service.settings_reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -90,7 +86,9 @@ class Settings(BaseSettings):
     host: Host = _knob("127.0.0.1", "Server", "Address to bind; any address wider than loopback requires an API key.")
     port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
     api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
-    api_key_file: Path | None = _knob(None, "Server", "File with one key per line; lines with # in front are skipped.")
+    api_key_file: Location | None = _knob(
+        None, "Server", "File with one key per line; lines with # in front are skipped."
+    )
     allowed_host: Words = _knob(
         (),
         "Server",
@@ -183,6 +181,7 @@ class Settings(BaseSettings):
         "Share of real time that the steps of live streams may take; more speech is refused. Default: 0.8 on a GPU, no "
         "limit on a CPU.",
         gt=0,
+        allow_inf_nan=False,
     )
     hang_timeout: Seconds = _knob(
         30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
@@ -262,7 +261,7 @@ class Settings(BaseSettings):
     )
 
     # Speech
-    voices_dir: Path = _knob(
+    voices_dir: Location = _knob(
         Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; created when it is needed."
     )
     fixed_voices: bool = _knob(
@@ -276,7 +275,7 @@ class Settings(BaseSettings):
         "Speech",
         "Built-in voices that are made after the start while there are no requests, not at their first use.",
     )
-    lora_voices: Path | None = _knob(
+    lora_voices: Location | None = _knob(
         None, "Speech", "Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."
     )
     lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at the same time; others wait for a slot.", ge=1, le=256)
@@ -291,7 +290,7 @@ class Settings(BaseSettings):
     clean_markup: bool = _knob(
         True, "Speech", "Remove Markdown, HTML tags and emoji from texts before they are spoken."
     )
-    lexicon: Path | None = _knob(
+    lexicon: Location | None = _knob(
         None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, for all texts."
     )
     spoken_answer_model: str | None = _knob(
@@ -323,9 +322,11 @@ class Settings(BaseSettings):
         None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU)."
     )
 
+    _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)
+
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if problem := text_problem(self) or home_problem(self):
+        if problem := value_problem(self) or media_hosts_problem(self.media_urls, self.media_domain):
             raise ValueError(problem)
         if self.revision is not None and len(self.model) != 1:
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
@@ -341,8 +342,6 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        if problem := media_hosts_problem(self.media_urls, self.media_domain):
-            raise ValueError(problem)
         several = self.api_processes != "auto" and self.api_processes > 1
         if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)

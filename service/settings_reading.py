@@ -44,33 +44,28 @@ def explain(problem: Any) -> str:
     message = _REASON.sub("", _PATH.sub("must be a path", _SUBJECT.sub("must ", message))).replace(
         "a valid tuple", "a list"
     )
-    given = f" ({value!r:.80} given)" if isinstance(value, str | int | float) and where != "api_key" else ""
+    shown = isinstance(value, str | int | float) and where != "api_key"
+    given = " (nothing given)" if value is None else f" ({value!r:.80} given)" if shown else ""
     return f"{where}: {message}{given}" if where else message
 
 
-def text_problem(values: Iterable[tuple[str, Any]]) -> str:
-    """The first setting whose value has bytes that are no text, which no child process could be told, or a NUL; empty
-    if there is none."""
+def value_problem(values: Iterable[tuple[str, Any]]) -> str:
+    """The first setting that no child process could be told, since its value has bytes that are no text, or a NUL, or
+    with a path in a home that cannot be found: without HOME, a user has one only by name. Empty if there is none."""
     for name, value in values:
         if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
             return f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL"
-    return ""
-
-
-def home_problem(values: Iterable[tuple[str, Any]]) -> str:
-    """The first setting with a path in a home that cannot be found: without HOME, a user has one only by name. Empty
-    if there is none."""
-    for name, value in values:
         if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
             return f"{name}: no home is known for {value}; set HOME, or name another path"
     return ""
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, by name. SettingsError for a file that cannot be read, is none, or names a setting
+    """The settings in a YAML file, by name. Values are texts, as those of flags and variables are: YAML would make a
+    boolean of `standby: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
     twice."""
     try:
-        values = load_yaml(path.read_text("utf-8"), _name) or {}
+        values = load_yaml(path.read_text("utf-8"), _name, as_written=True) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
     except DuplicateKey as error:

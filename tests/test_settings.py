@@ -82,6 +82,35 @@ def test_bytes_have_units(text: str, size: int) -> None:
     assert load_settings({"max_body": text}).max_body == size
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in Settings.model_fields if Settings.model_fields[name].annotation is not bool]
+)
+def test_only_switches_are_booleans(name: str) -> None:
+    """Not numbers, durations, sizes and lists of them, whether a file or its reader makes the boolean."""
+    for value in (True, False, [True]):
+        with pytest.raises(SettingsError, match=f"^{name}: must "):
+            load_settings({name: value})
+
+
+@pytest.mark.parametrize("text", ["yes", "true", "on", "1:30"])
+def test_a_number_in_a_file_is_written_as_for_a_flag(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "settings.yaml"
+    for name in ("port", "drain_delay", "memory_share", "max_body", "threads", "decode_buckets", "max_waiting"):
+        file.write_text(f"{name}: {text}\n")
+        with pytest.raises(SettingsError, match=rf"^{name}: must be a .* \('{text}' given\)$"):
+            load_settings(config=file)
+
+
+def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
+    """YAML alone would make booleans of these words, and other numbers of these digits."""
+    written = {"standby": "off", "media_urls": "off", "page": "no", "graphs": "0", "max_n": "010", "api_key": "0x1F"}
+    file = tmp_path / "settings.yaml"
+    file.write_text("".join(f"{name}: {text}\n" for name, text in written.items()) + "model: [1e5]\nlexicon: null\n")
+    assert load_settings(config=file) == load_settings({**written, "model": ["1e5"]})
+    file.write_text("<<: {max_n: 3}\nport: 1\n")
+    assert load_settings(config=file).max_n == 3
+
+
 def test_unknown_keys_of_a_file_are_named(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("max_imagez: 3\n")
@@ -174,6 +203,10 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
         ),
         ({"api_key_file": "\0"}, "api_key_file: has bytes that are not utf-8, or a NUL"),
         ({"max_body": "9" * 400}, f"max_body: must be at most {2**63 - 1} bytes ('{'9' * 79} given)"),
+        ({"port": True}, "port: must be a number, not a boolean (True given)"),
+        ({"voices_dir": ""}, "voices_dir: must not be empty; leave it out for the default ('' given)"),
+        ({"max_speech_load": "inf"}, "max_speech_load: must be a finite number ('inf' given)"),
+        ({"port": None}, "port: must be a valid integer (nothing given)"),
         ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
     ],
 )
@@ -190,7 +223,7 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
             "max_n: 1\nport: [\n",
             "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
         ),
-        ("max_n: 2026-13-01\n", "month must be in 1..12"),
+        ("max_n: !!timestamp 2026-13-01\n", "month must be in 1..12"),
         ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
         ("!!map [max_n]\n", "expected a mapping node, but found sequence, line 1, column 1"),
@@ -239,7 +272,9 @@ def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: d
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0"])
+@pytest.mark.parametrize(
+    "host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0", '"::1"']
+)
 def test_a_host_that_cannot_be_bound_is_not_refused_for_want_of_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match=r"^host: must be an IP address without brackets, such as ::1, or a host "):
         load_settings({"host": host})

@@ -21,8 +21,8 @@ Each setting is a flag (`--max-n 4`), a variable (`REPRISE_MAX_N=4`) and a key o
 `REPRISE_CONFIG` names (`max_n: 4`). Flags override variables, and variables override the file. For several values,
 repeat the flag, separate them with spaces in a variable, or write a list in the file, where a plain text is one value
 with all its spaces. Switches are `--graphs` and `--no-graphs`. Bytes may be written as `512M` or `4G`; times are in
-seconds. An unknown key in the file is an error, an unknown variable a warning. `reprise serve --print-config` prints
-the result."""
+seconds. Values in the file mean what they mean as flags: `off` and `010` need no quotation marks. An unknown key in the
+file is an error, an unknown variable a warning. `reprise serve --print-config` prints the result."""
 METRICS = f"""# Metrics
 
 {NOTE}

@@ -1,4 +1,5 @@
-"""`reprise serve --help`: about a hundred settings, readable on a terminal of 80 columns, the most used ones first."""
+"""`reprise serve` on the command line. Its `--help` has about a hundred settings, readable on a terminal of 80 columns,
+the most used ones first."""
 
 from __future__ import annotations
 
@@ -32,6 +33,14 @@ _INDENT = " " * 6
 class ServeCommand(TyperCommand):
     """Each option on its own line with its description below, since typer's table leaves only 20 of 80 columns for
     it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Other servers take a model as an argument, and `--graphs off`."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if ctx.args:
+            ctx.fail(f"{ctx.args[0]!r}: a model is named by --model, and a switch takes no value")
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """formatter is not used: the help is printed as it is generated."""

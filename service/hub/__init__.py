@@ -6,6 +6,7 @@ HF_ENDPOINT, HF_HUB_OFFLINE and the other variables of huggingface_hub apply.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -55,6 +56,8 @@ def locate(
     """
     path = Path(os.path.expanduser(model))
     if model and path.is_dir():
+        if not (path / "config.json").exists() and (inside := _models_in(path)):
+            raise CheckpointError(f"{model}: no config.json; there are models in it: {', '.join(inside[:4])}")
         return Checkpoint(model, path.resolve())
     if model and path.is_file():
         raise CheckpointError(f"{model}: a file, not a directory: name the directory with config.json and the weights")
@@ -63,7 +66,8 @@ def locate(
     source, _, pinned = model.partition("@")
     if not HUB_ID.fullmatch(source):
         several = "; several models are a list" if len(model.split()) > 1 else ""
-        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME){several}")
+        near = f"; {hint}" if (hint := _near(path)) else ""
+        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME){several}{near}")
     # huggingface_hub takes a while to import, and a local directory does without it.
     from service.hub.download import obtain
 
@@ -72,5 +76,38 @@ def locate(
     except CheckpointError as error:
         if source.startswith(f"{OWNER}/"):
             raise CheckpointError(f"{error}; the embedded models are {' and '.join(_embedded())}") from error
+        if hint := _near(path):  # it may have been meant as a path
+            raise CheckpointError(f"{error}; {hint}") from error
         raise
     return Checkpoint(source, directory, directory.name)
+
+
+def _near(path: Path) -> str:
+    """The first directory of a path that is not there, and what may have been meant. Empty if nothing says that it is
+    a path: not even its first part is there, or close to one that is."""
+    there = near = Path(path.anchor)
+    missing = None
+    for part in path.parts[bool(path.anchor) :]:
+        if missing is None and (there / part).is_dir():
+            there = near = there / part
+            continue
+        missing = missing or there / part
+        close = difflib.get_close_matches(part, _directories(near), 1)
+        if not close:
+            break
+        near /= close[0]
+    meant = f" (did you mean {near}?)" if near != there else ""
+    return f"there is no directory {missing}{meant}" if missing is not None and near.parts else ""
+
+
+def _models_in(path: Path) -> list[str]:
+    """Directories of checkpoints inside, also where the hub's cache has them."""
+    found = sorted(config for pattern in ("*", "snapshots/*") for config in path.glob(f"{pattern}/config.json"))
+    return [str(config.parent) for config in found]
+
+
+def _directories(path: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
+    except OSError:
+        return []

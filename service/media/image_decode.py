@@ -22,6 +22,7 @@ from service.media.limits import ImageLimits
 from service.media.orientation import upright_turn
 from service.media.pixel_image import PixelImage
 from service.media.png_chunks import PNG, without_metadata
+from service.media.signatures import other_picture
 from service.media.to_rgb import to_rgb
 
 Admit = Callable[[int, int, int], None]
@@ -84,7 +85,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         _refuse_large_text(error, field)
         if data.startswith(BEGINNINGS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
             raise InputError(field, DAMAGED) from error
-        raise InputError(field, "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported") from error
+        reason = f"the image is {name}" if (name := other_picture(data)) else "not readable as an image"
+        raise InputError(field, f"{reason}; JPEG, PNG, WebP, GIF and BMP are supported") from error
     width, height = image.size
     if width < 1 or height < 1:
         raise InputError(field, f"the image is {width} x {height} pixels; each side needs at least one")

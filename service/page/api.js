@@ -4,6 +4,7 @@
 import { askForKey, currentKey } from "./key.js";
 
 export const LIMIT = 10_000; // ms that a server has to say how it is
+export const UNREACHABLE = "The server cannot be reached. Is it still running?";
 
 /** status 0: no answer at all. param: path of the request's field that is at fault; the message does not repeat it. */
 export class ApiError extends Error {
@@ -34,7 +35,7 @@ export async function request(path, { method = "GET", json, form, signal, limit,
       const late = error.name === "TimeoutError";
       if (!late && (await reachable())) throw new ApiError(cutOff(body));
       dispatchEvent(new Event("trouble"));
-      throw new ApiError(late ? "The server does not answer." : "The server cannot be reached. Is it still running?");
+      throw new ApiError(late ? "The server does not answer." : UNREACHABLE);
     }
     if (response.ok || accept(response.status)) return response;
     if (response.status === 503) dispatchEvent(new Event("trouble"));

@@ -1,7 +1,7 @@
 // The page: which view is shown, and whether the server is ready.
 
-import { getJson, LIMIT, stateOf } from "./api.js";
-import { byId, capital, explain } from "./dom.js";
+import { getJson, LIMIT, stateOf, UNREACHABLE } from "./api.js";
+import { byId, capital, explain, show } from "./dom.js";
 import { hosted, loadModels } from "./models.js";
 import { startSee } from "./see.js";
 import { aboutVoice, startSpeak } from "./speak.js";
@@ -39,6 +39,7 @@ async function connect() {
   try {
     const ready = await getJson("ready", { limit: LIMIT, accept: (code) => code === 503 });
     const good = ready.status === "ready";
+    answers();
     tell(good ? "Ready" : capital(stateOf(ready)), good);
     if (good && !known) {
       await loadModels();
@@ -54,6 +55,11 @@ async function connect() {
   byId("key-again").hidden = !keyless;
   clearTimeout(timer);
   if (!keyless) timer = setTimeout(connect, known ? CHECK : RETRY);
+}
+
+/** The server answers: what views still say of it is no longer true. */
+function answers() {
+  for (const error of document.querySelectorAll(".error")) if (error.textContent === UNREACHABLE) show(error, "");
 }
 
 /** A request has found the server in trouble: what the head of the page says of it may no longer be true. */

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
+from service.api.http.errors import ApiError
 from service.api.http.shared_usage import UsageTable
 from service.api.operations import observe_life
 from service.api.request_stream import EngineError
@@ -30,7 +32,7 @@ from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, FollowedEngine
 from service.logs import configure_logging
 from service.metrics import Metrics
-from service.metrics_page import families
+from service.metrics_page import families, of_any_process, text
 from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
@@ -59,6 +61,9 @@ from service.settings_reading import SettingsError
 log = logging.getLogger("reprise")
 
 CANNOT_START = 2
+ANSWER_SECONDS = 4.0
+"""Seconds that a supervisor takes at most to answer, unless it is stopped: a page of metrics waits for busy processes
+for 2 s. Prometheus waits for 5, as deploy/prometheus sets it up."""
 
 
 class SupervisorConnection:
@@ -129,22 +134,34 @@ class SupervisorConnection:
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def scrape(self) -> bytes:
-        """The metrics of all processes, in Prometheus's text format."""
-        page: bytes = await self._ask(Scrape(next(self._numbers)))
+        """The metrics of all processes, in Prometheus's text format. Those that any process knows, if the supervisor
+        does not answer: sums without the others would look like restarts."""
+        try:
+            page: bytes = await self._ask(Scrape(next(self._numbers)))
+        except TimeoutError:
+            log.error("the supervisor does not answer; /metrics lacks what only all processes know together")
+            return text(of_any_process(families(self._context.metrics.registry)))
         return page
 
     async def keep(self, id: str, text: str) -> None:
-        await self._ask(KeepTranscript(next(self._numbers), id, text))
+        with suppress(TimeoutError):  # it is kept once the supervisor goes on
+            await self._ask(KeepTranscript(next(self._numbers), id, text))
 
     async def find(self, id: str) -> str | None:
-        text: str | None = await self._ask(FindTranscript(next(self._numbers), id))
+        """ApiError 503 if the supervisor does not answer."""
+        try:
+            text: str | None = await self._ask(FindTranscript(next(self._numbers), id))
+        except TimeoutError:
+            message = "The spoken answer cannot be looked up now; retry shortly."
+            raise ApiError(503, message, code="overloaded", retry_after=ANSWER_SECONDS) from None
         return text
 
     async def _ask(self, question: Scrape | KeepTranscript | FindTranscript) -> Any:
+        """The answer; TimeoutError if there is none for ANSWER_SECONDS."""
         answer = self._asked[question.number] = asyncio.get_running_loop().create_future()
         self._control.send(question)
         try:
-            return await answer
+            return await asyncio.wait_for(answer, ANSWER_SECONDS)
         finally:
             del self._asked[question.number]
 

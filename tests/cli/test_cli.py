@@ -88,6 +88,8 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--served-model-name", "m=a", "--model", "x", "--model", "y"), "'m' is not one of the models x, y"),
         (("--gpu-memory", "24G"), "gpu_memory: goes with --dry-run"),
         (("--model", str(tmp_path / "keys")), "keys: a file, not a directory"),
+        (("./modles/x",), "'./modles/x': a model is named by --model, and a switch takes no value"),
+        (("--graphs", "off"), "'off': a model is named by --model, and a switch takes no value"),
         (("--model", ""), "'': neither a directory nor a hub id"),
         (("--max-body", "5X", "--port", "many"), "max_body: must be a number of bytes, such as"),
     ]

@@ -54,6 +54,41 @@ def test_paths_of_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal() == "owner/name: no home is known for the cache ~nobody-here/hub; set HOME or HF_HOME"
 
 
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            "./modles/sees",
+            "./modles/sees: neither a directory nor a hub id (OWNER/NAME); there is no directory modles "
+            "(did you mean models/sees?)",
+        ),
+        ("./modles/other", "; there is no directory modles (did you mean models?)"),
+        ("models/sies", "HF_HUB_OFFLINE is set; there is no directory models/sies (did you mean models/sees?)"),
+        ("models/other", "HF_HUB_OFFLINE is set; there is no directory models/other"),
+        ("owner/name", "owner/name: missing or incomplete in the cache {cache}, and HF_HUB_OFFLINE is set"),
+        ("{here}/modles/sees", "; there is no directory {here}/modles (did you mean {here}/models/sees?)"),
+        (
+            "/nowhere/at/all",
+            "/nowhere/at/all: neither a directory nor a hub id (OWNER/NAME); there is no directory /nowhere",
+        ),
+        ("a/b/c", "a/b/c: neither a directory nor a hub id (OWNER/NAME)"),
+        ("models", "models: no config.json; there are models in it: models/sees"),
+        ("hub", "hub: no config.json; there are models in it: hub/snapshots/123"),
+    ],
+)
+def test_a_mistyped_path_is_told_from_a_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: LoopbackHub, cache: Path, model: str, says: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for directory in ("models/sees", "hub/snapshots/123"):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        locate(model.format(here=tmp_path))
+    assert str(caught.value).endswith(says.format(here=tmp_path, cache=constants.HF_HUB_CACHE)), caught.value
+
+
 def test_a_download_and_what_is_said_of_it(hub: LoopbackHub, cache: Path) -> None:
     lines = Lines()
     directory = fetch(lines=lines)

@@ -410,3 +410,19 @@ def test_a_picture_of_pixels_is_one_of_pillow() -> None:
     assert made.tobytes() == usual.tobytes() and made.getpixel((5, 6)) == usual.getpixel((5, 6))
     made.paste((1, 2, 3), (0, 0, 2, 2))
     assert np.asarray(made)[1, 1].tolist() == [1, 2, 3] != pixels[1, 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1", "AVIF"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"II*\0\x08\0\0\0", "TIFF"),
+        (b"MM\0*\0\0\0\x08", "TIFF"),
+    ],
+)
+def test_a_format_that_is_not_supported_is_named(beginning: bytes, name: str) -> None:
+    """A phone's picture is often HEIC in a file called .jpg, of which "JPEG is supported" would not help."""
+    with pytest.raises(InputError, match=f"the image is {name}; JPEG, PNG, WebP, GIF and BMP are supported"):
+        decode_image(beginning + bytes(200), field="image", limits=LIMITS)

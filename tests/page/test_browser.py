@@ -496,6 +496,18 @@ def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     assert page.complaints()  # the browser's own note of the refused connection
 
 
+def test_a_server_that_is_back_is_not_said_to_be_gone(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url)
+    page.driver.execute_script("window.kept = fetch; window.fetch = async () => { throw new TypeError('refused'); }")
+    page.type("question", "Hello?\n")
+    assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
+    page.wait_for("document.getElementById('state').dataset.good === 'false'")
+    page.driver.execute_script("window.fetch = kept")
+    page.wait_for("document.getElementById('state').textContent === 'Ready'")
+    page.wait_for("document.getElementById('see-error').hidden")
+    assert page.element("question").get_attribute("value") == "Hello?", "it can be asked again"
+
+
 def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
     with page.visiting(running_server()) as server:
         page.open(server.url)

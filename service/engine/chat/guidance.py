@@ -24,11 +24,16 @@ from service.engine.chat.mask_hosts import MaskHost
 from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, MaskRequest, Ready, Reply
 from service.engine.chat.masks import GuidedRow, MaskJob, Unread
 from service.engine.chat.sequence import ChatSequence
+from service.link.silence import Silence
 
 log = logging.getLogger(__name__)
 
 _LONGEST_COMPUTATION = 10.0
 """Seconds after which a server that computes masks is given up. The budgets of grammars end far earlier."""
+_LONGEST_BUILD = 30.0
+"""The same for a server that builds a matcher, which takes a few seconds of one processor at most."""
+_LONGEST_READING = 300.0
+"""The same for a server that reads the vocabulary, which takes seconds, but may be done beside captures."""
 _FEW = 4
 """Guides that a server takes before another one gets any."""
 _SPIN = 0.001
@@ -61,8 +66,12 @@ class _Server:
         """Whether it has read the vocabulary."""
         self.asked: _Asked | None = None
         self._unsent: list[Build | Forget] = []
-        """Requests to be sent once it reads them: while it starts or computes masks, a full connection would stop the
-        engine."""
+        """Requests to be sent once it reads them: while it starts, computes masks or hangs, a full connection would
+        stop the engine."""
+        self._unanswered: dict[int, None] = {}
+        """The guides whose matchers it was asked for and has not answered about, in the order of the requests."""
+        self._silence = Silence(time.monotonic)
+        """Since it was started, has read the vocabulary, or began with the first of these."""
 
     def start(self) -> bool:
         """Starts the server unless it runs; False if it cannot be started."""
@@ -74,12 +83,13 @@ class _Server:
                 return False
             self._poll.register(self.link.fileno(), select.POLLIN)
             self._end = weakref.finalize(self, self.link.close)
+            self._silence.end()
         return True
 
     def build(self, guide: Guide, grammar: str, *, slow: bool) -> None:
         self.guides[guide.number] = guide
         self._unsent.append(Build(guide.number, grammar, slow))
-        self._send_unsent()
+        self.send_unsent()
 
     def forget(self, guide: Guide) -> None:
         if self.guides.pop(guide.number, None) is None:
@@ -88,7 +98,7 @@ class _Server:
         if len(unsent) == len(self._unsent):
             unsent.append(Forget(guide.number))
         self._unsent = unsent
-        self._send_unsent()
+        self.send_unsent()
 
     def compute(self, asked: _Asked, rows: list[tuple[int, list[int]]]) -> None:
         self.asked = asked
@@ -101,23 +111,32 @@ class _Server:
             match self._replies.decode(self.link.recv_bytes()):
                 case Ready():
                     self.ready = True
-                    self._send_unsent()
-                # It may have ended since.
-                case Built(number, problem) if (guide := self.guides.get(number)) is not None:
-                    guide.built, guide.problem = True, problem
-                    return [guide]
+                case Built(number, problem):
+                    if number == next(iter(self._unanswered)):
+                        self._silence.end()
+                    del self._unanswered[number]
+                    if (guide := self.guides.get(number)) is not None:  # It may have ended since.
+                        guide.built, guide.problem = True, problem
+                        return [guide]
                 case Computed() as computed:
                     self._finish(computed)
-                    self._send_unsent()
         except (EOFError, OSError, msgspec.DecodeError) as error:
             return self._lose(f"a mask server has ended: {error!r}")
         return []
 
     def end_if_late(self) -> list[Guide]:
-        late = self.asked is not None and time.monotonic() - self.asked.since > _LONGEST_COMPUTATION
-        if not late or not self._host.kill():
-            return []
-        return self._lose(f"a mask server has computed for {_LONGEST_COMPUTATION:g} s and is started anew")
+        late = self._late()
+        return self._lose(f"a mask server {late} and is started anew") if late and self._host.kill() else []
+
+    def _late(self) -> str:
+        """What it has done for too long, in words."""
+        if self.asked is not None and time.monotonic() - self.asked.since > _LONGEST_COMPUTATION:
+            return f"has computed for {_LONGEST_COMPUTATION:g} s"
+        if self.link is not None and not self.ready and self._silence.look() > _LONGEST_READING:
+            return f"has read the vocabulary for {_LONGEST_READING:g} s"
+        if self._unanswered and self._silence.look() > _LONGEST_BUILD:
+            return f"has built one grammar for {_LONGEST_BUILD:g} s"
+        return ""
 
     def _lose(self, message: str) -> list[Guide]:
         """Fails the guided answers of a server that has ended; returns those of their guides that were being built."""
@@ -126,7 +145,7 @@ class _Server:
         assert self.link is not None
         self._poll.unregister(self.link.fileno())
         self._end()
-        self.link, self.ready, self._unsent = None, False, []
+        self.link, self.ready, self._unsent, self._unanswered = None, False, [], {}
         unbuilt = [guide for guide in self.guides.values() if not guide.built]
         for guide in self.guides.values():
             guide.built, guide.problem = True, guide.problem or BROKEN
@@ -140,11 +159,22 @@ class _Server:
         asked, self.asked = self.asked, None
         asked.job.finish(asked.first, asked.count, computed)
 
-    def _send_unsent(self) -> None:
-        if self.ready and self.asked is None:
-            unsent, self._unsent = self._unsent, []
-            for request in unsent:
-                self._send(request)
+    def send_unsent(self) -> None:
+        """Sends what it can take in now."""
+        while self._unsent and self.ready and self.asked is None and self._writable():
+            request = self._unsent.pop(0)
+            if isinstance(request, Build):
+                if not self._unanswered:
+                    self._silence.end()
+                self._unanswered[request.guide] = None
+            self._send(request)
+
+    def _writable(self) -> bool:
+        """Whether there is room for another request: sockets say so while a quarter of their buffer is full at most."""
+        assert self.link is not None
+        room = select.poll()
+        room.register(self.link.fileno(), select.POLLOUT)
+        return bool(room.poll(0))
 
     def _send(self, request: MaskRequest) -> None:
         # One that has ended is noticed by `receive`.
@@ -246,3 +276,4 @@ class Guidance:
             for guide in server.receive() if heard else server.end_if_late():
                 self._building.pop(guide.number, None)
                 self._built.append(guide)
+            server.send_unsent()

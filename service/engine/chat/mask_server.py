@@ -69,7 +69,7 @@ class Build(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The guide's answer has ended. This message is not answered, and its Build need not be any more."""
+    """The guide's answer has ended. This message is not answered, and its matcher need not be built any more."""
 
     guide: int
 
@@ -88,7 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """problem: why it could not be built; empty if it was."""
+    """The only answer to a Build. problem: why it was not built; empty if it was."""
 
     guide: int
     problem: str
@@ -149,7 +149,8 @@ class MaskServer:
                 builder = self._builders[slow and grammar not in self._kept]
                 self._matchers[guide] = self._submit(builder, guide, grammar)
             case Forget(guide):
-                self._matchers.pop(guide).cancel()
+                if self._matchers.pop(guide).cancel():
+                    self._send(Built(guide, "its answer has ended"))
             case Compute(first, rows):
                 began = time.perf_counter()
                 try:

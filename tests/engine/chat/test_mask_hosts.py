@@ -119,6 +119,27 @@ def test_a_process_that_computes_for_ever_is_killed(
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_process_that_builds_for_ever_is_killed_and_another_one_goes_on(
+    shared: SharedMasks, processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """given_up: its client has left, and nobody waited for it any more."""
+    guidance, _, process = started(processes[0])
+    stand_still(process.pid)
+    stuck = guided(guidance, "quilt")
+    assert stuck.guide is not None and guidance.building
+    if given_up:
+        guidance.forget(stuck.guide)
+    with monkeypatch.context() as patch:
+        patch.setattr(guidance_module, "_LONGEST_BUILD", 0.0)
+        guidance.receive(0.0)
+    assert process.poll() == -signal.SIGKILL and not guidance.building
+    assert given_up or (stuck.guide.built and stuck.guide.problem == BROKEN)
+    other = guided(guidance, "violin")
+    built(guidance, other)
+    assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
+
+
 def test_nothing_of_them_is_left(shared: SharedMasks, processes: list[MaskProcess]) -> None:
     guidance = with_all_servers(Guidance(processes))
     running, links = [host._process for host in processes], [server.link for server in guidance._servers]

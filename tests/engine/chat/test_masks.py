@@ -20,13 +20,24 @@ from service.api.chat.grammar import choice_grammar, regex_grammar
 from service.engine.chat.guidance import Guidance
 from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskThread
-from service.engine.chat.mask_server import BROKEN, COMPLETE, Build, Forget, MaskRequest, MaskServer, Ready
+from service.engine.chat.mask_server import (
+    BROKEN,
+    COMPLETE,
+    Build,
+    Built,
+    Forget,
+    MaskRequest,
+    MaskServer,
+    Ready,
+    Reply,
+)
 from service.engine.chat.mask_table import MaskTable
 from service.engine.chat.masks import Unread
 from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
+from service.link.silence import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inference import no_gradients as no_gradients
@@ -230,12 +241,18 @@ class Silent:
 
     own_interpreter = False
 
+    def __init__(self, *, mortal: bool = False) -> None:
+        self.mortal = mortal
+
     def start(self) -> Connection:
         ours, self.theirs = Pipe()
         return ours
 
     def kill(self) -> bool:
-        return False
+        return self.mortal
+
+    def say(self, reply: Reply) -> None:
+        self.theirs.send_bytes(msgspec.msgpack.encode(reply))
 
     def read(self) -> list[MaskRequest]:
         read = []
@@ -254,17 +271,87 @@ def test_a_server_that_does_not_read_stops_nobody() -> None:
     guides = [row.guide for row in rows if row.guide is not None]
     for guide in guides[2:]:
         guidance.forget(guide)
-    reader = threading.Thread(target=lambda: host.theirs.send_bytes(msgspec.msgpack.encode(Ready())))
-    reader.start()
-    reader.join()
+    host.say(Ready())
+    guidance.receive(GENEROUS)
+    more = [guidance.begin(grammar) for _ in range(8)]  # It has read the vocabulary, and hangs: nothing fits any more.
+    for guide in more:
+        guidance.forget(guide)
     received: list[MaskRequest] = []
-    sender = threading.Thread(target=lambda: guidance.receive(GENEROUS))
-    sender.start()
-    wait(lambda: (received.extend(host.read()), not sender.is_alive())[1], what="all requests")
+    while len(received) < 2:
+        received += host.read()
+        guidance.receive(0.0)
     received += host.read()
     assert received == [Build(guide.number, grammar, slow=False) for guide in guides[:2]], "the others are not needed"
     guidance.forget(guides[0])
     assert host.read() == [Forget(guides[0].number)]
+
+
+def look_for(guidance: Guidance, clock: list[float], seconds: float) -> None:
+    """Lets time pass in which the engine looks for replies often, and none comes."""
+    for _ in range(round(2 * seconds)):
+        clock[0] += 0.5
+        guidance.receive(0.0)
+
+
+@pytest.mark.parametrize("mortal", [False, True])
+def test_a_server_that_builds_one_matcher_for_too_long_is_given_up(mortal: bool) -> None:
+    """It is the first of those that it was asked for and has not answered, whatever the other thread builds meanwhile.
+    A server in the engine's process cannot be ended."""
+    host, clock = Silent(mortal=mortal), [0.0]
+    guidance = Guidance([host])
+    (server,) = guidance._servers
+    server._silence = Silence(lambda: clock[0])
+    slow, next_slow = guidance.begin("a", slow=True), guidance.begin("b", slow=True)
+    look_for(guidance, clock, 200)
+    assert not slow.built, "it reads the vocabulary"
+    host.say(Ready())
+    guidance.receive(GENEROUS)
+    look_for(guidance, clock, 29)
+    host.say(Built(slow.number, ""))
+    guidance.receive(GENEROUS)
+    look_for(guidance, clock, 29)
+    assert slow.built and not next_slow.built, "each has its own time"
+    quick = guidance.begin("c")
+    host.say(Built(quick.number, ""))
+    guidance.receive(GENEROUS)
+    clock[0] += 1000.0  # the engine itself was paused
+    guidance.receive(0.0)
+    assert quick.built and not next_slow.built
+    guidance.forget(next_slow)
+    last = guidance.begin("d", slow=True)
+    look_for(guidance, clock, 2)
+    if mortal:
+        assert last.built and [guide.problem for guide in (slow, quick, last)] == [BROKEN] * 3
+        assert not guidance.building and server.link is None
+    else:
+        assert not last.built
+
+
+def test_a_server_that_never_reads_the_vocabulary_is_given_up() -> None:
+    clock = [0.0]
+    guidance = Guidance([Silent(mortal=True)])
+    guidance._servers[0]._silence = Silence(lambda: clock[0])
+    guide = guidance.begin("a")
+    look_for(guidance, clock, 301)
+    assert guide.built and guide.problem == BROKEN and not guidance.building
+
+
+def test_a_matcher_that_is_not_needed_any_more_is_answered_without_being_built(
+    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is unanswered is what the server still has to do."""
+    may_build, build = threading.Event(), MaskServer._build
+    monkeypatch.setattr(MaskServer, "_build", lambda server, grammar: may_build.wait() and build(server, grammar))
+    guidance = Guidance(threads(masks))
+    first, second = guided(guidance, "no never"), guided(guidance, "yes yet")
+    assert first.guide is not None and second.guide is not None
+    (server,) = guidance._servers
+    wait(lambda: (guidance.receive(0.0), len(server._unanswered) == 2)[1], what="both requests")
+    guidance.forget(second.guide)
+    wait(lambda: (guidance.receive(0.0), list(server._unanswered))[1] == [first.guide.number], what="one answer")
+    may_build.set()
+    built(guidance, first)
+    assert not first.guide.problem and not second.guide.built
 
 
 class Watched:
