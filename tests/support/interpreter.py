@@ -1,8 +1,9 @@
 """Triton's interpreter, without the work that it repeats for each operation of a kernel.
 
 It goes through its whole language at every call of a function from a kernel, to replace what is replaced already, wraps
-the shape of every value anew, and computes integers a second time to see whether they overflow, which at the sizes of
-tests would show in the results. Kernels compute the same without that, in less than half of the time.
+the shape of every value and spells the name of its type anew, broadcasts values to the shape that they have, and
+computes integers a second time to see whether they overflow, which at the sizes of tests would show in the results.
+Kernels compute the same without that, in less than half of the time.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
+INSIDES = ("GridExecutor", "interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang")
+"""Of triton.runtime.interpreter, as far as they are replaced or used here."""
+
 
 @cache
 def quicken() -> None:
     """From now on, in this process. A Triton that has other insides is left as it is, and slow."""
     from triton.language import core
-    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    if all(hasattr(interpreter, name) for name in ("GridExecutor", "_patch_lang", "_patch_attr", "_get_np_dtype")):
+    if all(hasattr(interpreter, name) for name in INSIDES):
         _call_straight(interpreter, core)
         _replace_language_once(interpreter, core)
         _look_numbers_up_once(interpreter, core)
         _wrap_shapes_once(core)
-        _broadcast_what_differs(TritonSemantic)
+        _broadcast_what_differs(type(interpreter.interpreter_semantic))
         if options := getattr(interpreter.interpreter_builder, "options", None):
             object.__setattr__(options, "sanitize_overflow", False)
 
