@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
 from functools import cache
 
 # Before torch is imported: one thread for each of the processes that share the cores.
@@ -34,6 +35,13 @@ for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TT
 for name in ("NO_PROXY", "no_proxy"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
 
+# Without a GPU torch.manual_seed would keep the stack of each call for the start of one, in nearly a millisecond.
+SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
+# A script that runs the suite in the background has Ctrl-C ignored, which commands that tests interrupt would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 # No example and no choice of one may fail for taking long.
 settings.register_profile(
@@ -49,10 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--delays", action="store_true", help="engines in threads and event loops are late, at random")
 
 
-def pytest_collection_finish() -> None:
-    """What has been imported and collected lives to the end: the garbage collector need not look through it again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What has been imported and collected lives to the end: the garbage collector need not look through it, neither
+    meanwhile nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,7 +117,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """A limit on rounding errors holds for the drawn numbers; another run is to draw the same, whatever ran before."""
-    torch.manual_seed(1)
+    SEED(1)
 
 
 @pytest.fixture(autouse=True)

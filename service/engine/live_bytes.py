@@ -33,6 +33,10 @@ class LiveBytes(TorchDispatchMode):
 
     live: bytes now. peak: the largest number so far. Earlier allocations do not count. Operations take their CPU path,
     which in some cases needs more memory than the GPU's kernels.
+
+    An operation on the meta device runs in Python and takes nearly a millisecond. A model repeats the same few
+    operations in many layers and steps, so the form of a result is remembered if it is a single new tensor that is not
+    a view of an argument.
     """
 
     def __init__(self) -> None:
@@ -45,28 +49,23 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Unknown inputs were allocated before; marking them as known keeps views of them from counting as new memory.
-        self._known.update(map(_key, _meta_tensors((args, kwargs))))
-        made = self._results(func, args, kwargs)
-        for tensor in _meta_tensors(made):
-            if _key(tensor) not in self._known:
-                self._add(tensor.untyped_storage())
-        return made
-
-    def _results(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func`. An operation on the meta device runs in Python and takes nearly a millisecond. A model
-        repeats the same few operations in many layers and steps, so the form of a result is remembered if it is a
-        single new tensor that is not a view of an argument."""
         key = (func, _metadata(args), _metadata(tuple(kwargs.items())))
         form = _forms.get(key)
         if form is not None:
-            return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
-        made = func(*args, **kwargs)
-        if isinstance(made, Tensor) and made.is_meta and _key(made) not in self._known:
-            form = _Form(tuple(made.shape), made.stride(), made.dtype)
-            if form.num_bytes == made.untyped_storage().nbytes() and not made.storage_offset():
+            made = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+            self._add(made.untyped_storage())
+            return made
+        # Unknown inputs were allocated before; marking them as known keeps views of them from counting as new memory.
+        self._known.update(map(_key, _meta_tensors((args, kwargs))))
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_meta and _key(result) not in self._known:
+            form = _Form(tuple(result.shape), result.stride(), result.dtype)
+            if form.num_bytes == result.untyped_storage().nbytes() and not result.storage_offset():
                 _forms[key] = form
-        return made
+        for tensor in _meta_tensors(result):
+            if _key(tensor) not in self._known:
+                self._add(tensor.untyped_storage())
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, num_bytes = storage._cdata, storage.nbytes()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import runpy
 import sys
+from functools import cache
 
 import pytest
 
 from tests.support.imports import ROOT, circle, edges, imported_from_elsewhere, modules_of, within
 
 MODULES = modules_of("benchmarks")
-EDGES = edges(MODULES)
 INDEX = {"benchmarks", "benchmarks.__main__", "benchmarks.commands"}
 TOP = {name for name in MODULES if name.count(".") == 1} - INDEX
 PACKAGES = {name for name in TOP if MODULES[name].name == "__init__.py"}
@@ -38,6 +38,12 @@ RUNNABLE = sorted(
     and not within(module, "benchmarks.servers")  # run with the flags of `reprise serve`, or by other commands
     and module != "benchmarks.loads.raw_client"  # run by other commands, which write to it
 )
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """By module those that it imports. All files are parsed for it, but not while tests are collected."""
+    return edges(MODULES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -73,14 +79,14 @@ def test_a_package_imports_only_what_it_is_built_on(package: str) -> None:
         f"{module} -> {name}"
         for module in MODULES
         if within(module, package)
-        for name in EDGES[module] - {"benchmarks"}
+        for name in imports()[module] - {"benchmarks"}
         if not any(within(name, other) for other in {package, *MAY_IMPORT[package]})
     }
     assert not wrong
 
 
 def test_no_imports_in_a_circle() -> None:
-    assert not circle(EDGES)
+    assert not circle(imports())
 
 
 def test_names_are_imported_from_the_module_that_defines_them() -> None:

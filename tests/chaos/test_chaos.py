@@ -49,9 +49,14 @@ CROWD = 80
 
 
 @pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the patient keeps its voices; other files of tests have made folders of the same name."""
+    return tmp_path_factory.mktemp("voices")
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory, voices: Path) -> Iterator[Patient]:
     temporary = tmp_path_factory.mktemp("tmp")
-    voices = tmp_path_factory.mktemp("voices")
     models = small_and_endless(tmp_path_factory.mktemp("models"))
     with served(*models, *LIMITS, "--voices-dir", str(voices), TMPDIR=str(temporary)) as server:
         yield Patient(server, temporary)
@@ -306,7 +311,7 @@ def full_disk(directory: Path, pid: int) -> Iterator[None]:
         subprocess.run([*command[:3], "--fsize=unlimited:unlimited"], check=True)
 
 
-def test_the_disk_of_the_voices_is_full(patient: Patient) -> None:
+def test_the_disk_of_the_voices_is_full(patient: Patient, voices: Path) -> None:
     clip = sound(tone(220, 16_000, 3.0), 16_000, "WAV")
     form = {"name": "Full Moon", "consent": "I agree", "model": "voxcpm2"}
 
@@ -314,14 +319,13 @@ def test_the_disk_of_the_voices_is_full(patient: Patient) -> None:
         files = {"audio_sample": ("clip.wav", clip, "audio/wav")}
         return httpx.post(f"{patient.url}/v1/audio/voices", data=form, files=files, timeout=GENEROUS)
 
-    directory = next(patient.temporary.parent.glob("voices*"))
     with patient.survivors():
-        with full_disk(directory, patient.pid):
+        with full_disk(voices, patient.pid):
             for _ in range(2):
                 refused = upload()
                 assert refused.status_code == 507, refused.text
                 assert refused.json()["error"]["code"] == "insufficient_storage"
-            assert not list(directory.iterdir()), "an unfinished voice is left on the disk"
+            assert not list(voices.iterdir()), "an unfinished voice is left on the disk"
         kept = upload()
         assert kept.status_code == 200, kept.text
         spoken = patient.post("/v1/audio/speech", speech(voice="Full Moon"))

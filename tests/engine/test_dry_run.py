@@ -21,6 +21,8 @@ from service.cli.main import app
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
 from service.engine.live_bytes import LiveBytes
 from service.engine.memory import MemoryPlanError, peak_bytes
+from service.engine.speech.worker import SpeechWorker
+from service.engine.worker import MemoryRequirements
 from service.link.config import ConfigurationError, EngineConfig, ModelConfig
 from tests.support.lora import random_adapter, write_adapter
 
@@ -170,8 +172,18 @@ def weights_of(directory: Path, quantization: str) -> int:
     return counted.live
 
 
-def test_a_published_speech_model(tmp_path: Path) -> None:
+def test_a_published_speech_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
+    measure, measured = SpeechWorker.measure, dict[int, MemoryRequirements]()
+
+    def measure_once(worker: SpeechWorker) -> MemoryRequirements:
+        """For each number of slots, which alone changes the passes with the size of the GPU."""
+        slots = worker._context.config.slots
+        if slots not in measured:
+            measured[slots] = measure(worker)
+        return measured[slots]
+
+    monkeypatch.setattr(SpeechWorker, "measure", measure_once)
     directory = make("voxcpm2", tmp_path)
     found = dry_run(config(directory, "random"), 24 * GIB)
     (hosted,) = found.models

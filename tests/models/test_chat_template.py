@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL import Image
 
 from models.chat_template import ChatTemplate, load_chat_template
@@ -221,3 +223,18 @@ def test_a_template_that_fails_on_a_conversation_makes_no_other_error(fault: str
     with pytest.raises(InputError, match=r"cannot render these messages \(\w+Error\)") as refused:
         template.render([{"role": "user", "content": "secret"}])
     assert "secret" not in str(refused.value)
+
+
+def test_checkpoints_that_share_a_template_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    from_string = ImmutableSandboxedEnvironment.from_string
+
+    def count(environment: ImmutableSandboxedEnvironment, source: Any, *rest: Any) -> Any:
+        compiled.append(source)
+        return from_string(environment, source, *rest)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
+    source = "{{ bos_token }} shared {{ messages[0].content }}"
+    for token in ("<s>", "<t>"):
+        assert ChatTemplate(source, {"bos_token": token}).render(TURN) == f"{token} shared hi"
+    assert len(compiled) == 1

@@ -35,6 +35,7 @@ from service.link.messages import (
 
 TICK = 0.002
 MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
+LONGEST_MOOD = max(map(len, MOODS))
 SAMPLES_PER_TICK = 4800
 PAGES = 1000
 """Of each model's KV cache."""
@@ -109,8 +110,8 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 
 def mood_of(answer: Answer) -> str | None:
-    text = bytes(int(token) & 255 for token in answer.request.prompt.token_ids).decode(errors="replace")
-    return next((mood for mood in MOODS if text.startswith(mood)), None)
+    beginning = bytes(int(token) & 255 for token in answer.request.prompt.token_ids[:LONGEST_MOOD])
+    return next((mood for mood in MOODS if beginning.startswith(mood.encode())), None)
 
 
 def next_delta(answer: Answer) -> ChatDelta | None:

@@ -37,10 +37,10 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def defined(path: Path) -> set[str]:
+def defined(tree: ast.Module) -> set[str]:
     """Names that the statements of a module define, its imports aside."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
@@ -51,11 +51,12 @@ def defined(path: Path) -> set[str]:
 
 def imported_from_elsewhere(modules: Mapping[str, Path]) -> set[str]:
     """Names that are imported from a module that has only imported them itself."""
-    names = {module: defined(path) for module, path in modules.items()}
+    trees = {module: ast.parse(path.read_text()) for module, path in modules.items()}
+    names = {module: defined(tree) for module, tree in trees.items()}
     return {
         f"{module}: {node.module}.{alias.name}"
-        for module, path in modules.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module in modules
         for alias in node.names
         if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in modules

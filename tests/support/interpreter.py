@@ -1,16 +1,20 @@
 """Triton's interpreter, without the work that it repeats for each operation of a kernel.
 
 It goes through its whole language at every call of a function from a kernel, to replace what is replaced already, wraps
-the shape of every value anew, and computes integers a second time to see whether they overflow, which at the sizes of
-tests would show in the results. Kernels compute the same without that, in less than half of the time.
+the shape of every value and spells the name of its type anew, broadcasts values to the shape that they have, and
+computes integers a second time to see whether they overflow, which at the sizes of tests would show in the results.
+Kernels compute the same without that, in less than half of the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
+
+INSIDES = ("GridExecutor", "interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang")
+"""Of triton.runtime.interpreter, as far as they are replaced or used here."""
 
 
 @cache
@@ -19,10 +23,12 @@ def quicken() -> None:
     from triton.language import core
     from triton.runtime import interpreter
 
-    if all(hasattr(interpreter, name) for name in ("GridExecutor", "_patch_lang", "_get_np_dtype")):
+    if all(hasattr(interpreter, name) for name in INSIDES):
+        _call_straight(interpreter, core)
         _replace_language_once(interpreter, core)
         _look_numbers_up_once(interpreter, core)
         _wrap_shapes_once(core)
+        _broadcast_what_differs(type(interpreter.interpreter_semantic))
         if options := getattr(interpreter.interpreter_builder, "options", None):
             object.__setattr__(options, "sanitize_overflow", False)
 
@@ -71,27 +77,70 @@ def _look_numbers_up_once(interpreter: Any, core: Any) -> None:
 
 
 def _wrap_shapes_once(core: Any) -> None:
-    @cache
-    def wrapped(shape: tuple[int, ...]) -> tuple[Any, Any]:
-        return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
-
-    def make(self: Any, handle: Any, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = wrapped(tuple(type.shape) if type.is_block() else ())
-
+    """Types of one shape share it, and with it what tensors of the type show as theirs."""
     make_type = core.block_type.__init__
 
     @cache
-    def checked(shape: tuple[Any, ...]) -> tuple[tuple[int, ...], int]:
-        checked = core.block_type.__new__(core.block_type)
-        make_type(checked, core.int32, list(shape))
-        return checked.shape, checked.numel
+    def checked(shape: tuple[int, ...]) -> Any:
+        of_type = core.block_type.__new__(core.block_type)
+        make_type(of_type, core.int32, list(shape))
+        of_type.shape.wrapped = core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
+        return of_type.shape, of_type.numel
 
     def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         if all(type(size) is int for size in shape):
             self.shape, self.numel = checked(tuple(shape))
-            self.element_ty, self.name = element_ty, f"<{self.shape}, {element_ty}>"
+            self.element_ty = element_ty
         else:
             make_type(self, element_ty, shape)
 
+    def with_element_type(self: Any, element_ty: Any) -> Any:
+        made = core.block_type.__new__(core.block_type)
+        made.shape, made.numel, made.element_ty = self.shape, self.numel, element_ty
+        return made
+
+    # What a type is called is asked for in messages alone.
+    name = cached_property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    name.__set_name__(core.block_type, "name")
+
+    def make(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        if not type.is_block():
+            self.shape, self.numel = scalar
+        elif "wrapped" in vars(type.shape):
+            self.shape, self.numel = type.shape.wrapped
+        else:
+            make_tensor(self, handle, type)
+
+    make_tensor, scalar = core.tensor.__init__, (core.tuple([]), core.constexpr(1))
     core.tensor.__init__, core.block_type.__init__ = make, make_block_type
+    core.block_type.with_element_ty, core.block_type.name = with_element_type, name
+
+
+def _call_straight(interpreter: Any, core: Any) -> None:
+    """Functions of the language get their semantic in one step, without a look at whether they got it."""
+    wrapper = core.builtin(lambda: None).__code__
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch
+
+
+def _broadcast_what_differs(semantic: Any) -> None:
+    """Values of one shape are as they should be already."""
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if left.is_block() and right.is_block() and left.shape is right.shape:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = broadcast_if_needed

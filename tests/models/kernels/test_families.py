@@ -35,14 +35,16 @@ from tests.support.speech import SpeechRig
 
 CPU = torch.device("cpu")
 LIMIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
-_TEXT = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+# A third layer would be called as the second one is. Kimi-VL's first has no experts.
+_TEXT = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256} | _HEADS
 _TOWER = {"hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
 _QWEN3 = _TEXT | {"head_dim": 128, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 _SIGLIP = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
 _LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 # Routers choose all experts: rounding could make them choose others.
-_KIMI = {"num_key_value_heads": 2, "moe_intermediate_size": 128, "num_experts_per_tok": 8}
+_KIMI = {"num_hidden_layers": 3, "num_key_value_heads": 2, "moe_intermediate_size": 128, "num_experts_per_tok": 8}
 WIDTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (_TEXT | _MROPE, {"hidden_size": 256, "embed_dim": 128, "num_heads": 2}),
     "qwen2_5_vl": (_TEXT | _MROPE, _TOWER),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,12 @@ def test_no_picture_is_over_the_bound(width: int, height: int, limit: int) -> No
     if found is not None:
         rows, columns = found
         assert rows % 2 == columns % 2 == 0 and max(found) <= 510
-        assert rows * columns <= ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
+        assert rows * columns <= bound(limit)
+
+
+@cache
+def bound(limit: int) -> int:
+    return ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
 
 
 def padded_patches(widths: np.ndarray, heights: np.ndarray, limit: int) -> np.ndarray:
