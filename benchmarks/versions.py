@@ -36,7 +36,7 @@ from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
 SPEECH = "voxcpm2"
-DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32), "kimi_vl_a3b": (1, 8, 128)}
+DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32, 128), "kimi_vl_a3b": (1, 8, 128)}
 PREFILLS = {
     "qwen2_vl_2b": (384, 1024, 2048),
     "qwen2_5_vl_3b": (384, 1024),

@@ -162,7 +162,7 @@ class CausalDecoder(nn.Module):
         layers, width = cast("Sequence[Block]", self.layers), self.config.block.hidden_size
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-            return cached_attention(q, k, v, layer, batch, rotary, layers[layer].attention.head_norms)
+            return cached_attention(q, k, v, layer, batch, rotary, layers[layer].attention.qk_norm)
 
         if hidden.shape[-1] == width:
             return run_blocks(layers, hidden, self.norm, attend)

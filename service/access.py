@@ -8,7 +8,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-MEDIA_HOST = re.compile(r"[a-z0-9._-]+(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
+_MEDIA_HOST = re.compile(r"[a-z0-9._-]+(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
+"""A name or an IPv4 address, and a port."""
 
 
 def is_loopback(host: str) -> bool:
@@ -53,7 +54,7 @@ def media_hosts_problem(media_urls: str, media_domain: Iterable[str]) -> str:
 
 def _is_media_host(entry: str) -> bool:
     """Whether a URL may have the entry as its host, or as host and port (service.media.fetch)."""
-    if found := MEDIA_HOST.fullmatch(entry):
+    if found := _MEDIA_HOST.fullmatch(entry):
         return 0 < int(found[1] or 443) < 1 << 16
     with suppress(ValueError):
         return ip_address(entry).version == 6

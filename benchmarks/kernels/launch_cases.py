@@ -33,7 +33,7 @@ from models.layers.kernels import (
 from models.layers.kernels.current_kv import CurrentKV
 from models.layers.kernels.gemm_types import Kind
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
-from models.layers.norms import HeadNorms, RMSNorm
+from models.layers.norms import QKNorm, RMSNorm
 from models.layers.precision import Precision
 from models.voxcpm2.kernels import flow_solver as speech_solve
 from models.voxcpm2.kernels import step_inputs as speech_inputs
@@ -112,9 +112,9 @@ def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
     q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
     angles = empty(rows, 64, dtype=torch.float32)
     values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
-    of_heads = HeadNorms(empty(128), empty(128), EPS)
-    for angle_pair, head_norms in (((angles, angles), None), (None, None), ((angles, angles), of_heads)):
-        current_kv = CurrentKV(k, v, angle_pair, rows_of_int64(rows), head_norms)
+    of_heads = QKNorm(empty(128), empty(128), EPS)
+    for angle_pair, qk_norm in (((angles, angles), None), (None, None), ((angles, angles), of_heads)):
+        current_kv = CurrentKV(k, v, angle_pair, rows_of_int64(rows), qk_norm)
         paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
@@ -148,11 +148,11 @@ def rotations(rows: int) -> None:
 def rotations_of_normed_heads(rows: int) -> None:
     """Of the queries and keys of Qwen3: 2B, 4B and 8B, 32B, 30B-A3B."""
     angles = empty(rows, 64, dtype=torch.float32)
-    head_norms = HeadNorms(empty(128), empty(128), EPS)
+    qk_norm = QKNorm(empty(128), empty(128), EPS)
     for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (32, 4)):
         q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
         cache = empty(64, kv_heads, 128)
-        rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), head_norms)
+        rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
 
 
 def local_attention(sequences: int, length: int, first: int) -> None:

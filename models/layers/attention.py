@@ -19,7 +19,7 @@ from models.layers.host_attention import (
     varlen_attention_host,
 )
 from models.layers.kv_cache import PagedBatch
-from models.layers.norms import HeadNorms
+from models.layers.norms import QKNorm
 from models.layers.op import op
 from models.layers.precision import upcast
 from models.layers.rotary import rotate_and_cache
@@ -209,9 +209,9 @@ def _rotary_paged_decode_host(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> Tensor:
-    q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, norms)
+    q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
     return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
 
 
@@ -227,7 +227,7 @@ def rotary_paged_decode_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> Tensor:
     """rotate_and_cache for one new token of each sequence, then paged_decode_attention.
 
@@ -235,7 +235,7 @@ def rotary_paged_decode_attention(
     int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
     written. Returns [rows, Hq, D].
     """
-    q, _ = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping, norms)
+    q, _ = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
     scale = 1.0 / math.sqrt(q.shape[-1])
     return attend_pages.reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
@@ -258,18 +258,18 @@ def cached_attention(
     layer: int,
     batch: PagedBatch,
     rotary: tuple[Tensor, Tensor] | None = None,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> Tensor:
     """Causal attention of one layer over the cache: norms and rotates q and k, stores k and v, and attends.
 
     q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes: decode rows first, then prefill chunks. rotary: cos
-    and sin float32 [n, D/2]; None if there is no rotation or it has been done already. norms: of the heads of q and k.
+    and sin float32 [n, D/2]; None if there is no rotation or it has been done already. qk_norm: before the rotation.
     """
     decodes = batch.num_decode_rows
     if decodes == 0:
-        return _prefill(q, k, v, rotary, norms, batch.slot_mapping, layer, batch)
+        return _prefill(q, k, v, rotary, qk_norm, batch.slot_mapping, layer, batch)
     if decodes == q.shape[0]:
-        return _decode(q, k, v, rotary, norms, batch.slot_mapping, layer, batch)
+        return _decode(q, k, v, rotary, qk_norm, batch.slot_mapping, layer, batch)
     (q, next_q), (k, next_k), (v, next_v), (slot_mapping, next_mapping) = (
         (x[:decodes], x[decodes:]) for x in (q, k, v, batch.slot_mapping)
     )
@@ -277,8 +277,8 @@ def cached_attention(
     if rotary is not None:
         cos, sin = rotary
         rotary, next_rotary = (cos[:decodes], sin[:decodes]), (cos[decodes:], sin[decodes:])
-    attended = _decode(q, k, v, rotary, norms, slot_mapping, layer, batch)
-    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, norms, next_mapping, layer, batch)))
+    attended = _decode(q, k, v, rotary, qk_norm, slot_mapping, layer, batch)
+    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, qk_norm, next_mapping, layer, batch)))
 
 
 def _decode(
@@ -286,7 +286,7 @@ def _decode(
     k: Tensor,
     v: Tensor,
     rotary: tuple[Tensor, Tensor] | None,
-    norms: HeadNorms | None,
+    qk_norm: QKNorm | None,
     slot_mapping: Tensor,
     layer: int,
     batch: PagedBatch,
@@ -295,7 +295,7 @@ def _decode(
     cache = batch.caches[layer]
     tables, lengths = batch.block_tables, batch.seq_lens
     return rotary_paged_decode_attention(
-        q, k, v, rotary, cache["k"], cache["v"], slot_mapping, tables, lengths, batch.page_size, norms
+        q, k, v, rotary, cache["k"], cache["v"], slot_mapping, tables, lengths, batch.page_size, qk_norm
     )
 
 
@@ -304,14 +304,14 @@ def _prefill(
     k: Tensor,
     v: Tensor,
     rotary: tuple[Tensor, Tensor] | None,
-    norms: HeadNorms | None,
+    qk_norm: QKNorm | None,
     slot_mapping: Tensor,
     layer: int,
     batch: PagedBatch,
 ) -> Tensor:
     assert batch.cu_seqlens_q is not None
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, norms)
+    q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
     if batch.prefill_tables is not None:
         assert batch.prefill_lens is not None
         tables, lengths = batch.prefill_tables, batch.prefill_lens

@@ -16,7 +16,7 @@ from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, ge
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
-from models.layers.norms import HeadNorms, RMSNorm
+from models.layers.norms import QKNorm, RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
 """How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one
@@ -24,7 +24,7 @@ tensor [expert, out, in], as transformers 5 writes it. apart: each in a tensor o
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """Attention of a layer: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], number of the layer -> shape
-of q. It applies SelfAttention.head_norms, where a layer has them, before it rotates q and k."""
+of q. It applies SelfAttention.qk_norm, where a layer has one, before it rotates q and k."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     @property
-    def head_norms(self) -> HeadNorms | None:
-        """Of q and k, which the attention applies together with their rotation."""
+    def qk_norm(self) -> QKNorm | None:
+        """What the attention applies to q and k together with their rotation."""
         if self.q_norm is None or self.k_norm is None:
             return None
-        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class Block(nn.Module):

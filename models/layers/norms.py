@@ -42,8 +42,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm.reference(total, weight, eps), total
 
 
-class HeadNorms(NamedTuple):
-    """RMSNorms of each head of queries and of keys, before their rotation (Qwen3). Weights [head_dim]."""
+class QKNorm(NamedTuple):
+    """QK norm: RMSNorm of each head of queries and of keys, before their rotation (Qwen3). Weights [head_dim]."""
 
     q: Tensor
     k: Tensor

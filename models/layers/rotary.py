@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.layers.host_fused import rotate_float32
-from models.layers.norms import HeadNorms, rms_norm
+from models.layers.norms import QKNorm, rms_norm
 from models.layers.op import op
 from models.layers.precision import upcast
 
@@ -100,10 +100,10 @@ def _rotate_and_cache_host(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor]:
-    if norms is not None:
-        q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+    if qk_norm is not None:
+        q, k = rms_norm(q, qk_norm.q, qk_norm.eps), rms_norm(k, qk_norm.k, qk_norm.eps)
     if rotary is not None:
         q, k = rotate_host(q, *rotary), rotate_host(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)
@@ -120,15 +120,15 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The norms of q [n, Hq, D] and k [n, Hkv, D], if any, then rotate_half_split by rotary (cos and sin float32
+    """The norm of q [n, Hq, D] and k [n, Hkv, D], if any, then rotate_half_split by rotary (cos and sin float32
     [n, D/2]; None: not at all).
 
     Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q and k.
     """
-    if norms is not None:
-        q, k = rms_norm.reference(q, norms.q, norms.eps), rms_norm.reference(k, norms.k, norms.eps)
+    if qk_norm is not None:
+        q, k = rms_norm.reference(q, qk_norm.q, qk_norm.eps), rms_norm.reference(k, qk_norm.k, qk_norm.eps)
     if rotary is not None:
         q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)

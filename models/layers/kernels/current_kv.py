@@ -9,19 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.norms import HeadNorms
+from models.layers.norms import QKNorm
 
 
 class CurrentKV(NamedTuple):
     """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
-    [rows, D / 2] that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the norms of the
-    heads of both before that."""
+    [rows, D / 2] that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the QK norm
+    before the rotation."""
 
     k: Tensor
     v: Tensor
     rotary: tuple[Tensor, Tensor] | None
     slot_mapping: Tensor
-    norms: HeadNorms | None = None
+    qk_norm: QKNorm | None = None
 
 
 @triton.jit

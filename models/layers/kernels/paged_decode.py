@@ -268,7 +268,7 @@ def attend_pages(
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
     new = current_kv or CurrentKV(q, q, None, seq_lens)
     cos, sin = new.rotary or (q, q)
-    q_norm, k_norm, eps = new.norms or (q, q, 0.0)
+    q_norm, k_norm, eps = new.qk_norm or (q, q, 0.0)
     if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, block_tables, new.k, new.v)):
         raise ValueError("paged decode attention: q, k, v, caches and block_tables must be contiguous in the last dim")
     if new.rotary and not (cos.is_contiguous() and sin.is_contiguous()):
@@ -339,7 +339,7 @@ def attend_pages(
         LEAST=least,
         NEWEST=current_kv is not None,
         ROTATE=new.rotary is not None,
-        NORM=new.norms is not None,
+        NORM=new.qk_norm is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=dot_precision(q),
         num_warps=num_warps,

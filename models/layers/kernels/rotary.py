@@ -17,7 +17,7 @@ from models.layers.kernels.launch import (
     wait_for_previous,
 )
 from models.layers.kernels.paged_decode import attend_pages
-from models.layers.norms import HeadNorms
+from models.layers.norms import QKNorm
 
 _LOG2_E = 1.4426950408889634
 
@@ -114,7 +114,7 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q and k normed and
     rotated."""
@@ -124,12 +124,12 @@ def rotate_and_cache(
         if tensor.stride(2) != 1 or tensor.stride(1) != width:
             raise ValueError(f"rotate_and_cache: heads of {name} must lie together, strides {tensor.stride()}")
     out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
-    changed = rotary is not None or norms is not None
+    changed = rotary is not None or qk_norm is not None
     k_out = torch.empty((rows, kv_heads, width), device=k.device, dtype=k.dtype) if changed else k
     if rows == 0:
         return out, k_out
     cos, sin = rotary if rotary is not None else (q, q)
-    q_norm, k_norm, eps = norms if norms is not None else (q, q, 0.0)
+    q_norm, k_norm, eps = qk_norm if qk_norm is not None else (q, q, 0.0)
     block_h, block_d = triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)
     launch(
         _rotate_and_cache_kernel,
@@ -159,7 +159,7 @@ def rotate_and_cache(
         HALF=width // 2,
         BLOCK_D=block_d,
         ROTATE=rotary is not None,
-        NORM=norms is not None,
+        NORM=qk_norm is not None,
         num_warps=8 if block_h * block_d >= 4096 else 4,
     )
     return out, k_out
@@ -176,10 +176,10 @@ def rotary_paged_decode_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    norms: HeadNorms | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> Tensor:
     """attend_pages, which norms, rotates and stores the current step's k and v itself."""
-    current_kv = CurrentKV(k, v, rotary, slot_mapping, norms)
+    current_kv = CurrentKV(k, v, rotary, slot_mapping, qk_norm)
     scale = q.shape[-1] ** -0.5
     return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale, current_kv=current_kv)
 

@@ -37,7 +37,7 @@ from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
 from models.layers.mla import head_keys, rotate_and_cache_latent
 from models.layers.moe import combine, expert_places, route, route_softmax, router_logits, spread_rows
-from models.layers.norms import HeadNorms, add_rms_norm, rms_norm
+from models.layers.norms import QKNorm, add_rms_norm, rms_norm
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
 from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
@@ -75,17 +75,14 @@ LENGTHS = torch.tensor([20, 3, 0, 32], dtype=torch.int32)
 PLACES = torch.tensor([[3, 0], [1, 4], [5, 2]])
 
 
-def head_norms() -> HeadNorms:
-    return HeadNorms(rand(16), rand(16), EPS)
-
-
-def decoded(current_kv: bool) -> tuple[Tensor, Tensor]:
+def decoded(current_kv: bool, norm: bool = False) -> tuple[Tensor, Tensor]:
     cache, values, q = rand(144, 2, 16), rand(144, 2, 16), rand(4, 4, 16)
     if not current_kv:
         return attend_pages.launch(q, cache, values, TABLES, LENGTHS, 16, 0.25), cache[1:]
     new = (rand(4, 2, 16), rand(4, 2, 16), ROTARY)
     slots = torch.tensor([35, 50, 0, 143])
-    out = rotary_paged_decode_attention.launch(q, *new, cache, values, slots, TABLES, LENGTHS, 16, head_norms())
+    qk_norm = QKNorm(rand(16), rand(16), EPS) if norm else None
+    out = rotary_paged_decode_attention.launch(q, *new, cache, values, slots, TABLES, LENGTHS, 16, qk_norm)
     return out, cache[1:]
 
 
@@ -119,10 +116,11 @@ def rotated_in_place() -> Tensor:
     return qkv
 
 
-def cached() -> tuple[Tensor, ...]:
+def cached(norm: bool = False) -> tuple[Tensor, ...]:
     keys, values = rand(20, 2, 16), rand(20, 2, 16)
     new = (rand(4, 4, 16), rand(4, 2, 16), rand(4, 2, 16))
-    made = rotate_and_cache.launch(*new, ROTARY, keys, values, SLOTS, head_norms())
+    qk_norm = QKNorm(rand(16), rand(16), EPS) if norm else None
+    made = rotate_and_cache.launch(*new, ROTARY, keys, values, SLOTS, qk_norm)
     return *made, keys, values
 
 
@@ -217,6 +215,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "keys of heads": lambda: head_keys.launch(rand(4, 3, 40), rand(4, 16), 24),
     "logits of a router": lambda: router_logits.launch(half(40, 64), rand(12, 64)).sum(0),
     "rotate_and_cache": cached,
+    "rotate_and_cache with QK norm": lambda: cached(norm=True),
     "dense attention": lambda: rotary_dense_attention.launch(
         rand(2, 4, 4, 16), rand(2, 4, 2, 16), rand(2, 4, 2, 16), *ROTARY
     ),
@@ -225,6 +224,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "decode attention": lambda: decoded(current_kv=False),
     "decode attention with the current step's keys": lambda: decoded(current_kv=True),
+    "decode attention with QK norm": lambda: decoded(current_kv=True, norm=True),
     "philox": lambda: philox_normal.launch(SLOTS, torch.arange(4, dtype=torch.int32), 16),
     "channels": lambda: channels(1),
     "transposed channels": lambda: channels(2),

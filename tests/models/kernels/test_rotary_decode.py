@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.layers.attention import attend_pages, rotary_paged_decode_attention
 from models.layers.kernels.current_kv import CurrentKV
-from models.layers.norms import HeadNorms, rms_norm
+from models.layers.norms import QKNorm, rms_norm
 from models.layers.rotary import rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -29,7 +29,7 @@ class Step:
     k: Tensor
     v: Tensor
     rotary: tuple[Tensor, Tensor] | None
-    norms: HeadNorms | None
+    qk_norm: QKNorm | None
     k_cache: Tensor
     v_cache: Tensor
     slots: Tensor
@@ -46,7 +46,7 @@ class Step:
             self.lengths,
             self.page,
             self.q.shape[2] ** -0.5,
-            current_kv=CurrentKV(self.k, self.v, self.rotary, self.slots, self.norms),
+            current_kv=CurrentKV(self.k, self.v, self.rotary, self.slots, self.qk_norm),
             **options,
         )
 
@@ -88,20 +88,20 @@ def make_step(
     rotary = (angles.cos(), angles.sin()) if rotate else None
     lengths_there = torch.tensor(lengths, dtype=torch.int32, device=device)
     weights = torch.randn(2, width, device=device, dtype=dtype)
-    norms = HeadNorms(*weights, 1e-5) if norm else None
-    return Step(q, k, v, rotary, norms, k_cache, v_cache, slots.to(device), tables.to(device), lengths_there, page)
+    qk_norm = QKNorm(*weights, 1e-5) if norm else None
+    return Step(q, k, v, rotary, qk_norm, k_cache, v_cache, slots.to(device), tables.to(device), lengths_there, page)
 
 
 def check(step: Step, **options: Any) -> None:
     before = step.k_cache.clone(), step.v_cache.clone()
     out = replayed(step.q.device, lambda: step.run(**options))
     q, k, v, k_cache, v_cache = wide_in_place(step.q, step.k, step.v, *before)
-    norms, keys = step.norms, step.k
-    if norms is not None:
-        keys = rms_norm.reference(keys, norms.k, norms.eps)
-        norms = HeadNorms(*wide_in_place(norms.q, norms.k), norms.eps)
+    qk_norm, keys = step.qk_norm, step.k
+    if qk_norm is not None:
+        keys = rms_norm.reference(keys, qk_norm.k, qk_norm.eps)
+        qk_norm = QKNorm(*wide_in_place(qk_norm.q, qk_norm.k), qk_norm.eps)
     reference = rotary_paged_decode_attention.reference(
-        q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page, norms
+        q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page, qk_norm
     )
     active = step.lengths > 0
     assert not out[~active].any()
@@ -109,7 +109,7 @@ def check(step: Step, **options: Any) -> None:
         assert relative_error(out, reference) < TOLERANCE[step.q.dtype]
     keys = keys if step.rotary is None else rotate_half_split(keys, *step.rotary)
     written = step.slots[active]
-    if norms is not None:
+    if qk_norm is not None:
         # A last bit of the norm can move a rounding, whose share of a value is any where the rotation's terms cancel.
         assert not active.any() or relative_error(step.k_cache[written], keys[active]) < TOLERANCE[keys.dtype]
         keys = step.k_cache.index_select(0, step.slots)

@@ -7,7 +7,7 @@ import torch
 
 from models.layers.fused import rotary_dense_attention, silu_mul
 from models.layers.kernels.tiled_gemm import split_gemm_add_norm, tiled_gemm
-from models.layers.norms import HeadNorms, add_rms_norm, rms_norm
+from models.layers.norms import QKNorm, add_rms_norm, rms_norm
 from models.layers.rotary import rotate_and_cache, rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -140,11 +140,11 @@ def test_rotate_and_cache(device, rotate, norm, heads, kv_heads, width) -> None:
     k_before = k_cache.clone()
     slots = torch.tensor([3, 0, 7, 9], device=device)
     rotary = (cos, sin) if rotate else None
-    norms = HeadNorms(*torch.randn(2, width, device=device), EPS) if norm else None
-    out, keys = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots, norms))
+    qk_norm = QKNorm(*torch.randn(2, width, device=device), EPS) if norm else None
+    out, keys = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots, qk_norm))
     wanted = wide_in_place(q, k)
-    if norms is not None:
-        q_weight, k_weight = wide_in_place(norms.q, norms.k)
+    if qk_norm is not None:
+        q_weight, k_weight = wide_in_place(qk_norm.q, qk_norm.k)
         wanted = rms_norm.reference(wanted[0], q_weight, EPS), rms_norm.reference(wanted[1], k_weight, EPS)
     if rotate:
         wanted = rotate_half_split(wanted[0], cos, sin), rotate_half_split(wanted[1], cos, sin)
