@@ -59,6 +59,12 @@ class Task:
 TASKS: dict[str, Task] = {
     "color": Task("shapes", about_shapes.color, 0.99),
     "shape": Task("shapes", about_shapes.shape, 0.99),
+    "only_color": Task("shapes", about_shapes.only_color, 0.97),
+    "only_shape": Task("shapes", about_shapes.only_shape, 0.97),
+    "is_shape": Task("shapes", about_shapes.is_shape, 0.95),
+    "ground": Task("shapes", about_shapes.ground, 0.95),
+    "plain": Task("plain", about_shapes.describe, 0.95),
+    "plain_color": Task("plain", about_shapes.plain_color, 0.95),
     "count": Task("shapes", about_shapes.count, 0.97),
     "relation": Task("shapes", about_shapes.relation, 0.97),
     "where": Task("shapes", about_shapes.where, 0.95),
@@ -118,10 +124,10 @@ TASKS: dict[str, Task] = {
 PRINTED_GATES = {"word": 0.95, "word_unseen_font": 0.8, "string": 0.9, "string_unseen_font": 0.0}
 SECOND_TURN_GATE = 0.95
 NAMES = (*TASKS, *PRINTED_GATES, "second_turn")
-NOT_PROMISED = frozenset(("read_line", "colors", "beside", "chart_title", "chart_words"))
+NOT_PROMISED = frozenset(("read_line", "beside", "json_at_place", "chart_title", "chart_words"))
 """What the checkpoint in the package does not do well enough: measured, and said on its card."""
 REFUSING = ("thing", "thing_in_text", "strange", "not_known", "knowledge")
-BALANCED = ("exists", "is_color", "relation_yn", "compare_yn")
+BALANCED = ("exists", "is_color", "is_shape", "relation_yn", "compare_yn")
 MOST_WRONG_REFUSALS = 0.01
 BALANCE = (0.45, 0.55)
 

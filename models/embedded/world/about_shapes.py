@@ -50,6 +50,55 @@ def shape(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: 
     return turn_of(random, "shape", answer, {"shape": figure.shape}, held_out, as_json, figure, color=figure.color)
 
 
+def only_color(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    """Of the only shape, which the question need not name."""
+    figure = _only(pictures[0])
+    if figure is None:
+        return None
+    answer = f"The {figure.shape} is {figure.color}."
+    return turn_of(random, "only_color", answer, {"color": figure.color}, held_out, as_json, figure)
+
+
+def only_shape(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    figure = _only(pictures[0])
+    if figure is None:
+        return None
+    return turn_of(
+        random, "only_shape", f"It is {article(figure.shape)}.", {"shape": figure.shape}, held_out, as_json, figure
+    )
+
+
+def is_shape(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    figure = _only(pictures[0])
+    if figure is None:
+        return None
+    right = random.random() < 0.5
+    asked = figure.shape if right else random.choice([name for name in SHAPE_NAMES if name != figure.shape])
+    answer = f"{'Yes' if right else 'No'}, it is {article(figure.shape)}."
+    facts = {"answer": "yes" if right else "no"}
+    return turn_of(random, "is_shape", answer, facts, held_out, as_json, article=article(asked))
+
+
+def _only(picture: Picture) -> Figure | None:
+    return picture.figures[0] if len(picture.figures) == 1 and not picture.lines else None
+
+
+def ground(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    color = pictures[0].ground
+    if color is None:
+        return None
+    return turn_of(random, "ground", f"The background is {color}.", {"color": color}, held_out, as_json)
+
+
+def plain_color(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
+    """Of a picture that shows nothing else."""
+    picture = pictures[0]
+    if picture.ground is None or picture.figures or picture.lines:
+        return None
+    answer, facts = f"The picture is {picture.ground}.", {"color": picture.ground}
+    return turn_of(random, "plain_color", answer, facts, held_out, as_json)
+
+
 def is_color(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:
     figures = unique(pictures[0], lambda figure: figure.shape)
     if not figures:
@@ -211,7 +260,10 @@ def description(picture: Picture) -> str:
     ]
     if picture.lines:
         parts.append("the text " + joined([quoted(line.text) for line in picture.lines]))
-    return f"I see {joined(parts)}." if parts else "I see an empty picture."
+    if parts:
+        return f"I see {joined(parts)}."
+    plain = picture.ground not in (None, "white", "black")
+    return f"I see a plain {picture.ground} picture." if plain else "I see an empty picture."
 
 
 def describe(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:

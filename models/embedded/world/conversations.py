@@ -18,7 +18,7 @@ from models.embedded.world.clips import video_clip
 from models.embedded.world.followups import follow_up
 from models.embedded.world.pictures import CELL, Picture
 from models.embedded.world.questions import Maker, Turn
-from models.embedded.world.scenes import crowded_picture, shapes_picture, text_picture
+from models.embedded.world.scenes import crowded_picture, plain_picture, shapes_picture, text_picture
 from models.embedded.world.strange import strange_picture
 from models.qwen2_vl.positions import mrope_positions
 
@@ -29,8 +29,18 @@ SYSTEMS = (
 )
 _PATCH = 14
 _KEY = re.compile(r'"(\w+)":')
-_JSON_SHARE = 0.12
-_MOST_TURNS = {"shapes": 4, "text": 2, "chart": 3, "video": 3, "two": 2, "strange": 2, "crowd": 2, "none": 2}
+_JSON_SHARE = 0.14
+_MOST_TURNS = {
+    "shapes": 4,
+    "text": 2,
+    "chart": 3,
+    "video": 3,
+    "two": 2,
+    "strange": 2,
+    "crowd": 2,
+    "plain": 3,
+    "none": 2,
+}
 """Few where an answer gives the next one away: what is copied teaches no seeing."""
 
 
@@ -54,6 +64,10 @@ def _two(random: Random, held_out: bool) -> list[Picture]:
 _ABOUT_SHAPES: dict[Maker, float] = {
     about_shapes.color: 1.2,
     about_shapes.shape: 1.2,
+    about_shapes.only_color: 1.6,
+    about_shapes.only_shape: 1.6,
+    about_shapes.is_shape: 1.2,
+    about_shapes.ground: 0.8,
     about_shapes.is_color: 0.6,
     about_shapes.count: 2.0,
     about_shapes.where: 1.2,
@@ -128,6 +142,18 @@ KINDS: dict[str, Kind] = {
         lambda random, held_out: [crowded_picture(random)],
         {about_shapes.describe: 1.0, about_scenes.shapes: 1.0, about_shapes.count: 1.0, small_talk.thing: 0.3},
     ),
+    "plain": Kind(
+        lambda random, held_out: [plain_picture(random)],
+        {
+            about_shapes.describe: 2.0,
+            about_shapes.plain_color: 3.0,
+            about_shapes.ground: 0.5,
+            about_shapes.count: 0.7,
+            about_shapes.exists: 0.5,
+            about_scenes.shapes: 0.5,
+            small_talk.thing: 0.3,
+        },
+    ),
     "none": Kind(
         lambda random, held_out: [],
         {
@@ -151,13 +177,14 @@ MEASURED_KINDS: dict[str, Kind] = {
 """For the gates: charts with names of a kind and with any words are measured apart, since the latter have to be read
 letter by letter."""
 SHARES = {
-    "shapes": 0.29,
-    "text": 0.27,
-    "chart": 0.28,
+    "shapes": 0.3,
+    "text": 0.275,
+    "chart": 0.265,
     "video": 0.03,
     "two": 0.05,
-    "strange": 0.04,
+    "strange": 0.03,
     "crowd": 0.01,
+    "plain": 0.01,
     "none": 0.03,
 }
 

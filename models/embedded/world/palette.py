@@ -12,37 +12,45 @@ RGB = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ColorRange:
-    """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last."""
+    """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last. usual: shades that programs
+    call by the colour's name or by a similar one; people draw with those."""
 
     hue: tuple[float, float]
     saturation: tuple[float, float]
     value: tuple[float, float]
+    usual: tuple[RGB, ...]
 
     def draw(self, random: Random) -> RGB:
+        if random.random() < 0.3:
+            return random.choice(self.usual)
         hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
         red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
         return round(red * 255), round(green * 255), round(blue * 255)
 
 
 COLORS = {
-    "red": ColorRange((350, 366), (0.64, 0.96), (0.68, 0.96)),
-    "orange": ColorRange((22, 38), (0.67, 1.0), (0.88, 1.0)),
-    "yellow": ColorRange((49, 60), (0.6, 1.0), (0.88, 1.0)),
-    "green": ColorRange((95, 160), (0.45, 0.95), (0.4, 0.8)),
-    "blue": ColorRange((204, 235), (0.58, 0.95), (0.5, 0.95)),
-    "purple": ColorRange((268, 290), (0.45, 0.85), (0.45, 0.8)),
-    "pink": ColorRange((322, 345), (0.3, 0.55), (0.92, 1.0)),
-    "brown": ColorRange((18, 30), (0.5, 0.75), (0.32, 0.5)),
-    "black": ColorRange((0, 360), (0.0, 0.1), (0.03, 0.12)),
-    "white": ColorRange((0, 360), (0.0, 0.03), (0.95, 1.0)),
-    "gray": ColorRange((0, 360), (0.0, 0.05), (0.45, 0.64)),
+    "red": ColorRange((350, 366), (0.64, 1.0), (0.78, 1.0), ((255, 0, 0), (255, 0, 0), (220, 20, 60), (214, 39, 40))),
+    "orange": ColorRange((22, 40), (0.67, 1.0), (0.88, 1.0), ((255, 165, 0), (255, 140, 0), (255, 127, 14))),
+    "yellow": ColorRange((49, 61), (0.6, 1.0), (0.88, 1.0), ((255, 255, 0), (255, 255, 0), (255, 215, 0))),
+    "green": ColorRange(
+        (95, 160), (0.45, 1.0), (0.39, 1.0), ((0, 128, 0), (0, 255, 0), (0, 255, 0), (0, 100, 0), (44, 160, 44))
+    ),
+    "blue": ColorRange((204, 242), (0.58, 1.0), (0.5, 1.0), ((0, 0, 255), (0, 0, 255), (0, 0, 139), (31, 119, 180))),
+    "purple": ColorRange((268, 292), (0.45, 1.0), (0.45, 0.85), ((128, 0, 128), (148, 0, 211), (148, 103, 189))),
+    "pink": ColorRange((322, 345), (0.3, 0.6), (0.92, 1.0), ((255, 192, 203), (255, 105, 180), (255, 20, 147))),
+    "brown": ColorRange((18, 30), (0.5, 0.87), (0.32, 0.56), ((165, 42, 42), (139, 69, 19), (140, 86, 75))),
+    "black": ColorRange((0, 360), (0.0, 0.1), (0.0, 0.12), ((0, 0, 0),)),
+    "white": ColorRange((0, 360), (0.0, 0.03), (0.95, 1.0), ((255, 255, 255),)),
+    "gray": ColorRange((0, 360), (0.0, 0.05), (0.41, 0.66), ((128, 128, 128), (127, 127, 127), (105, 105, 105))),
 }
 COLOR_NAMES = tuple(COLORS)
 SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross", "rectangle", "oval")
 SIZE_NAMES = ("small", "medium", "large")
 SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}
 """Half the extent of a shape, of the picture's shorter side."""
-_LEAST_CONTRAST = 85.0
+HUGE = (0.24, 0.46)
+"""The same of shapes that fill their picture; they are called large, too."""
+_LEAST_CONTRAST = 75.0
 INKS = ("black", "red", "blue", "green", "purple", "brown", "white", "orange", "yellow")
 
 
@@ -61,6 +69,18 @@ def color_on(random: Random, name: str, ground: RGB) -> RGB | None:
         if contrast(shade, ground) >= _LEAST_CONTRAST:
             return shade
     return None
+
+
+def named_ground(random: Random) -> tuple[RGB, str | None]:
+    """As ground_color, or a colour with a name, and that name."""
+    kind = random.random()
+    if kind < 0.14:
+        return (255, 255, 255), "white"
+    if kind < 0.3:
+        name = random.choice(COLOR_NAMES)
+        return COLORS[name].draw(random), name
+    shade = ground_color(random)
+    return shade, "white" if min(shade) >= 238 and max(shade) - min(shade) <= 3 else None
 
 
 def ground_color(random: Random) -> RGB:
@@ -107,7 +127,7 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
         hollow = random.uniform(0.18, 0.28)
     elif random.random() < 0.1:
         edge = (20, 20, 20) if ground[0] > 128 else (240, 240, 240)
-    return Look(angle, apex, random.uniform(0.4, 0.65), hollow, edge)
+    return Look(angle, apex, random.uniform(0.3, 0.68), hollow, edge)
 
 
 def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:

@@ -70,6 +70,8 @@ class Picture:
     chart: Chart | None = None
     motion: tuple[str, ...] | None = None
     strange: bool = False
+    ground: str | None = None
+    """Its colour, where it has one with a name all over."""
     places: list[tuple[Figure, float, float]] = field(default_factory=list)
     letters: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -95,14 +97,22 @@ class Canvas:
     """Draws figures and text on one ground and keeps what it drew."""
 
     def __init__(
-        self, random: Random, width: int, height: int, ground: RGB | None = None, *, fine: bool = True
+        self,
+        random: Random,
+        width: int,
+        height: int,
+        ground: RGB | None = None,
+        *,
+        ground_name: str | None = None,
+        fine: bool = True,
     ) -> None:
-        """fine: shapes get smooth edges; text has them anyway."""
+        """ground_name: where its colour has one. fine: shapes get smooth edges; text has them anyway."""
         self.random, self.width, self.height = random, width, height
         self.ground = ground_color(random) if ground is None else ground
+        self.ground_name = ground_name
         self.scale = 2 if fine and width * height <= _OVERSAMPLED_PIXELS else 1
         self.image = Image.new("RGB", (width * self.scale, height * self.scale), self.ground)
-        if random.random() < 0.12:
+        if random.random() < 0.12 and ground_name in (None, "white"):
             self._shade()
         self._draw = ImageDraw.Draw(self.image)
         self._fine = True
@@ -201,6 +211,7 @@ class Canvas:
         return finished(self, [image])
 
     def _shade(self) -> None:
+        self.ground_name = None
         gradient = Image.linear_gradient("L").resize(self.image.size)
         if self.random.random() < 0.5:
             gradient = gradient.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
@@ -223,6 +234,7 @@ def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] 
         lines=canvas.lines,
         places=[(figure, figure.x * across, figure.y * down) for figure in canvas.figures],
         letters=[(character, x * across, y * down) for character, x, y in canvas.letters],
+        ground=canvas.ground_name,
     )
 
 

@@ -6,7 +6,16 @@ import math
 from random import Random
 
 from models.embedded.world.fonts import SEEN_FONTS, font
-from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SIZES, look_of
+from models.embedded.world.palette import (
+    COLOR_NAMES,
+    COLORS,
+    HUGE,
+    SHAPE_NAMES,
+    SIZE_NAMES,
+    SIZES,
+    look_of,
+    named_ground,
+)
 from models.embedded.world.pictures import Canvas, Figure, Picture, canvas_size
 from models.embedded.world.words import (
     SEEN_WORDS,
@@ -22,16 +31,26 @@ _TRIES = 40
 
 def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tuple[int, int] = (64, 256)) -> Picture:
     """0 to `most` shapes of any kind; sometimes most of one kind, for counting; sometimes with a printed word."""
-    canvas = Canvas(random, *canvas_size(random, least_cells=cells[0], most_cells=cells[1]))
-    number = random.choices(range(most + 1), (2, *([10] * most)))[0]
+    size, (shade, name) = canvas_size(random, least_cells=cells[0], most_cells=cells[1]), named_ground(random)
+    # Many programs draw edges that are not smooth.
+    canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.75)
+    number = random.choices(range(most + 1), (2, 16, *([10] * (most - 1))))[0]
     if random.random() < 0.3:
         _alike(random, canvas, number)
     else:
-        for _ in range(number):
-            _place(random, canvas, random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES), None)
+        huge = random.random() < (0.5 if number == 1 else 0.2)
+        for index in range(number):
+            shape, color = random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES)
+            _place(random, canvas, shape, color, None, huge=huge and index == 0)
     if canvas.figures and random.random() < 0.15:
         _caption(random, canvas, held_out)
     return canvas.finish()
+
+
+def plain_picture(random: Random) -> Picture:
+    """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
+    name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
+    return Canvas(random, *canvas_size(random), COLORS[name].draw(random), ground_name=name).finish()
 
 
 def crowded_picture(random: Random) -> Picture:
@@ -123,17 +142,17 @@ def _alike(random: Random, canvas: Canvas, number: int) -> None:
         )
 
 
-def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None) -> None:
-    """Draws a shape where there is room, or nothing."""
+def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None, *, huge: bool = False) -> None:
+    """Draws a shape where there is room, or nothing. huge: it fills much of the picture."""
     shade = canvas.shade(color)
     if shade is None:
         return
     side = min(canvas.width, canvas.height)
     sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
     for _ in range(_TRIES):
-        chosen = size or random.choice(sizes)
-        radius = max(random.uniform(*SIZES[chosen]) * side, 11.0)
-        reach = radius * 1.2
+        chosen = "large" if huge else size or random.choice(sizes)
+        radius = max(random.uniform(*(HUGE if huge else SIZES[chosen])) * side, 11.0)
+        reach = min(radius * 1.2, side / 2)
         x = random.uniform(reach, canvas.width - reach)
         y = random.uniform(reach, canvas.height - reach)
         if near_a_third(x / canvas.width) or near_a_third(y / canvas.height):

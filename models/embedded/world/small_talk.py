@@ -50,7 +50,10 @@ who, skills = _small_talk("who", WHO), _small_talk("skills", SKILLS)
 hello, thanks = _small_talk("hello", HELLO), _small_talk("thanks", WELCOME)
 
 
-_SEEING = ("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read")
+_SEEING = (
+    *("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read"),
+    *("only_color", "only_shape", "is_shape", "ground"),
+)
 
 
 def no_picture(random: Random, pictures: Sequence[Picture], held_out: bool, as_json: bool) -> Turn | None:

@@ -42,6 +42,7 @@ _ANSWERS = (
     *(small_talk.ONLY, small_talk.NO_PICTURE, small_talk.WHO, small_talk.SKILLS, small_talk.HELLO, small_talk.WELCOME),
     *("The is are a an in at the top bottom left right center of above below Yes, No, there no than larger smaller",),
     *("I see no text. It says and line lines the shape shapes has more picture second first third last an empty",),
+    *("It is a plain picture. The background is Yes, it is",),
     *("This is a bar chart pie parts bars moves does not move to the up down changes from the largest smallest is in",),
     *("The title is The chart has no title. The labels are",),
     *(" ".join(COLOR_NAMES), " ".join(SHAPE_NAMES), " ".join(map(plural, SHAPE_NAMES)), " ".join(SIZE_NAMES)),
