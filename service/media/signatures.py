@@ -12,6 +12,7 @@ def is_container(data: bytes) -> bool:
     return data[4:8] in BOXES or data.startswith(MATROSKA)
 
 
+_PICTURES = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG", "GIF": b"GIF8"}
 _OTHER_PICTURES = {
     "HEIC": (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypmif1", b"ftypmsf1"),
     "AVIF": (b"ftypavif", b"ftypavis"),
@@ -25,3 +26,10 @@ def other_picture(data: bytes) -> str:
     if data.startswith((b"II*\0", b"MM\0*")):
         return "TIFF"
     return next((name for name, starts in _OTHER_PICTURES.items() if data[4:].startswith(starts)), "")
+
+
+def supported_picture(data: bytes) -> str:
+    """The name of the format of a picture that is supported; empty for anything else, and for a BMP."""
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WebP"
+    return next((name for name, start in _PICTURES.items() if data.startswith(start)), "")

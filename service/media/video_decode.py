@@ -14,7 +14,7 @@ from models import cpus
 from models.errors import InputError
 from models.media import VideoMetadata
 from service.media.limits import VideoLimits
-from service.media.signatures import is_container
+from service.media.signatures import is_container, supported_picture
 
 # FFmpeg's names of the demuxers and decoders for MP4/MOV, MKV/WebM and AVI with their usual codecs.
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
@@ -193,6 +193,8 @@ def _unreadable(data: bytes) -> str:
     """What is wrong with data that FFmpeg does not open."""
     if not data:
         return "is empty"
+    if name := supported_picture(data):
+        return f"is a picture ({name}); send it as image_url, or several JPEGs as data:video/jpeg;base64,FRAME,FRAME"
     if is_container(data) or (data.startswith(b"RIFF") and data[8:12] == b"AVI "):
         return "is damaged or truncated"
     return "is not readable; MP4, MOV, WebM, MKV and AVI files are supported"

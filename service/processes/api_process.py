@@ -63,7 +63,8 @@ log = logging.getLogger("reprise")
 CANNOT_START = 2
 ANSWER_SECONDS = 4.0
 """Seconds that a supervisor takes at most to answer, unless it is stopped: a page of metrics waits for busy processes
-for 2 s. Prometheus waits for 5, as deploy/prometheus sets it up."""
+for 2 s, and may come after another one, which has waited for them. Prometheus waits for 5, as deploy/prometheus sets it
+up."""
 
 
 class SupervisorConnection:

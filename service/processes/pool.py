@@ -41,6 +41,7 @@ from service.processes.control import (
 )
 from service.processes.engines import EngineProcesses
 from service.processes.shared_listener import CONNECTIONS
+from service.shielded import shielded
 
 log = logging.getLogger("reprise")
 
@@ -63,9 +64,26 @@ class ApiProcess:
         self.accepts = False
         self.families: Families = ()
         """Metrics of the process when they were last collected."""
-        self.collected: asyncio.Future[None] | None = None
         self.silence = Silence(time.monotonic)
         """Time since its last report."""
+        self._collected: asyncio.Future[None] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked for its metrics and has not answered."""
+        return self._collected is not None
+
+    def collect(self) -> asyncio.Future[None]:
+        """Asks for its metrics. Done when they have come, or the process has ended."""
+        self._collected = asyncio.get_running_loop().create_future()
+        self.control.send(Collect())
+        return self._collected
+
+    def note_collected(self) -> None:
+        """Its metrics have come, or never will."""
+        if self._collected is not None:
+            self._collected.set_result(None)
+            self._collected = None
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -114,6 +132,8 @@ class ApiProcesses:
         self._ended: Families = ()
         """The counts of processes that have ended."""
         self._collecting = asyncio.Lock()
+        self._next_page: asyncio.Task[bytes] | None = None
+        """The page that is collected after the one in progress."""
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._have_accepted = False
@@ -189,14 +209,18 @@ class ApiProcesses:
             process.signal(number)
 
     async def page(self) -> bytes:
-        """The metrics of all processes, including this one, in Prometheus's text format."""
+        """The metrics of all processes, including this one, in Prometheus's text format. All who ask while one page is
+        collected get the next one, so that none waits for those of all others."""
+        if self._next_page is None:
+            self._next_page = asyncio.create_task(self._collected_page())
+        return await shielded(self._next_page)
+
+    async def _collected_page(self) -> bytes:
         async with self._collecting:
-            asked = [process for process in self._running.values() if process.accepts]
-            waited = []
-            for process in asked:
-                process.collected = asyncio.get_running_loop().create_future()
-                waited.append(process.collected)
-                process.control.send(Collect())
+            self._next_page = None
+            # One that has not answered the last time is not waited for again: it is hung, or its answer is on its way.
+            asked = [process for process in self._running.values() if process.accepts and not process.asked]
+            waited = [process.collect() for process in asked]
             if waited:
                 await asyncio.wait(waited, timeout=COLLECT_SECONDS)
             parts = [families(self._metrics.registry), self._ended]
@@ -276,8 +300,7 @@ class ApiProcesses:
     def _forget(self, index: int, member: ApiProcess) -> None:
         del self._running[index]
         member.control.close()
-        if member.collected is not None and not member.collected.done():
-            member.collected.set_result(None)
+        member.note_collected()
         self._ended = merged([self._ended, lasting(member.families)])
         for table in (*self._tables, self._open):
             table.clear(index)
@@ -309,8 +332,7 @@ class ApiProcesses:
                     self._changed.set()
                 case Snapshot():
                     member.families = report.families
-                    if member.collected is not None and not member.collected.done():
-                        member.collected.set_result(None)
+                    member.note_collected()
                 case KeepTranscript():
                     self._transcripts.add(report.id, report.text)
                     member.control.send(Transcript(report.number, None))

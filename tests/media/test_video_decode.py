@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from models.errors import InputError
 from service.media.limits import VideoLimits
@@ -49,6 +51,19 @@ def test_one_that_was_cut_short_is_not_taken_for_something_else(container: str, 
     data = samples.video(container, codec, frames=2)
     with pytest.raises(InputError, match=r"^the video is damaged or truncated$"):
         VideoSource(data[:24], field=FIELD, limits=VideoLimits())
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "WebP"])
+def test_a_picture_is_called_one(name: str) -> None:
+    """An animated GIF above all."""
+    data = io.BytesIO()
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
+    frames[0].save(data, name, **({"save_all": True, "append_images": frames[1:]} if name == "GIF" else {}))
+    with pytest.raises(InputError) as refused:
+        VideoSource(data.getvalue(), field=FIELD, limits=VideoLimits())
+    assert str(refused.value) == (
+        f"the video is a picture ({name}); send it as image_url, or several JPEGs as data:video/jpeg;base64,FRAME,FRAME"
+    )
 
 
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mjpeg")])
