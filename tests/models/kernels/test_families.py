@@ -36,20 +36,22 @@ from tests.support.speech import SpeechRig
 CPU = torch.device("cpu")
 LIMIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
-# A third layer would be called as the second one is. Kimi-VL's first has no experts.
+# A third layer would be called as the second one is, in towers, too. Kimi-VL's first has no experts.
 _TEXT = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256} | _HEADS
-_TOWER = {"hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
+_TOWER = {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
+_WINDOWS = {"fullatt_block_indexes": [1]}
+_DEEPSTACK = {"deepstack_visual_indexes": [0, 1]}
 _QWEN3 = _TEXT | {"head_dim": 128, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
-_SIGLIP = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
+_SIGLIP = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
 _LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 # Routers choose all experts: rounding could make them choose others.
 _KIMI = {"num_hidden_layers": 3, "num_key_value_heads": 2, "moe_intermediate_size": 128, "num_experts_per_tok": 8}
 WIDTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2_vl": (_TEXT | _MROPE, {"hidden_size": 256, "embed_dim": 128, "num_heads": 2}),
-    "qwen2_5_vl": (_TEXT | _MROPE, _TOWER),
-    "qwen3_vl": (_QWEN3, _TOWER),
-    "qwen3_vl_moe": (_QWEN3 | {"moe_intermediate_size": 128, "num_experts_per_tok": 8}, _TOWER),
+    "qwen2_vl": (_TEXT | _MROPE, {"depth": 2, "hidden_size": 256, "embed_dim": 128, "num_heads": 2}),
+    "qwen2_5_vl": (_TEXT | _MROPE, _TOWER | _WINDOWS),
+    "qwen3_vl": (_QWEN3, _TOWER | _DEEPSTACK),
+    "qwen3_vl_moe": (_QWEN3 | {"moe_intermediate_size": 128, "num_experts_per_tok": 8}, _TOWER | _DEEPSTACK),
     "minicpmv_2_5": (_TEXT, _SIGLIP),
     "minicpmv_4_5": (_TEXT | {"head_dim": 128}, _SIGLIP),
     "kimi_vl": (_TEXT | _LATENT | _KIMI, _SIGLIP),
@@ -154,7 +156,8 @@ def test_networks_by_kernels_equal_their_references(name: str, device: torch.dev
 
 
 SPEECH: dict[str, Any] = {
-    "lm_config": {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+    "lm_config": {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
+    | {"num_attention_heads": 2, "num_key_value_heads": 1}
     | {"kv_channels": 128, "rope_scaling": {"long_factor": [1.5] * 64, "short_factor": [1.0] * 64}},
     "encoder_config": {"hidden_dim": 256, "ffn_dim": 256, "num_heads": 2, "num_layers": 2, "kv_channels": 128},
     "dit_config": {"hidden_dim": 256, "ffn_dim": 256, "num_heads": 2, "num_layers": 2, "kv_channels": 128},
