@@ -3,7 +3,8 @@
 It goes through its whole language at every launch, and at every call of a function from a kernel, to replace what is
 replaced already, wraps the shape of every value and spells the name of its type anew, works out which type and shape
 two values have in common that have the same ones, and computes integers a second time to see whether they overflow,
-which at the sizes of tests would show in the results. Kernels compute the same without that, in a third of the time.
+which at the sizes of tests would show in the results. Kernels compute the same without that, in less than half of the
+time.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def _compare_by_identity(interpreter: Any, core: Any) -> None:
 
 
 def _match_what_differs(interpreter: Any, core: Any, semantic: Any) -> None:
-    """Operands of one type and shape are as they should be already, unless they have 16 bits, which a division widens;
-    a scalar becomes a block in one step."""
+    """Operands of one type and shape are as they should be already, unless they have 16 bits, which a division widens.
+    Of a pointer and its offset shapes alone matter. A scalar becomes a block in one step."""
     match, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
 
     def are_alike(left: Any, right: Any) -> bool:
@@ -165,10 +166,13 @@ def _match_what_differs(interpreter: Any, core: Any, semantic: Any) -> None:
         return left.is_block() == right.is_block()
 
     def match_if_needed(self: Any, lhs: Any, rhs: Any, *rules: Any, **named_rules: Any) -> Any:
-        if type(lhs) is type(rhs) is core.tensor and lhs.dtype is rhs.dtype and are_alike(lhs.type, rhs.type):
-            number = lhs.dtype
-            if type(number) is core.dtype and number.primitive_bitwidth != 16:
+        if type(lhs) is type(rhs) is core.tensor:
+            left, right = lhs.dtype, rhs.dtype
+            is_number = type(left) is core.dtype and left.primitive_bitwidth != 16
+            if is_number and left is right and are_alike(lhs.type, rhs.type):
                 return lhs, rhs
+            if type(left) is core.pointer_type and right.is_int() and rules[:1] == (True,):
+                return broadcast_if_needed(self, lhs, rhs)
         return match(self, lhs, rhs, *rules, **named_rules)
 
     def spread(scalar: Any, block: Any) -> Any:
