@@ -195,7 +195,7 @@ def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, 
 def speech_model(context: ServerContext, name: str | None, record: RequestRecord) -> HostedModel:
     """The named model, or the only speech model when no name is given."""
     if name is None:
-        hosted = [model for model in context.catalog.models if model.kind == "speech"]
+        hosted = context.catalog.of_kind("speech")
         if len(hosted) != 1:
             several = f"this field is required: {len(hosted)} speech models are served"
             raise bad_request(f"model: {several if hosted else 'no speech model is served'}.", "model")

@@ -219,10 +219,9 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
     if isinstance(voice, str):
         return VoiceObject(voice, voice, "audio.voice", "builtin", description=OPENAI_VOICES.get(voice))
     if isinstance(voice, Adapter):
-        return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=_speech_name(context))
-    speaks = (
-        model.name for model in context.catalog.models if model.kind == "speech" and encoder_of(model) == voice.encoder
-    )
+        (model,) = context.catalog.of_kind("speech")  # the one to which the adapters belong
+        return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=model.name)
+    speaks = (model.name for model in context.catalog.of_kind("speech") if encoder_of(model) == voice.encoder)
     return VoiceObject(
         id=voice.id,
         name=voice.name,
@@ -235,11 +234,6 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
         consent=voice.consent,
         model=next(speaks, None),
     )
-
-
-def _speech_name(context: ServerContext) -> str:
-    """Name of the one speech model to which the adapters belong."""
-    return next(model.name for model in context.catalog.models if model.kind == "speech")
 
 
 def _json(payload: msgspec.Struct) -> Response:
