@@ -14,14 +14,13 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.errors import bad_request
 from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
 from service.api.http.streaming import (
     EVENT_STREAM,
     KEEP_ALIVE,
-    ClientLeft,
     LiveResponse,
     error_event,
     unless_disconnected,
@@ -74,18 +73,14 @@ async def speak(request: Request) -> Response:
     context.require_ready()
     body = await context.read_json(request, SpeechRequestBody)
     record = record_of(request.scope)
-    try:
-        async with asyncio.timeout(context.settings.request_timeout):
-            speech = await unless_disconnected(request, _prepare(context, body, record))
-        if body.stream_format == "sse":
-            return _event_response(context, speech)
-        if body.stream is not False:
-            return _audio_response(context, speech)
-        async with asyncio.timeout(_seconds(context, speech)):
-            data = await unless_disconnected(request, _whole(context, speech))
-    except ClientLeft:
-        record.outcome = "aborted"
-        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+    async with asyncio.timeout(context.settings.request_timeout):
+        speech = await unless_disconnected(request, _prepare(context, body, record))
+    if body.stream_format == "sse":
+        return _event_response(context, speech)
+    if body.stream is not False:
+        return _audio_response(context, speech)
+    async with asyncio.timeout(_seconds(context, speech)):
+        data = await unless_disconnected(request, _whole(context, speech))
     return Response(data, headers=_headers(speech.job))
 
 
