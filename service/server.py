@@ -234,7 +234,7 @@ def _quietened(record: logging.LogRecord) -> bool:
     return record.msg != "ASGI callable returned without completing handshake."
 
 
-def print_banner(catalog: Catalog, device: str, url: str, page: bool = False) -> None:
+def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:
     """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on. page: whether
     there is one at /."""
     names = [name for model in catalog.models for name in model.names]
