@@ -84,7 +84,7 @@ class Catalog:
         return list(self._by_name)
 
     def load_processors(self) -> None:
-        """Read all processors that have not been read yet. CheckpointError names the file that is invalid."""
+        """Reads all processors that have not been read yet. CheckpointError names the file that is invalid."""
         for model in self.models:
             _ = model.processor
 

@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     def drain(self) -> None:
-        """Begin to shut down. Any thread may call this, but only once."""
+        """Begins to shut down. Any thread may call this, but only once."""
         self.context.draining = True
         # A signal handler may run anywhere in the loop's thread, so the work is handed over to the loop.
         self._loop.call_soon_threadsafe(self._begin_drain)
