@@ -315,7 +315,7 @@ class SpokenAnswer:
         assert text.arrival is not None
         meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
         spoken = self._named(feed.chunks())
-        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
+        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, job.heard_rate)) as chunks:
             try:
                 async for chunk in chunks:
                     if not self._counts.samples and len(chunk.audio) and self._streamed:
@@ -350,9 +350,6 @@ class SpokenAnswer:
         if chunk.segment_done and self.begun is not None:
             self.segments.append((self.begun, self._counts.seconds))
             self.begun = None
-
-    def _pause_samples(self, seconds: float) -> int:
-        return round(seconds * self._job.processor.sample_rate * self._job.speed)
 
 
 def _sound(data: bytes) -> ChunkChoice:

@@ -60,6 +60,11 @@ class SpeechJob:
     def processor(self) -> SpeechProcessor:
         return self.model.speech_processor
 
+    @property
+    def heard_rate(self) -> float:
+        """Samples of the model's audio that a listener hears in a second."""
+        return self.processor.sample_rate * self.speed
+
     def encoder(self) -> StreamingEncoder:
         return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
 

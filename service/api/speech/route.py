@@ -103,7 +103,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
-    max_seconds = patches * job.processor.samples_per_patch / job.processor.sample_rate / job.speed + script.pauses
+    max_seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
     return PreparedSpeech(job, script, captions, request, tokens, max_seconds)
 
 
@@ -171,7 +171,7 @@ class AudioProgress:
     def __init__(self, speech: PreparedSpeech) -> None:
         self.encoder = speech.job.encoder()
         self.counts = AudioCounts(speech.job)
-        rate = speech.job.processor.sample_rate * speech.job.speed
+        rate = speech.job.heard_rate
         self._captions = None
         if speech.captions:
             self._captions = Captions(speech.script.lines, rate, words="word" in speech.captions)
