@@ -71,17 +71,20 @@ class Catalog:
                 if name in self._by_name:
                     raise CheckpointError(f"served_model_name: {name!r} names two models")
                 self._by_name[name] = model
-        speech = [model for model in hosted if model.kind == "speech"]
+        speech = self.of_kind("speech")
         self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if openai_names and len(speech) == 1 else {}
 
     def get(self, name: str) -> HostedModel | None:
         return self._by_name.get(name) or self._unlisted.get(name)
 
+    def of_kind(self, kind: Literal["chat", "speech"]) -> list[HostedModel]:
+        return [model for model in self.models if model.kind == kind]
+
     def names(self) -> list[str]:
         return list(self._by_name)
 
     def load_processors(self) -> None:
-        """Read all processors that have not been read yet. CheckpointError names the file that is invalid."""
+        """Reads all processors that have not been read yet. CheckpointError names the file that is invalid."""
         for model in self.models:
             _ = model.processor
 

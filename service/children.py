@@ -69,9 +69,9 @@ def shadowing_packages() -> Iterator[Path]:
             yield Path(spec.origin)
 
 
-def hidden_by_python_path(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+def hidden_by_python_path() -> Iterator[Path]:
     """Files on PYTHONPATH that Python finds before an installed package of the same name."""
-    named = python_environment(environ).get("PYTHONPATH", "").split(os.pathsep)
+    named = python_environment().get("PYTHONPATH", "").split(os.pathsep)
     installed = [entry for entry in sys.path if os.path.isabs(entry) and entry not in named]
     for name in REQUIRED:
         spec = PathFinder.find_spec(name, named)

@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     def drain(self) -> None:
-        """Begin to shut down. Any thread may call this, but only once."""
+        """Begins to shut down. Any thread may call this, but only once."""
         self.context.draining = True
         # A signal handler may run anywhere in the loop's thread, so the work is handed over to the loop.
         self._loop.call_soon_threadsafe(self._begin_drain)
@@ -234,7 +234,7 @@ def _quietened(record: logging.LogRecord) -> bool:
     return record.msg != "ASGI callable returned without completing handshake."
 
 
-def print_banner(catalog: Catalog, device: str, url: str, page: bool = False) -> None:
+def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:
     """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on. page: whether
     there is one at /."""
     names = [name for model in catalog.models for name in model.names]

@@ -10,7 +10,7 @@ import torch
 from models import cpus
 from models.errors import CheckpointError
 from models.weight_files import shard_paths
-from service.api_processes import count_for
+from service.api_process_count import count_for
 from service.byte_sizes import GIB, parse_bytes
 from service.catalog import load_catalog
 from service.engine.dry_run import DryRun, dry_run, without_files

@@ -146,7 +146,7 @@ class ServerContext:
 
     def served(self, kind: Literal["chat", "speech"]) -> str:
         """The names of the models of a kind, for an error about another name."""
-        names = ", ".join(model.name for model in self.catalog.models if model.kind == kind)
+        names = ", ".join(model.name for model in self.catalog.of_kind(kind))
         return f"{kind} models here: {names}" if names else f"there is no {kind} model here"
 
     def model(self, name: str, kind: Literal["chat", "speech"], record: RequestRecord) -> HostedModel:

@@ -81,7 +81,8 @@ class EngineClient:
         self._start_timeout = start_timeout
         self._started_elsewhere = started_elsewhere
         self._link: EngineLink | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Runs _supervise or _follow."""
         self._changed = asyncio.Event()
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
@@ -92,10 +93,8 @@ class EngineClient:
     # Life
 
     def start(self) -> None:
-        """Start the engine in the background."""
-        self._supervisor = asyncio.create_task(
-            self._supervise() if self._supervises else self._follow(), name="engine-supervisor"
-        )
+        """Starts the engine in the background."""
+        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self._name)
 
     @property
     def _supervises(self) -> bool:
@@ -129,27 +128,27 @@ class EngineClient:
             await self._changed.wait()
 
     def drain(self) -> None:
-        """Tell the engine to accept no new requests, unless others go on using it."""
+        """Tells the engine to accept no new requests, unless others go on using it."""
         if self._supervises:
             self.send(Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Stop the engine, or leave it to others; requests that are still running fail."""
+        """Stops the engine, or leaves it to others; requests that are still running fail."""
         self._stopping = True
         for request_id in self.requests if not self._supervises else ():
             self.send(Abort(request_id))
         self.requests.fail_all(unavailable("The server is shutting down."))
         if self._supervises and self._link is not None:
             self._link.send(Stop())
-        if self._supervisor is None:
+        if self._task is None:
             return
         # An engine that loads or captures reads no commands, so it is killed at once.
         listens = self._supervises and self.phase in ("ready", "draining")
-        _, running = await asyncio.wait({self._supervisor}, timeout=grace if listens else 0.0)
+        _, running = await asyncio.wait({self._task}, timeout=grace if listens else 0.0)
         if running:
             if listens:
                 log.warning("%s: did not stop within %.0f s; it is killed", self._name, grace)
-            self._supervisor.cancel()
+            self._task.cancel()
             await asyncio.wait(running)
 
     @property
@@ -181,26 +180,26 @@ class EngineClient:
     # Sleep
 
     def fall_asleep(self) -> None:
-        """Stop the engine, which is ready and idle, until it is called."""
+        """Stops the engine, which is ready and idle, until it is called."""
         assert self._link is not None
         log.info("%s: no requests; it is stopped until the next one", self._name)
         self.sleep.begin()
         self._link.send(Stop())
 
     def doze(self) -> None:
-        """Hold requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
+        """Holds requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
         if self.sleep.awake:
             self.sleep.begin()
             self._launched.set()  # there may be no launch to wait for
             self._on_changed()
 
     def stay_awake(self) -> None:
-        """Send held requests: the engine was not stopped after all."""
+        """Sends held requests: the engine was not stopped after all."""
         if self.sleep.state == "asleep" and self._link is not None:
             self._wake()
 
     def fail_wake(self) -> None:
-        """Fail held requests: the engine ended before this process had seen it start."""
+        """Fails held requests: the engine ended before this process had seen it start."""
         if self.sleep.state == "asleep":
             self._fail_streams()
             self._on_changed()
@@ -208,7 +207,7 @@ class EngineClient:
     # Requests
 
     def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
-        """Send a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
+        """Sends a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
         if not self.ready:
             raise unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
         stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id), group)

@@ -29,7 +29,7 @@ class EngineSleep:
     metrics: None if another process reports the engine's metrics.
     """
 
-    def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None = None) -> None:
+    def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
         self.state: SleepState = "awake"
         """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
         self.on_call: Callable[[], None] = lambda: None

@@ -113,7 +113,7 @@ class Engines:
     # Requests
 
     def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
-        """Send a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
+        """Sends a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
         if len(self.clients) == 1:
             stream = self.clients[0].submit(request, group)
             stream.note_sent(0)

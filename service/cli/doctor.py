@@ -20,7 +20,7 @@ from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from models.lora_folders import adapter_folders
 from service.api.speech.lexicon import load_lexicon
-from service.api_processes import api_process_count, connections_of_each, with_count
+from service.api_process_count import api_process_count, connections_of_each, with_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages

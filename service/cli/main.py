@@ -171,7 +171,7 @@ def _serve(settings: Settings) -> int:
             catalog = load_catalog(settings, log.info)
             starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
             # The engine processes import torch while this one imports the rest of the server.
-            from service.api_processes import api_process_count, with_count
+            from service.api_process_count import api_process_count, with_count
             from service.processes.supervisor import serve_several
             from service.server import prepare_process, serve
 

@@ -41,7 +41,7 @@ class WorkerLost(Exception):
     """The worker died or exceeded a limit during a job. by_signal: the signal that ended it, SIGKILL where it was ended
     for it; 0 where it ended by itself."""
 
-    def __init__(self, reason: str, by_signal: int = 0) -> None:
+    def __init__(self, reason: str, by_signal: int) -> None:
         super().__init__(reason)
         self.by_signal = by_signal
 
@@ -93,10 +93,10 @@ class Worker:
         except InputError:
             raise  # raised between messages: the worker is ready for the next job
         except (EOFError, OSError, ProtocolError, msgspec.MsgspecError) as error:
-            self._close()
+            self.close()
             raise WorkerLost(str(error), max(0, -self._process.returncode)) from error
         except BaseException:
-            self._close()
+            self.close()
             raise
 
     def kill(self) -> None:
@@ -104,14 +104,11 @@ class Worker:
         self.lost = True
         self._process.kill()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the process, and waits for its end. Not while a job runs in another thread."""
         self.kill()
         self._process.wait()
         self.channel.close()
-
-    def retire(self) -> None:
-        """Ends an idle worker."""
-        self._close()
 
 
 class WorkerPool:
@@ -160,7 +157,7 @@ class WorkerPool:
         for worker in tuple(self._busy):  # a copy, since jobs may end meanwhile
             worker.kill()
         for worker in self._idle:
-            worker.retire()
+            worker.close()
         self._idle.clear()
         self._threads.shutdown()
 
@@ -169,7 +166,7 @@ class WorkerPool:
             worker = self._idle.pop()
             if worker.alive:
                 return worker
-            worker.retire()
+            worker.close()
         return Worker(self._limits, self._program)
 
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -105,6 +106,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
 def load_worker(
     config: EngineConfig, model: ModelConfig, device: torch.device, pool: GraphPool, observations: Observations
 ) -> ModelWorker:
+    """The worker of a model, whose weights it loads. CheckpointError or ConfigurationError names what does not fit."""
     directory = Path(model.directory)
     family = family_of(directory)
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -114,20 +116,32 @@ def load_worker(
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
         processor = reader.submit(resolve(family.processor), directory)
         network = resolve(family.model)(directory, device, dtype, model.load_format, **options)
-    create = partial(resolve(WORKERS[family.kind]), model.name, processor.result(), network)
+    create: Callable[[WorkerContext], ModelWorker] = partial(
+        resolve(WORKERS[family.kind]), model.name, processor.result(), network
+    )
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
-    if device.type == "cuda" and not (stamp := stamp_file(model, dtype, config, device_name(device))).exists():
-        throwaway = replace(
-            context,
-            config=msgspec.structs.replace(config, restarted=False),
-            pool=GraphPool(device, config.graph_bytes),
-            observations=Observations(),
-        )
-        precompile(create(throwaway), stamp)
-        gc.collect()
-        torch.cuda.empty_cache()
-    worker: ModelWorker = create(context)
-    return worker
+    if device.type == "cuda":
+        _precompile_once(create, context, model)
+    return create(context)
+
+
+def _precompile_once(
+    create: Callable[[WorkerContext], ModelWorker], context: WorkerContext, model: ModelConfig
+) -> None:
+    """Compiles the model's kernels with a worker that is thrown away, unless an earlier start has compiled them."""
+    config, device = context.config, context.device
+    stamp = stamp_file(model, context.dtype, config, device_name(device))
+    if stamp.exists():
+        return
+    throwaway = replace(
+        context,
+        config=msgspec.structs.replace(config, restarted=False),
+        pool=GraphPool(device, config.graph_bytes),
+        observations=Observations(),
+    )
+    precompile(create(throwaway), stamp)
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

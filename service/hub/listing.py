@@ -21,6 +21,8 @@ INDEX = "model.safetensors.index.json"
 CODECS = ("audiovae.safetensors", "audiovae.pth")
 """The codec of a speech model; loading reads the first one that is there."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+_LISTED = 4
+"""Names that an error has."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _TIMEOUT = 20.0
@@ -133,6 +135,7 @@ def is_complete(directory: Path, *, weights: bool) -> bool:
     return "config.json" in names and set(needed) <= set(names) and has_weights == weights
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "no files") + more
+def listed(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are, for an error."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (", ".join(names[:_LISTED]) or "no files") + more

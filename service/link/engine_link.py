@@ -13,10 +13,10 @@ import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import zmq
 
 from models.errors import CheckpointError
@@ -35,7 +35,8 @@ THREAD_END_SECONDS = 60.0
 while the thread runs C++ code crashes."""
 
 
-class EngineExit(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class EngineExit:
     """How an engine ended."""
 
     reason: str

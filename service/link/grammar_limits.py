@@ -36,14 +36,12 @@ CHECK_LIMITS: dict[str, Any] = {name: value // 2 if type(value) is int else valu
 """Budgets of a check: half of the engine's budgets for the same work."""
 
 
-def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """`count` threads with a large stack. They are started at once, since the size is set when a thread starts."""
-    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+def deep_executor(name: str) -> ThreadPoolExecutor:
+    """One thread with a large stack. It is started at once, since the size is set when a thread starts."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     with _deep_stacks():
-        together = threading.Barrier(count)
-        for _ in range(count):
-            pool.submit(together.wait)
-    return pool
+        executor.submit(int)
+    return executor
 
 
 def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:

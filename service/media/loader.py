@@ -43,7 +43,7 @@ class MediaBudget:
     """Counts the media of one request against RequestLimits. Thread-safe, since items are loaded concurrently. client:
     who sent the request."""
 
-    def __init__(self, limits: RequestLimits, client: str = "") -> None:
+    def __init__(self, limits: RequestLimits, client: str) -> None:
         self.client = client
         self._limits = limits
         self._lock = threading.Lock()

@@ -60,12 +60,12 @@ def decode_frame_list(
     choose: Choose,
     *,
     fps: float,
-    times: Sequence[float] | None = None,
+    times: Sequence[float] | None,
     field: str,
     images: ImageLimits,
     limits: VideoLimits,
     decode: Callable[..., Image.Image] = decode_image,
-    charge: Callable[[int], None] = lambda size: None,
+    charge: Callable[[int], None],
 ) -> VideoFrames:
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 

@@ -13,7 +13,7 @@ from models.cpus import default_threads
 from models.registry import family_of, resolve
 from service.api.app import ENDPOINTS
 from service.api.http.admission import KINDS
-from service.api_processes import connections_of_each, num_api_processes
+from service.api_process_count import connections_of_each, num_api_processes
 from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
 from service.settings import Settings, load_settings

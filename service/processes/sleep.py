@@ -15,8 +15,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from service.processes.api_processes import ApiProcesses
 from service.processes.engines import EngineProcesses
-from service.processes.pool import ApiProcesses
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks for requests."""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from service.api.request_stream import EngineError
-from service.api_processes import num_api_processes
+from service.api_process_count import num_api_processes
 from service.catalog import Catalog
 from service.link.messages import Detach
 from service.link.standby import EngineStart
@@ -17,9 +17,9 @@ from service.listener import url_of
 from service.logs import chosen_format
 from service.metrics import Metrics
 from service.processes.api_config import ApiConfig, located_models, plain_settings
+from service.processes.api_processes import ApiProcesses, StartError
 from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
-from service.processes.pool import ApiProcesses, StartError
 from service.processes.sleep import sleep_when_idle
 from service.progress import start_progress
 from service.server import ABORT_GRACE, print_banner

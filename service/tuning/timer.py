@@ -10,8 +10,10 @@ import torch
 Run = Callable[[int], object]
 """Runs once on input set number i (modulo the number of sets)."""
 
+_REPEATS = 15
 
-def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
+
+def replay_us(run: Run, calls: int) -> tuple[float, float]:
     """Median and spread (max - min without the extremes) of one call's microseconds inside a graph of `calls` calls."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -25,7 +27,7 @@ def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
     graph.replay()
     torch.cuda.synchronize()
     times = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()

@@ -43,7 +43,7 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Callable[..., Image.Imag
     Decode.image = lambda data, **options: worker.run(lambda channel: read_image(channel, data, **options))
     yield Decode.image
     assert worker.alive and not worker.lost, "every refusal leaves the worker ready for the next picture"
-    worker.retire()
+    worker.close()
 
 
 class Decode:

@@ -187,10 +187,10 @@ def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) 
 
 
 MANY_PROCESSORS = """
-from service import api_processes
+from service import api_process_count
 from service.cli.main import main
-api_processes.cpus.available = lambda: {processors}
-api_processes.visible_gpus = lambda: ("0",)
+api_process_count.cpus.available = lambda: {processors}
+api_process_count.visible_gpus = lambda: ("0",)
 main()
 """
 

@@ -34,14 +34,14 @@ from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
 from service.link.standby import EngineStart
 from service.metrics import Metrics
+from service.processes import api_processes as api_processes_module
 from service.processes import engines as engines_module
-from service.processes import pool as pool_module
 from service.processes import sleep as sleep_module
 from service.processes.api_config import WORK_KINDS, ApiConfig, plain_settings
 from service.processes.api_process import SupervisorConnection, attached_engines
+from service.processes.api_processes import ApiProcess, ApiProcesses
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
 from service.processes.engines import EngineProcesses
-from service.processes.pool import ApiProcess, ApiProcesses
 from service.processes.sleep import sleep_once, sleep_when_idle
 from service.server import Server, server_config
 from service.settings import load_settings
@@ -169,7 +169,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
     starts = [EngineStart(config, None) for config in configs]
     engine_processes = EngineProcesses(starts, settings, metrics, {"tiny": "chat"}, announce)
     template = ApiConfig(0, processes, "", -1, -1, -1, -1, -1, engines, "text", plain_settings(settings), ())
-    pool = ApiProcesses(
+    apis = ApiProcesses(
         template,
         metrics,
         engine_processes,
@@ -177,7 +177,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
         hang_timeout=600,
         start_timeout=600,
     )
-    made.append(Rig(engine_processes, pool, lives=[[] for _ in configs]))
+    made.append(Rig(engine_processes, apis, lives=[[] for _ in configs]))
     made[0].gate.set()
     with tempfile.TemporaryDirectory() as folder:
         flags = {"voices_dir": folder, "port": 0, "sleep_after": 60}
@@ -201,27 +201,27 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
 
 
 async def _join(made: Rig, index: int, flags: dict[str, Any], peer: str = "") -> Member:
-    """What service.processes.api_process and the pool do, in this process. peer: a name that no other has had."""
-    pool = made.processes
+    """What service.processes.api_process and ApiProcesses do, in this process. peer: a name that no other has had."""
+    apis = made.processes
     ours, theirs = socket.socketpair()
     process = cast(Any, SimpleNamespace(returncode=None))
     report = ApiProcess(peer or f"api-{index}", process, await _channel(ours, Report))
-    pool._running[index] = report
-    tasks = [asyncio.create_task(pool._read(report))]
-    for news in pool.known():
+    apis._running[index] = report
+    tasks = [asyncio.create_task(apis._read(report))]
+    for news in apis.known():
         report.control.send(news)
     control = await _channel(theirs, Notice)
     settings, catalog = load_settings(flags), fake_catalog()
     config = ApiConfig(
         index,
-        pool._template.processes,
+        apis._template.processes,
         report.peer,
         -1,
         -1,
         -1,
-        pool._loads.fileno(),
+        apis._loads.fileno(),
         -1,
-        pool._template.engines,
+        apis._template.engines,
         "text",
         {},
         (),
@@ -229,7 +229,7 @@ async def _join(made: Rig, index: int, flags: dict[str, Any], peer: str = "") ->
     followed = [FollowedEngine() for _ in range(config.engines)]
     metrics = create_metrics(catalog)
     engines = attached_engines(config, settings, metrics, followed)
-    usage = UsageTable(pool._usage.fileno(), config.processes, WORK_KINDS).row(index)
+    usage = UsageTable(apis._usage.fileno(), config.processes, WORK_KINDS).row(index)
     context = create_context(settings, catalog, engines, metrics, others=usage)
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.makes_voices = connection.scrape, False
@@ -342,25 +342,25 @@ async def test_a_process_that_ends_does_not_delay_the_sleep_and_a_new_one_cancel
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with rig(monkeypatch) as made:
-        pool = made.processes
+        apis = made.processes
         monkeypatch.setattr(made.members[1].connection, "_doze", lambda number: None)
-        asking = asyncio.create_task(pool.doze())
-        await until(lambda: pool._not_dozing == {"api-1"}, what="the other one has agreed")
-        pool._forget(1, made.members[1].report)
+        asking = asyncio.create_task(apis.doze())
+        await until(lambda: apis._not_dozing == {"api-1"}, what="the other one has agreed")
+        apis._forget(1, made.members[1].report)
         assert await asyncio.wait_for(asking, GENEROUS)
-        pool.stay_awake()
+        apis.stay_awake()
         monkeypatch.setattr(made.members[0].connection, "_doze", lambda number: None)
-        asking = asyncio.create_task(pool.doze())
-        await until(lambda: "api-0" in pool._not_dozing, what="it is asked")
+        asking = asyncio.create_task(apis.doze())
+        await until(lambda: "api-0" in apis._not_dozing, what="it is asked")
         mute = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-        monkeypatch.setattr(pool_module, "python_command", lambda module: mute)
+        monkeypatch.setattr(api_processes_module, "python_command", lambda module: mute)
         with socket.socket() as listener:
-            pool._template = msgspec.structs.replace(pool._template, listener=listener.fileno())
-            living = asyncio.create_task(pool._run_once(1))
+            apis._template = msgspec.structs.replace(apis._template, listener=listener.fileno())
+            living = asyncio.create_task(apis._run_once(1))
             assert not await asyncio.wait_for(asking, GENEROUS)
             living.cancel()
             await asyncio.gather(living, return_exceptions=True)
-        pool._running[1] = made.members[1].report
+        apis._running[1] = made.members[1].report
 
 
 async def _replace(made: Rig, index: int) -> Member:

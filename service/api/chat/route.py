@@ -41,7 +41,6 @@ from service.api.chat.tool_schema import ToolCallDelta
 from service.api.chat.tools import ToolUse, tool_use
 from service.api.concurrency import all_results, merged
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
@@ -49,7 +48,6 @@ from service.api.http.streaming import (
     DONE,
     EVENT_STREAM,
     KEEP_ALIVE,
-    ClientLeft,
     LiveResponse,
     error_event,
     event,
@@ -142,15 +140,11 @@ async def chat_completions(request: Request) -> Response:
     context.require_ready()
     body = await context.read_json(request, ChatRequestBody)
     record = record_of(request.scope)
-    try:
-        async with asyncio.timeout(context.settings.request_timeout):
-            job = await unless_disconnected(request, prepare_job(context, body, record))
-        if body.stream:
-            return _stream(context, job, body.stream_options or StreamOptions())
-        completion = await unless_disconnected(request, _complete(context, job))
-    except ClientLeft:
-        record.outcome = "aborted"
-        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+    async with asyncio.timeout(context.settings.request_timeout):
+        job = await unless_disconnected(request, prepare_job(context, body, record))
+    if body.stream:
+        return _stream(context, job, body.stream_options or StreamOptions())
+    completion = await unless_disconnected(request, _complete(context, job))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
 
@@ -332,10 +326,9 @@ async def _events(context: ServerContext, job: ChatJob, options: StreamOptions) 
         current = job.usage() if options.continuous_usage_stats else usage
         return event(msgspec.structs.replace(template, choices=[choice], usage=current))
 
-    answers = _text_events(context, job, chunk)
-    if job.spoken is not None:
-        answers = job.spoken.events(generate(context, job, 0), chunk)
-    async with aclosing(answers) as events:
+    spoken = job.spoken
+    answer = _text_events(context, job, chunk) if spoken is None else spoken.events(generate(context, job, 0), chunk)
+    async with aclosing(answer) as events:
         async for data in events:
             yield data
     if options.include_usage:

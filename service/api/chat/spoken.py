@@ -50,7 +50,7 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
         return None
     if "text" not in modalities:
         raise bad_request('modalities: audio alone is not supported; ask for ["text", "audio"].', "modalities")
-    if not any(model.kind == "speech" for model in context.catalog.models):
+    if not context.catalog.of_kind("speech"):
         message = "modalities: no speech model is served, so answers cannot be spoken."
         raise bad_request(message, "modalities", "unsupported_parameter")
     audio = body.audio
@@ -79,10 +79,8 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
 def check_audio(context: ServerContext, audio: AudioParams) -> None:
     """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
     not be decided yet."""
-    hosted = [model for model in context.catalog.models if model.kind == "speech"]
-    model = _named_model(context, audio)
-    if model is None and len(hosted) == 1:
-        model = hosted[0]
+    hosted = context.catalog.of_kind("speech")
+    model = _named_model(context, audio) or (hosted[0] if len(hosted) == 1 else None)
     try:
         if audio.voice is not None:
             find_voice(context, audio.voice if isinstance(audio.voice, str) else audio.voice.id, model)
@@ -108,14 +106,14 @@ def _speech_model(context: ServerContext, audio: AudioParams) -> str:
     named = _named_model(context, audio)
     if named is not None:
         return named.name
-    hosted = [model.name for model in context.catalog.models if model.kind == "speech"]
+    hosted = context.catalog.of_kind("speech")
     if len(hosted) > 1:
         message = (
             f"audio.model: required: {len(hosted)} speech models are served, and the setting spoken_answer_model names "
             "none."
         )
         raise bad_request(message, "audio.model")
-    return hosted[0]
+    return hosted[0].name
 
 
 def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
@@ -317,7 +315,7 @@ class SpokenAnswer:
         assert text.arrival is not None
         meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
         spoken = self._named(feed.chunks())
-        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
+        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, job.heard_rate)) as chunks:
             try:
                 async for chunk in chunks:
                     if not self._counts.samples and len(chunk.audio) and self._streamed:
@@ -352,9 +350,6 @@ class SpokenAnswer:
         if chunk.segment_done and self.begun is not None:
             self.segments.append((self.begun, self._counts.seconds))
             self.begun = None
-
-    def _pause_samples(self, seconds: float) -> int:
-        return round(seconds * self._job.processor.sample_rate * self._job.speed)
 
 
 def _sound(data: bytes) -> ChunkChoice:

@@ -40,7 +40,7 @@ def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
         ("structured_outputs.regex", outputs.regex, regex_grammar),
         ("structured_outputs.choice", outputs.choice, choice_grammar),
         ("structured_outputs.grammar", outputs.grammar, lark_grammar),
-        ("structured_outputs.json_object", outputs.json_object or None, _any_object),
+        ("structured_outputs.json_object", outputs.json_object or None, lambda _: _any_object()),
         ("guided_json", body.guided_json, _schema),
         ("guided_regex", body.guided_regex, regex_grammar),
         ("guided_choice", body.guided_choice, choice_grammar),
@@ -77,5 +77,5 @@ def _schema(value: dict[str, Any] | str) -> str:
     return json_schema_grammar(value)
 
 
-def _any_object(wanted: bool = True) -> str:
+def _any_object() -> str:
     return json_schema_grammar({"type": "object"})

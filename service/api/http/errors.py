@@ -91,6 +91,10 @@ class ApiError(Exception):
         return Response(self.body(), self.status, self.headers(), media_type="application/json")
 
 
+class ClientLeft(Exception):
+    """The client disconnected before the end of its response."""
+
+
 class ResponseCut(Exception):
     """A response that has started cannot be completed, so its connection is closed. The cause has been logged."""
 
@@ -153,14 +157,22 @@ def _describe(text: str) -> ApiError:
     return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
 
 
+ANSWERED = (
+    ApiError,
+    EngineError,
+    InputError,
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+    TimeoutError,
+    OSError,
+    Exception,
+)
+"""Exceptions whose response is that of as_api_error."""
+
+
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> None:
     """routes: all routes of the application, to tell which methods a path allows."""
-
-    async def known(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
-
-    async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -173,11 +185,6 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         response.headers.update(error.headers or {})
         return response
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        fields = ", ".join(".".join(str(part)[:40] for part in problem["loc"][1:]) for problem in error.errors()[:5])
-        return bad_request(f"Invalid fields: {fields}.", fields.split(",")[0] or None).response()
-
     no_http_path = app.router.default
 
     async def no_path(scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,20 +195,25 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(ClientDisconnect, left)
-    for kind in (
-        ApiError,
-        EngineError,
-        InputError,
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-        RecursionError,
-        TimeoutError,
-        OSError,
-        Exception,
-    ):
-        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, _on_invalid_fields)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(ClientLeft, _on_disconnect)
+    for kind in ANSWERED:
+        app.add_exception_handler(kind, _on_error)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+
+
+async def _on_invalid_fields(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = ", ".join(".".join(str(part)[:40] for part in problem["loc"][1:]) for problem in error.errors()[:5])
+    return bad_request(f"Invalid fields: {fields}.", fields.split(",")[0] or None).response()
 
 
 def _is_socket(path: str, routes: Sequence[BaseRoute]) -> bool:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.api.http.errors import ApiError, ResponseCut, as_api_error
+from service.api.http.errors import ApiError, ClientLeft, ResponseCut, as_api_error
 from service.api.http.record import record_of
 
 T = TypeVar("T")
@@ -24,10 +24,6 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 MONITOR_DELAY = 0.2
 """Seconds until work is watched for disconnects, and a response monitored for these and timeouts: when many start at
 once, their first chunks come first."""
-
-
-class ClientLeft(Exception):
-    """The client disconnected before the end of its response."""
 
 
 def event(payload: Any) -> bytes:

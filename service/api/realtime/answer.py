@@ -40,13 +40,13 @@ log = logging.getLogger("reprise.access")
 
 
 class Answer:
-    """`task`, which starts at once, makes the answer, sends it and writes it into the conversation.
+    """`task`, which starts at once, makes the answer, sends it and writes it into the conversation. A request that is
+    refused before the response begins gets an error event; a later failure is the status of response.done.
 
-    conversation: None for an answer that is not kept. record: of this response; its ticket is released at the end.
+    record: of this response; its ticket is released at the end. conversation: None for an answer that is not kept.
     whole: CONVERSATION or INPUT, where the messages are from, which errors name.
-    turns: if the messages are the conversation's, the ids of the items that are a user's. event_id, size (bytes): of
-    the client's response.create, which may hold items of its own. A request that is refused before the response begins
-    gets an error event; a later failure is the status of response.done.
+    turns: if the messages are the conversation's, the ids of the items that are a user's.
+    metadata, event_id, size (bytes): of the client's response.create, which may hold items of its own.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Answer:
         messages: Sequence[SourcedMessage],
         *,
         whole: str,
-        turns: Sequence[str] = (),
-        metadata: Metadata | None = None,
-        event_id: str | None = None,
-        size: int = 0,
+        turns: Sequence[str],
+        metadata: Metadata | None,
+        event_id: str | None,
+        size: int,
     ) -> None:
         self.id = new_id("resp")
         self.ended = False

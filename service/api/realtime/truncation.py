@@ -35,9 +35,7 @@ class _Room:
         return len(job.prompt.token_ids) - self.beside <= share * allowed
 
 
-async def truncated(
-    body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None = None
-) -> tuple[ChatJob, int]:
+async def truncated(body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None) -> tuple[ChatJob, int]:
     """The job with as many of the last turns as fit, and how many turns were left out. ratio: the share of the allowed
     tokens that is kept of a conversation that does not fit. ApiError if even the last turn does not fit."""
     limits = None if ratio is None else ratio.token_limits

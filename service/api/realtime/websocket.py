@@ -205,7 +205,7 @@ class Session:
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise bad_request("session.model: cannot be changed; open another connection.", "session.model")
         config = updated(self._config, given, "session")
-        if config.spoken and not any(model.kind == "speech" for model in self._context.catalog.models):
+        if config.spoken and not self._context.catalog.of_kind("speech"):
             field = "session.output_modalities"
             raise bad_request(f"{field}: no speech model is served; ask for text.", field, "unsupported_parameter")
         await check_update(self._context, given, config, self._record.client)
@@ -310,7 +310,7 @@ class Session:
 
 def _speaks(context: ServerContext) -> bool:
     """Whether answers can be spoken without naming a model."""
-    hosted = [model for model in context.catalog.models if model.kind == "speech"]
+    hosted = context.catalog.of_kind("speech")
     return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,21 +35,21 @@ async def with_pauses(chunks: AsyncGenerator[AudioChunk], pauses: Sequence[int])
 
 
 async def with_live_pauses(
-    chunks: AsyncGenerator[AudioChunk], text: LiveText, samples: Callable[[float], int]
+    chunks: AsyncGenerator[AudioChunk], text: LiveText, rate: float
 ) -> AsyncGenerator[AudioChunk]:
     """The same for a text that is still being written: a pause comes with the segment after it, and the pause after the
-    last segment when everything has been spoken. samples: number of samples for a number of seconds."""
+    last segment when everything has been spoken. rate: SpeechJob.heard_rate."""
     begun: AudioChunk | None = None
     last: AudioChunk | None = None
     async for chunk in chunks:
         if len(chunk.audio) and begun is None:
-            for silence in _silence(chunk, samples(text.pauses[chunk.segment])):
+            for silence in _silence(chunk, round(text.pauses[chunk.segment] * rate)):
                 yield silence
         begun = None if chunk.segment_done else chunk
         last = chunk
         yield chunk
     if last is not None and text.pause:
-        for silence in _silence(last, samples(text.pause)):
+        for silence in _silence(last, round(text.pause * rate)):
             yield silence
 
 
@@ -71,8 +71,8 @@ class _Heard:
 
 
 class Captions:
-    """Follows the audio of a request. rate: samples that a listener hears in a second. lines: those of the segments;
-    more may be added until their audio is complete. kind: type of the events."""
+    """Follows the audio of a request. rate: SpeechJob.heard_rate. lines: those of the segments; more may be added until
+    their audio is complete. kind: type of the events."""
 
     def __init__(
         self,

@@ -139,7 +139,7 @@ class AudioCounts:
     @property
     def seconds(self) -> float:
         """Seconds as a listener hears them."""
-        return self.samples / self._job.processor.sample_rate / self._job.speed
+        return self.samples / self._job.heard_rate
 
 
 class PlaybackMeter:
@@ -194,5 +194,5 @@ async def encode_chunk(
         context.metrics.observe("speech_truncated_total", model=job.model.name)
     if len(chunk.audio):
         # From its arrival: time that a chunk waited for a slow client is not an underrun of the server.
-        meter.chunk_ready(chunk.arrived + took, len(chunk.audio) / job.processor.sample_rate / job.speed)
+        meter.chunk_ready(chunk.arrived + took, len(chunk.audio) / job.heard_rate)
     return data

@@ -19,7 +19,7 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
     unless exactly one speech model is hosted."""
     if settings.lora_voices is None:
         return {}
-    hosted = sum(model.kind == "speech" for model in catalog.models)
+    hosted = len(catalog.of_kind("speech"))
     if hosted != 1:
         raise SettingsError(f"lora_voices: adapters are of one speech model, and {hosted} are hosted")
     try:

@@ -60,6 +60,11 @@ class SpeechJob:
     def processor(self) -> SpeechProcessor:
         return self.model.speech_processor
 
+    @property
+    def heard_rate(self) -> float:
+        """Samples of the model's audio that a listener hears in a second."""
+        return self.processor.sample_rate * self.speed
+
     def encoder(self) -> StreamingEncoder:
         return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
 
@@ -195,7 +200,7 @@ def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, 
 def speech_model(context: ServerContext, name: str | None, record: RequestRecord) -> HostedModel:
     """The named model, or the only speech model when no name is given."""
     if name is None:
-        hosted = [model for model in context.catalog.models if model.kind == "speech"]
+        hosted = context.catalog.of_kind("speech")
         if len(hosted) != 1:
             several = f"this field is required: {len(hosted)} speech models are served"
             raise bad_request(f"model: {several if hosted else 'no speech model is served'}.", "model")

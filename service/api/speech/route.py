@@ -14,14 +14,13 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.errors import bad_request
 from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
 from service.api.http.streaming import (
     EVENT_STREAM,
     KEEP_ALIVE,
-    ClientLeft,
     LiveResponse,
     error_event,
     unless_disconnected,
@@ -74,66 +73,70 @@ async def speak(request: Request) -> Response:
     context.require_ready()
     body = await context.read_json(request, SpeechRequestBody)
     record = record_of(request.scope)
-    try:
-        async with asyncio.timeout(context.settings.request_timeout):
-            speech = await unless_disconnected(request, _prepare(context, body, record))
-        if body.stream_format == "sse":
-            return _event_response(context, speech)
-        if body.stream is not False:
-            return _audio_response(context, speech)
-        async with asyncio.timeout(_seconds(context, speech)):
-            data = await unless_disconnected(request, _whole(context, speech))
-    except ClientLeft:
-        record.outcome = "aborted"
-        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+    async with asyncio.timeout(context.settings.request_timeout):
+        speech = await unless_disconnected(request, _prepare(context, body, record))
+    if body.stream_format == "sse":
+        return _event_response(context, speech)
+    if body.stream is not False:
+        return _audio_response(context, speech)
+    async with asyncio.timeout(_seconds(context, speech)):
+        data = await unless_disconnected(request, _whole(context, speech))
     return Response(data, headers=_headers(speech.job))
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
-    if len(body.input) > context.settings.max_speech_chars:
-        most = context.settings.max_speech_chars
-        raise bad_request(f"input: too long: {len(body.input)} characters given, at most {most} allowed.", "input")
-    if body.stream is False and body.stream_format == "sse":
-        raise bad_request("stream: cannot be false with stream_format: sse.", "stream")
-    if body.stream is False and len(body.input) > MAX_WHOLE_CHARS:
-        message = (
-            f"stream: cannot be false for a text this long: {len(body.input)} characters given, at most "
-            f"{MAX_WHOLE_CHARS} allowed."
-        )
-        raise bad_request(message, "stream")
+    """Validates a request, loads its voice and tokenizes its text. ApiError or InputError names the field that does not
+    fit."""
+    _check_fields(body, context.settings.max_speech_chars)
     captions = frozenset[str](body.timestamp_granularities or ())
-    if captions and body.stream_format != "sse":
-        raise bad_request("timestamp_granularities: require stream_format: sse.", "timestamp_granularities")
     job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
 
-    def build() -> tuple[SpeechRequest, Script]:
+    def read() -> tuple[Script, SpeechRequest]:
         script = read_script(job, body.input, written=bool(captions))
-        most = max_spoken_chars(context, live=True)
-        if script.characters > most:
-            reason = f"as it is spoken, the text has {script.characters} characters, at most {most} allowed"
-            raise InputError("input", reason)
-        if body.stream is False and script.characters > MAX_WORDED_CHARS:
-            reason = (
-                f"with its numbers in words the text has {script.characters} characters, at most {MAX_WORDED_CHARS} "
-                "allowed"
-            )
-            raise InputError("stream", f"cannot be false for this text: {reason}")
-        texts = [line.text for line in script.lines]
-        control = job.control_of(texts[0])
-        segments = [job.segment(texts[0]), *(job.segment(control + text) for text in texts[1:])]
-        live = body.stream is not False
-        transcript = job.transcript_ids(texts[0])
-        return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), script
+        _check_length(script, max_spoken_chars(context, live=True), whole=body.stream is False)
+        return script, _engine_request(job, script, live=body.stream is not False)
 
     small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
-    request, script = build() if small else await context.in_thread(build)
+    script, request = read() if small else await context.in_thread(read)
     tokens = sum(len(segment.text_ids) for segment in request.segments)
     context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
-    max_seconds = patches * job.processor.samples_per_patch / job.processor.sample_rate / job.speed + script.pauses
+    max_seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
     return PreparedSpeech(job, script, captions, request, tokens, max_seconds)
+
+
+def _check_fields(body: SpeechRequestBody, max_chars: int) -> None:
+    """ApiError for fields that contradict each other, and for a text that is too long whatever is spoken of it."""
+    length = len(body.input)
+    if length > max_chars:
+        raise bad_request(f"input: too long: {length} characters given, at most {max_chars} allowed.", "input")
+    if body.stream is False and body.stream_format == "sse":
+        raise bad_request("stream: cannot be false with stream_format: sse.", "stream")
+    if body.stream is False and length > MAX_WHOLE_CHARS:
+        message = f"cannot be false for a text this long: {length} characters given, at most {MAX_WHOLE_CHARS} allowed"
+        raise bad_request(f"stream: {message}.", "stream")
+    if body.timestamp_granularities and body.stream_format != "sse":
+        raise bad_request("timestamp_granularities: require stream_format: sse.", "timestamp_granularities")
+
+
+def _check_length(script: Script, max_spoken: int, *, whole: bool) -> None:
+    """InputError for a text that is too long as it is spoken. whole: the answer is not streamed."""
+    length = script.characters
+    if length > max_spoken:
+        raise InputError("input", f"as it is spoken, the text has {length} characters, at most {max_spoken} allowed")
+    if whole and length > MAX_WORDED_CHARS:
+        reason = f"with its numbers in words the text has {length} characters, at most {MAX_WORDED_CHARS} allowed"
+        raise InputError("stream", f"cannot be false for this text: {reason}")
+
+
+def _engine_request(job: SpeechJob, script: Script, *, live: bool) -> SpeechRequest:
+    """The request of a whole text. A description in front of the first segment is repeated in front of the others."""
+    first, *others = (line.text for line in script.lines)
+    control = job.control_of(first)
+    segments = [job.segment(first), *(job.segment(control + text) for text in others)]
+    return job.request(segments, job.transcript_ids(first), live=live, open=False, arrival=job.record.arrival)
 
 
 def _seconds(context: ServerContext, speech: PreparedSpeech) -> float:
@@ -168,7 +171,7 @@ class AudioProgress:
     def __init__(self, speech: PreparedSpeech) -> None:
         self.encoder = speech.job.encoder()
         self.counts = AudioCounts(speech.job)
-        rate = speech.job.processor.sample_rate * speech.job.speed
+        rate = speech.job.heard_rate
         self._captions = None
         if speech.captions:
             self._captions = Captions(speech.script.lines, rate, words="word" in speech.captions)

@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED, ApiError, bad_request
+from service.api.http.errors import ApiError, bad_request
 from service.api.http.forms import Form, FormLimits, form_boundary, read_form
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
 from service.api.http.routing import get
-from service.api.http.streaming import ClientLeft, unless_disconnected
+from service.api.http.streaming import unless_disconnected
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import speech_model
@@ -90,9 +90,6 @@ async def upload_voice(request: Request) -> Response:
     try:
         async with asyncio.timeout(context.settings.request_timeout):
             voice = await unless_disconnected(request, _store(context, form, request))
-    except ClientLeft:
-        record_of(request.scope).outcome = "aborted"
-        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
     finally:
         await form.close()
     return _json(_object(context, voice))
@@ -219,10 +216,9 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
     if isinstance(voice, str):
         return VoiceObject(voice, voice, "audio.voice", "builtin", description=OPENAI_VOICES.get(voice))
     if isinstance(voice, Adapter):
-        return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=_speech_name(context))
-    speaks = (
-        model.name for model in context.catalog.models if model.kind == "speech" and encoder_of(model) == voice.encoder
-    )
+        (model,) = context.catalog.of_kind("speech")  # the one to which the adapters belong
+        return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=model.name)
+    speaks = (model.name for model in context.catalog.of_kind("speech") if encoder_of(model) == voice.encoder)
     return VoiceObject(
         id=voice.id,
         name=voice.name,
@@ -235,11 +231,6 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
         consent=voice.consent,
         model=next(speaks, None),
     )
-
-
-def _speech_name(context: ServerContext) -> str:
-    """Name of the one speech model to which the adapters belong."""
-    return next(model.name for model in context.catalog.models if model.kind == "speech")
 
 
 def _json(payload: msgspec.Struct) -> Response:

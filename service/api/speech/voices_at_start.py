@@ -20,7 +20,7 @@ LOOKING_INTERVAL = 0.25
 async def make_voices(context: ServerContext) -> None:
     """Makes, or reads from disk, the voices that the setting voices_at_start names, one after another and only while
     the server answers no request. A voice that fails is made at its first use."""
-    models = [model for model in context.catalog.models if model.kind == "speech"]
+    models = context.catalog.of_kind("speech")
     if not models:
         return
     try:

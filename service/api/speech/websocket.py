@@ -253,11 +253,9 @@ class Utterance:
         self._job = job
         self._arrival = time.monotonic()
         self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True, written=bool(captions))
-        self._rate = job.processor.sample_rate * job.speed
-        """Samples per second as a listener hears them."""
-        self._captions = (
-            Captions(self._text.lines, self._rate, words="word" in captions, kind=AudioSegment) if captions else None
-        )
+        self._captions = None
+        if captions:
+            self._captions = Captions(self._text.lines, job.heard_rate, words="word" in captions, kind=AudioSegment)
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._characters = 0
@@ -309,7 +307,8 @@ class Utterance:
         encoder: StreamingEncoder | None = None
         size = 0
         spoken = feed.chunks()
-        async with aclosing(spoken), aclosing(with_live_pauses(spoken, self._text, self._samples)) as chunks:
+        rate = self._job.heard_rate
+        async with aclosing(spoken), aclosing(with_live_pauses(spoken, self._text, rate)) as chunks:
             async for chunk in chunks:
                 if encoder is None:
                     if not len(chunk.audio):
@@ -335,9 +334,6 @@ class Utterance:
         notes["audio_seconds"] = round(before + seconds, 2)
         if self._truncated:
             notes["truncated"] = True
-
-    def _samples(self, seconds: float) -> int:
-        return round(seconds * self._rate)
 
     async def _start(self) -> StreamingEncoder:
         """Announces the next file: of a segment, or of the pause after the last one, which has no text."""

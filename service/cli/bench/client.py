@@ -14,7 +14,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -25,49 +26,74 @@ from service.cli.bench.traffic import converse, payload, questions
 
 READY = b"ready\n"
 
+Talk = tuple[bytes, list[str]]
+"""The body of a request, and the questions that follow its answer."""
+
 
 async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
     """All bodies are prepared and a connection for each lane is opened before the beginning, so that neither costs
-    measured time. An open loop opens more when all of its connections are in use. barrier: waits for all clients;
-    returns the line that the parent then sends.
+    measured time. barrier: waits for all clients; returns the line that the parent then sends.
     """
     load = assignment.load
     rng = np.random.default_rng(assignment.seed)
     talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]
-    peer = peer_of(load.url, load.api_key)
-    idle = [Connection(peer, load.timeout) for _ in range(max(1, assignment.lanes))]
+    connect = partial(Connection, peer_of(load.url, load.api_key), load.timeout)
+    idle = [connect() for _ in range(max(1, assignment.lanes))]
     gc.freeze()  # loaded objects stay: the garbage collector need not scan them while answers come
     barrier()
     await asyncio.gather(*(connection.warm_up() for connection in idle))
     begin = float(barrier())
     await asyncio.sleep(max(0.0, begin - time.time()))
     if assignment.offsets:
-
-        async def at(offset: float, index: int) -> None:
-            await asyncio.sleep(max(0.0, begin + offset - time.time()))
-            connection = idle.pop() if idle else Connection(peer, load.timeout)
-            async for record in converse(connection, load, *talks[index]):
-                if record.turn == 1:
-                    record.delay = record.start - begin - offset
-                report(record)
-            idle.append(connection)
-
-        await asyncio.gather(*(at(offset, index) for index, offset in enumerate(assignment.offsets)))
+        await _open_loop(assignment, talks, idle, connect, begin, report)
     else:
-        await asyncio.sleep(assignment.after)
-        end = begin + assignment.until if assignment.until else math.inf
-        waiting = iter(talks)
-
-        async def lane(connection: Connection) -> None:
-            for body, later in waiting:
-                if time.time() >= end:
-                    return
-                async for record in converse(connection, load, body, later):
-                    report(record)
-
-        await asyncio.gather(*(lane(connection) for connection in idle))
+        await _closed_loop(assignment, talks, idle, begin, report)
     for connection in idle:
         connection.close()
+
+
+async def _open_loop(
+    assignment: Assignment,
+    talks: Sequence[Talk],
+    idle: list[Connection],
+    connect: Callable[[], Connection],
+    begin: float,
+    report: Callable[[Record], None],
+) -> None:
+    """Sends each request at its own time, over a further connection when all are in use."""
+
+    async def at(offset: float, talk: Talk) -> None:
+        await asyncio.sleep(max(0.0, begin + offset - time.time()))
+        connection = idle.pop() if idle else connect()
+        async for record in converse(connection, assignment.load, *talk):
+            if record.turn == 1:
+                record.delay = record.start - begin - offset
+            report(record)
+        idle.append(connection)
+
+    await asyncio.gather(*map(at, assignment.offsets, talks))
+
+
+async def _closed_loop(
+    assignment: Assignment,
+    talks: Sequence[Talk],
+    idle: Sequence[Connection],
+    begin: float,
+    report: Callable[[Record], None],
+) -> None:
+    """Sends a request over each connection as soon as the one before it has been answered."""
+    await asyncio.sleep(assignment.after)
+    end = begin + assignment.until if assignment.until else math.inf
+    waiting = iter(talks)
+
+    async def lane(connection: Connection) -> None:
+        for talk in waiting:
+            if time.time() >= end:
+                return
+            async for record in converse(connection, assignment.load, *talk):
+                report(record)
+
+    await asyncio.gather(*map(lane, idle))
 
 
 def _read() -> bytes:

@@ -218,7 +218,7 @@ class VisionStage:
         assert embeds is not None
         return embeds
 
-    def next_group(self, affords: Callable[[int], bool] = lambda patches: True) -> list[Part]:
+    def next_group(self, affords: Callable[[int], bool]) -> list[Part]:
         """The parts to encode next: the group that holds the oldest one. The others are packed again next time,
         together with new ones, so that groups with room left have time to fill.
 

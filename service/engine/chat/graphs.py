@@ -67,16 +67,30 @@ class ChatGraphs:
         sizes: StepSizes,
         context: WorkerContext,
     ) -> None:
-        self._name, self._decoder, self.state, self.caches = name, decoder, state, caches
-        self._sizes, self._context = sizes, context
-        config = context.config
-        self.held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=context.dtype, device=context.device)
+        self._name, self._context = name, context
+        self._decoder, self._sizes, self.state, self.caches = decoder, sizes, state, caches
+        config, hidden_size, dtype = context.config, sizes.hidden_size, context.dtype
+        self.held_hidden = held = torch.zeros((config.slots, hidden_size), dtype=dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
+        sample_buckets: list[Bucket] = [{"rows": count} for count in rows]
+        decode_buckets = self._decode_buckets(rows)
         layers = LayersStep(decoder, state, caches, sizes.page_size)
-        self.decode = {full: self._decode_runner(layers, rows, full=full) for full in (False, True)}
-        self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
-        self.layers = self._layers_runner(layers, rows)
-        self.guided_sample = {full: self._guided_sample_runner(rows, full=full) for full in (False, True)}
+        samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full=full) for full in (False, True)}
+        self.decode = {
+            full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
+            for full, sampling in samplings.items()
+        }
+        self.sample = {
+            full: self._row_runner("sample", SampleStep(sampling, hidden_size, dtype), sample_buckets, full=full)
+            for full, sampling in samplings.items()
+        }
+        self.layers = self._row_runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, guided=True)
+        self.guided_sample = {
+            full: self._row_runner(
+                "guided_sample", GuidedSampleStep(state, sampling, held), sample_buckets, full=full, guided=True
+            )
+            for full, sampling in samplings.items()
+        }
         self.prefill, self.cached_prefill = self._prefill_runners()
 
     @property
@@ -101,30 +115,12 @@ class ChatGraphs:
         bucket_list, before_ready = chunk_buckets(sizes, sequences, self._decoder.feature_levels)
         return self._runner(step.name, step, bucket_list, before_ready)
 
-    def _decode_runner(self, layers: LayersStep, rows: list[int], *, full: bool) -> GraphRunner:
-        step = DecodeStep(layers, self._sampling(full=full))
-        return self._row_runner("decode", step, self._decode_buckets(rows), full=full)
-
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
+        """Every number of rows, with each width of block tables."""
         on_cpu = self._context.device.type == "cpu"
         most = self._sizes.max_pages
         widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
-
-    def _layers_runner(self, layers: LayersStep, rows: list[int]) -> GraphRunner:
-        step = GuidedLayersStep(layers, self.held_hidden)
-        return self._row_runner("guided_layers", step, self._decode_buckets(rows), guided=True)
-
-    def _sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = SampleStep(self._sampling(full=full), self._sizes.hidden_size, self._context.dtype)
-        return self._row_runner("sample", step, [{"rows": count} for count in rows], full=full)
-
-    def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = GuidedSampleStep(self.state, self._sampling(full=full), self.held_hidden)
-        return self._row_runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
-
-    def _sampling(self, *, full: bool) -> Sampling:
-        return Sampling(self._decoder, self.state, self._sizes.vocab_limit, full=full)
 
     def _row_runner(
         self,

@@ -31,7 +31,7 @@ from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.heap import give_back_freed_memory
-from service.link.grammar_limits import deep_thread, deep_threads
+from service.link.grammar_limits import deep_executor, deep_thread
 from service.logs import configure_logging
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class MaskServer:
         self._link = link
         self._masks = masks
         self._sending = threading.Lock()
-        self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
+        self._builders = {False: deep_executor("grammars"), True: deep_executor("slow-grammars")}
         """Builders for quick and for slow grammars, so that no usual grammar waits behind a slow one."""
         self._tokenizer = self._builders[False].submit(self._read, tokenizer)
         self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}

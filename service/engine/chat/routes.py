@@ -70,9 +70,7 @@ class PrefillChoice:
 class PrefillRoutes:
     """Chooses between the captured prefills and eager execution."""
 
-    def __init__(
-        self, fresh: GraphRunner, cached: GraphRunner, mixed_route: MixedRoute, feature_levels: int = 0
-    ) -> None:
+    def __init__(self, fresh: GraphRunner, cached: GraphRunner, mixed_route: MixedRoute, feature_levels: int) -> None:
         """fresh: captured prefills of chunks without cached context. cached: those of any chunks. feature_levels:
         Decoder.feature_levels."""
         self._fresh = fresh

@@ -121,7 +121,7 @@ class ChatSequence:
         rest = self.prompt.next_position - self.num_prompt_tokens + np.arange(first, end)
         return np.concatenate((prompt, np.broadcast_to(rest, (prompt.shape[0], len(rest)))), axis=1)
 
-    def media_rows(self, start: int = 0, end: int | None = None) -> Iterator[MediaRows]:
+    def media_rows(self, start: int, end: int | None = None) -> Iterator[MediaRows]:
         """The media positions inside [start, end), in prompt order."""
         end = self.num_prompt_tokens if end is None else end
         offsets = [0] * len(self.prompt.items)

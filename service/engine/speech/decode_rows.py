@@ -27,7 +27,7 @@ def choose_rows(
     far_ahead: float,
     cheapest: bool,
     room_wanted: bool,
-    prefill_before: float = 0.0,
+    prefill_before: float,
 ) -> tuple[Stream, ...]:
     """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams with
     less slack than `horizon` are always among them, as far as the largest bucket holds them.

@@ -125,21 +125,17 @@ def slot_state_arrays(sequences: Sequence[SpeechSequence], patch_shape: tuple[in
     for row, sequence in enumerate(sequences):
         if sequence.prompt.audio_mask[-1]:
             last_patch[row] = sequence.prompt.patches[-1]
-
-    def per_row(values: Sequence[float], dtype: type) -> np.ndarray:
-        return np.array(values, dtype=dtype)
-
     return {
         "slots": slots_of(sequences),
         "last_patch": last_patch,
-        "length": per_row([len(prompt.token_ids) for prompt in prompts], np.int32),
+        "length": np.array([len(prompt.token_ids) for prompt in prompts], np.int32),
         "step": np.zeros(count, dtype=np.int32),
         "active": np.ones(count, dtype=np.bool_),
-        "min_patches": per_row([prompt.min_patches for prompt in prompts], np.int32),
-        "max_patches": per_row([prompt.max_patches for prompt in prompts], np.int32),
-        "seed": per_row([sequence.seed for sequence in sequences], np.int64),
-        "cfg": per_row([sequence.request.cfg_value for sequence in sequences], np.float32),
-        "temperature": per_row([sequence.request.temperature for sequence in sequences], np.float32),
+        "min_patches": np.array([prompt.min_patches for prompt in prompts], np.int32),
+        "max_patches": np.array([prompt.max_patches for prompt in prompts], np.int32),
+        "seed": np.array([sequence.seed for sequence in sequences], np.int64),
+        "cfg": np.array([sequence.request.cfg_value for sequence in sequences], np.float32),
+        "temperature": np.array([sequence.request.temperature for sequence in sequences], np.float32),
     }
 
 

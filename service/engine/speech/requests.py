@@ -29,7 +29,7 @@ class SpeechRequests:
         model: SpeechModel,
         scheduler: SpeechScheduler,
         context: WorkerContext,
-        adapters: Collection[str] = (),
+        adapters: Collection[str],
     ) -> None:
         """adapters: their names."""
         self._name = name

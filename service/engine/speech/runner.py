@@ -76,9 +76,8 @@ class SpeechRunner:
         context: WorkerContext,
         *,
         num_pages: int,
-        max_streams: int,
         buckets: Sequence[int],
-        adapters: AdapterFiles | None = None,
+        adapters: AdapterFiles | None,
     ) -> None:
         self.model = model
         self.buckets = tuple(buckets)
@@ -92,7 +91,7 @@ class SpeechRunner:
         self.caches, self._pages_of_layers = allocate_together(
             model.cache_specs(), num_pages, self.page_size, context.device, context.dtype
         )
-        self.state = slot_state(model, max_streams, self._max_pages, context.device)
+        self.state = slot_state(model, context.config.slots, self._max_pages, context.device)
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)

@@ -28,18 +28,18 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
     solver_steps = runner.solver_steps[0]
     seconds: dict[tuple[Kind, int], float] = {}
 
-    def observe(kind: Kind, solver_steps: int, part: GraphRunner, rows: int, plan: Callable[[int], Plan]) -> None:
+    def observe(kind: Kind, steps: int, part: GraphRunner, rows: int) -> None:
         graph = part.graph_for({"rows": rows})
         size = rows if graph is None else graph.bucket["rows"]
         if (kind, size) not in seconds:
-            seconds[kind, size] = _timed(runner, partial(part.run, plan(rows)))
-        costs.observe(kind, solver_steps, rows, seconds[kind, size])
+            seconds[kind, size] = _timed(runner, partial(part.run, _rows(rows)))
+        costs.observe(kind, steps, rows, seconds[kind, size])
 
     for bucket in buckets:
-        observe("decode", solver_steps, runner.decode[solver_steps], bucket, _rows)
-        observe("tail", solver_steps, runner.tail[solver_steps], bucket, _rows)
+        observe("decode", solver_steps, runner.decode[solver_steps], bucket)
+        observe("tail", solver_steps, runner.tail[solver_steps], bucket)
         with runner.codec.after_steps():
-            observe("vae", 0, runner.vae, bucket, _rows)
+            observe("vae", 0, runner.vae, bucket)
     for length in prompt_lengths:
         kind, size = eager_cost_key(length)
         costs.observe(kind, 0, size, _timed(runner, partial(scratch_prefill, runner, [length])))

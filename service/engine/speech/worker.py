@@ -141,7 +141,6 @@ class SpeechWorker:
             self._model,
             self._context,
             num_pages=num_pages,
-            max_streams=self._context.config.slots,
             buckets=self._buckets,
             adapters=self._adapters,
         )

@@ -24,7 +24,7 @@ from service.api.chat.grammar import (
     regex_grammar,
 )
 from service.api.chat.schema_form import FREE_FORMATS, Unfit
-from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_threads
+from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
 
@@ -347,7 +347,7 @@ def test_the_largest_accepted_grammars_are_built_and_advance(name: str) -> None:
     grammar = LARGE[name]()
     assert len(grammar) <= MAX_GRAMMAR_BYTES
     check_grammar(grammar)
-    with deep_threads(1, "grammars") as thread:
+    with deep_executor("grammars") as thread:
         thread.submit(advance, name, grammar).result()
 
 

@@ -10,8 +10,9 @@ import pytest
 from starlette.requests import Request
 
 from service.api.http import streaming
+from service.api.http.errors import ClientLeft
 from service.api.http.record import RequestRecord
-from service.api.http.streaming import ClientLeft, LiveResponse, unless_disconnected
+from service.api.http.streaming import LiveResponse, unless_disconnected
 
 
 async def test_a_client_that_leaves_while_the_error_is_sent_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_nothing_is_said_of_voices_if_the_engine_did_not_start(
         asked.append("ready")
         raise EngineError(503, "engine_failed", "The engine could not be started: no weights.")
 
-    catalog = SimpleNamespace(models=[SimpleNamespace(kind=kind) for kind in kinds])
+    catalog = SimpleNamespace(of_kind=lambda kind: [one for one in kinds if one == kind])
     context: Any = SimpleNamespace(engine=SimpleNamespace(wait_ready=wait_ready), catalog=catalog)
     asyncio.run(make_voices(context))
     assert not caplog.text and bool(asked) == ("speech" in kinds)

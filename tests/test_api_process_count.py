@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from service import api_processes
-from service.api_processes import api_process_count, count_for, num_api_processes, with_count
+from service.api_process_count import api_process_count, count_for, num_api_processes, with_count
 from service.cli import doctor
 from service.cli.main import app
 from service.engine_config import supervised
@@ -18,7 +17,7 @@ from service.settings_reading import SettingsError
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
     monkeypatch.setattr("models.cpus.available", lambda: processors)
-    for module in ("service.api_processes", "service.engine_config", "service.sizing"):
+    for module in ("service.api_process_count", "service.engine_config", "service.sizing"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
 
 
@@ -76,10 +75,10 @@ def test_the_driver_is_not_asked_where_it_changes_nothing(monkeypatch: pytest.Mo
     def asked() -> tuple[str, ...]:
         raise AssertionError("the driver is asked")
 
-    monkeypatch.setattr(api_processes, "visible_gpus", asked)
+    monkeypatch.setattr("service.api_process_count.visible_gpus", asked)
     assert api_process_count(load_settings({})).number == 1
     machine(monkeypatch, 32, ())
-    monkeypatch.setattr(api_processes, "visible_gpus", asked)
+    monkeypatch.setattr("service.api_process_count.visible_gpus", asked)
     for flags in ({"api_processes": 2}, {"engine": "inline"}, {"device": "cpu"}):
         api_process_count(load_settings(flags))
 
