@@ -167,6 +167,11 @@ COMMANDS: tuple[Command, ...] = (
         "versions_kimi_vl_a3b",
         "python -m benchmarks.versions OLD NEW --models kimi_vl_a3b",
     ),
+    Command(
+        "the same of qwen2_vl_2b",
+        "versions_qwen2_vl_2b",
+        "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
+    ),
     Command("128 chats with pictures at once over a simulated GPU", "burst", "python -m benchmarks.burst", on_cpu=True),
     Command(
         "memory of the processes beside an engine", "process_memory", "python -m benchmarks.process_memory", on_cpu=True
