@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -25,9 +23,6 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
-
-MEASURED: WeakKeyDictionary[SpeechModel, dict[object, Any]] = WeakKeyDictionary()
-"""What the steps of a model cost, by all that decides which of them are captured."""
 
 
 @dataclass
@@ -91,20 +86,10 @@ class WorkerRig:
         self.worker.allocate(1 + tokens // config.page_size)
         while self.worker.capture_next(idle=capture_all):
             pass
-        what = (graphs, tuple(buckets), capture_all, solver_steps, bool(lora_voices), restarted, graph_bytes)
-        self._calibrate((*what, clock))
+        self.worker.calibrate()
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0
         self._record_patches()
-
-    def _calibrate(self, captured: object) -> None:
-        """As the first rig was that captured the same of this model: measuring takes as long as what many tests run."""
-        measured, seen = MEASURED.setdefault(self.worker._model, {}), self.worker._costs._seen
-        if captured in measured:
-            seen.update(deepcopy(measured[captured]))
-        else:
-            self.worker.calibrate()
-            measured[captured] = deepcopy(seen)
 
     def first_patches_in_rows(self, chosen: Callable[[], bool]) -> None:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
