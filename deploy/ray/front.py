@@ -26,12 +26,19 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ErrorBody, bad_request, install_error_handlers
+from service.api.http.errors import (
+    CLIENT_CLOSED,
+    ApiError,
+    ClientLeft,
+    ErrorBody,
+    bad_request,
+    install_error_handlers,
+)
 from service.api.http.hosts import HostRule
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.origin import OriginMiddleware
 from service.api.http.record import record_of
-from service.api.http.streaming import ClientLeft, unless_disconnected
+from service.api.http.streaming import unless_disconnected
 from service.metrics import Metrics
 from service.settings import Settings
 

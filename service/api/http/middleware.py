@@ -42,7 +42,7 @@ class RequestMiddleware:
         max_body: int,
         body_timeout: float,
         hosts: HostRule,
-        tracing: Tracing | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._endpoints = endpoints

@@ -146,7 +146,6 @@ async def test_what_is_left_at_the_end_of_a_shutdown(begun: bool, reads: bool) -
         max_body=1 << 20,
         body_timeout=60.0,
         hosts=HostRule("127.0.0.1", (), keyed=False),
-        tracing=None,
     )
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     task = asyncio.create_task(middleware(scope, asyncio.Event().wait, keep))  # type: ignore[arg-type]

@@ -20,9 +20,10 @@ from models.embedded.vision_training.network import UNKNOWN, Auxiliary, Network,
 from models.embedded.world import about_keys, about_scenes, about_shapes, small_talk, vocabulary
 from models.embedded.world.conversations import DEFAULT_SYSTEM, Encoder
 from models.embedded.world.keys import NAMES, varied
+from models.embedded.world.palette import COLOR_NAMES, COLORS, named_ground
 from models.embedded.world.pictures import Figure, Picture
 from models.embedded.world.questions import Maker, Turn, clearly_larger
-from models.embedded.world.scenes import crowded_picture
+from models.embedded.world.scenes import crowded_picture, plain_picture
 
 SIDE = 300
 
@@ -176,6 +177,43 @@ def test_of_a_crowd_it_is_said_that_there_are_more_shapes_than_are_counted() -> 
     assert len(shown.figures) > 8
     for maker in (about_shapes.describe, about_shapes.count, about_scenes.shapes):
         assert {turn.answer for turn in turns(maker, shown)} == {"I see more than 6 shapes."}
+
+
+def test_the_only_shape_need_not_be_named() -> None:
+    alone = picture(figure("red circle", 150, 150, 120))
+    assert {turn.answer for turn in turns(about_shapes.only_color, alone)} == {"The circle is red."}
+    assert {turn.answer for turn in turns(about_shapes.only_shape, alone)} == {"It is a circle."}
+    for turn in turns(about_shapes.is_shape, alone):
+        assert turn.answer == ("Yes" if "circle" in turn.question else "No") + ", it is a circle.", turn
+    for maker in (about_shapes.only_color, about_shapes.only_shape, about_shapes.is_shape):
+        assert not turns(maker, CORNERS) and not turns(maker, picture())
+
+
+def test_grounds_have_the_name_of_their_color() -> None:
+    for seed in range(300):
+        shade, name = named_ground(Random(seed))
+        if name == "white":
+            assert min(shade) >= 238
+        elif name is not None:
+            span = COLORS[name].value
+            assert shade in COLORS[name].usual or span[0] - 0.01 <= max(shade) / 255 <= span[1] + 0.01, (name, shade)
+    shown = replace(CORNERS, ground="yellow")
+    assert {turn.answer for turn in turns(about_shapes.ground, shown)} == {"The background is yellow."}
+    assert not turns(about_shapes.ground, CORNERS) and not turns(about_shapes.plain_color, shown)
+
+
+def test_pictures_of_one_color() -> None:
+    """Black and white ones are empty pictures, but have a color, too."""
+    seen = set()
+    for seed in range(60):
+        shown = plain_picture(Random(seed))
+        assert shown.ground is not None and not shown.figures
+        seen.add(shown.ground)
+        assert {turn.answer for turn in turns(about_shapes.plain_color, shown)} == {f"The picture is {shown.ground}."}
+        assert about_shapes.description(shown) == f"I see a plain {shown.ground} picture."
+    assert seen == set(COLOR_NAMES) - {"black", "white"}
+    for name in ("black", "white", None):
+        assert about_shapes.description(replace(picture(), ground=name)) == "I see an empty picture."
 
 
 def test_pictures_of_nothing_known_teach_only_that() -> None:
