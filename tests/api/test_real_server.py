@@ -257,6 +257,7 @@ def test_the_command_line_asks(server: ServerProcess, tmp_path: Path) -> None:
     assert MODEL in listed.stdout
 
 
+@pytest.mark.slow
 def test_the_command_line_speaks(server: ServerProcess, tmp_path: Path) -> None:
     def say(file: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "service.cli", "say", "Hello.", "-o", str(file), "--url", server.url]

@@ -92,6 +92,7 @@ def no_engine_starts(patient: Patient) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_clients_killed_in_mid_stream(patient: Patient) -> None:
     requests = [
         ("/v1/chat/completions", endless()),

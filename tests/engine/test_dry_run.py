@@ -172,6 +172,7 @@ def weights_of(directory: Path, quantization: str) -> int:
     return counted.live
 
 
+@pytest.mark.slow
 def test_a_published_speech_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
     measure, measured = SpeechWorker.measure, dict[int, MemoryRequirements]()

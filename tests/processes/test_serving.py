@@ -195,7 +195,8 @@ main()
 """
 
 
-@pytest.mark.parametrize(("processors", "count"), [(16, 4), pytest.param(8, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("processors", "count"), [(16, 4), (8, 0)])
+@pytest.mark.slow
 def test_left_open_the_number_follows_the_machine(tmp_path: Path, processors: int, count: int) -> None:
     """0: the server's own process answers."""
     program = ("-c", MANY_PROCESSORS.format(processors=processors))

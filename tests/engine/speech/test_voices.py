@@ -115,6 +115,7 @@ VISITS = st.tuples(
 """Voice; segments, retries and patches that are continued; the turn when it comes; after how many it leaves."""
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     visits=st.lists(VISITS, min_size=2, max_size=7),

@@ -134,7 +134,13 @@ def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dt
     return found
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+LIKE_OTHERS = ("qwen2_5_vl", "qwen3_vl", "minicpmv_2_5")
+"""Their kernels are, but for a few, those of others."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else []) for name in WIDTHS]
+)
 def test_networks_by_kernels_equal_their_references(name: str, device: torch.device, tmp_path: Path) -> None:
     directory = widened(name, tmp_path)
     narrow, wide = models(directory, device)
