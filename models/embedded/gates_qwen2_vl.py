@@ -259,6 +259,7 @@ def main() -> None:
     failed = scores.failures()
     report = {
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "measured": f"bfloat16, {torch.cuda.get_device_name()}" if device.type == "cuda" else "float32 on a CPU",
         "questions": options.number,
         "seed": SEED,
         "right": {name: round(value, 4) for name, value in scores.right.items()},
