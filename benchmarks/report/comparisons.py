@@ -1,91 +1,76 @@
-"""What the README and the first table of docs/performance.md compare with the best peer."""
+"""What the README compares with the best peer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.report.figures import Figure, arrivals, chat, nano, of_row, speech, vllm
+from benchmarks.report.figures import Figure, of_row, peer
+
+_nano = partial(peer, "nano-vllm-voxcpm")
+_vllm = partial(peer, "vllm", mode="graphs+mmgraph")
+_SPEECH, _LATENCY, _DECODE = "speech_http_closed", "chat_http_latency_qwen2_vl_2b", "chat_http_decode_qwen2_vl_2b"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the README shows. result: where ours is from. theirs: a figure of benchmarks/results, or the text of a
-    published one, which names its GPU."""
+    """result: where ours is from. theirs: a figure of the peers' results."""
 
     what: str
     unit: str
     result: str
     ours: Figure
     peer: str
-    theirs: Figure | str
+    theirs: Figure
+
+
+def _compared(what: str, unit: str, result: str, key: str, peer: str, theirs: Figure, **wanted: object) -> Comparison:
+    return Comparison(what, unit, result, of_row(result, key, **wanted), peer, theirs)
 
 
 COMPARISONS: tuple[Comparison, ...] = (
-    Comparison(
-        "VoxCPM2, 1 stream: time to first audio",
-        "ms",
-        "speech_http_closed",
-        speech(1, "first_p50_ms"),
-        "nano-vllm-voxcpm",
-        nano("ttfc_ms", 1),
-    ),
-    Comparison(
-        "VoxCPM2, 64 streams: time to first audio",
-        "ms",
-        "speech_http_closed",
-        speech(64, "first_p50_ms"),
-        "nano-vllm-voxcpm",
-        nano("ttfc_ms", 64),
-    ),
-    Comparison(
-        "VoxCPM2, 64 streams: seconds of audio per second",
-        "",
-        "speech_http_closed",
-        speech(64, "audio_s_per_s"),
-        "nano-vllm-voxcpm",
-        nano("xrt", 64),
-    ),
-    Comparison(
-        "Qwen2-VL-2B: TTFT, JPEG of 448 x 448 and 128 text tokens",
-        "ms",
-        "chat_http_latency_qwen2_vl_2b",
-        chat("latency_qwen2_vl_2b", "first_p50_ms", input="448x448 JPEG"),
-        "vllm",
-        vllm("ttft_e2e_ms"),
-    ),
-    Comparison(
-        "Qwen2-VL-2B: TTFT, about 390 text tokens",
-        "ms",
-        "chat_http_latency_qwen2_vl_2b",
-        chat("latency_qwen2_vl_2b", "first_p50_ms", input="text"),
-        "vllm",
-        vllm("ttft_text_same_length_ms"),
+    *(
+        _compared(
+            f"VoxCPM2, {streams} stream{'s' * (streams > 1)}: {what}",
+            unit,
+            _SPEECH,
+            key,
+            "nano-vllm-voxcpm",
+            _nano(metric, batch=streams),
+            streams=streams,
+        )
+        for streams, what, unit, key, metric in (
+            (1, "time to first audio", "ms", "first_p50_ms", "ttfc_ms"),
+            (64, "time to first audio", "ms", "first_p50_ms", "ttfc_ms"),
+            (64, "seconds of audio per second", "", "audio_s_per_s", "xrt"),
+        )
     ),
     *(
-        Comparison(
+        _compared(f"Qwen2-VL-2B: TTFT, {what}", "ms", _LATENCY, "first_p50_ms", "vllm", _vllm(metric), input=load)
+        for what, load, metric in (
+            ("JPEG of 448 x 448 and 128 text tokens", "448x448 JPEG", "ttft_e2e_ms"),
+            ("about 390 text tokens", "text", "ttft_text_same_length_ms"),
+        )
+    ),
+    *(
+        _compared(
             f"Qwen2-VL-2B: {streams} text stream{'s' * (streams > 1)}",
             "tokens/s",
-            "chat_http_decode_qwen2_vl_2b",
-            chat("decode_qwen2_vl_2b", "tokens_per_s", streams=streams),
+            _DECODE,
+            "tokens_per_s",
             "vllm",
-            vllm("decode_tps", batch=streams),
+            _vllm("decode_tps", batch=streams),
+            streams=streams,
         )
         for streams in (1, 32)
     ),
-    Comparison(
+    _compared(
         "Qwen2-VL-2B: vision encoder alone, 448 x 448",
         "ms",
         "encoder_qwen2_vl_2b",
-        of_row("encoder_qwen2_vl_2b", "replay_ms", input="448x448"),
+        "replay_ms",
         "vllm",
-        vllm("encoder_ms"),
-    ),
-    Comparison(
-        "Qwen2-VL-7B, 36 prompts/s of 8 pictures of 224 x 224: mean TTFT",
-        "ms",
-        "chat_http_arrivals_qwen2_vl_7b",
-        arrivals("first_mean_ms"),
-        "vllm",
-        "vLLM: 4,768 ms (published, H100)",
+        _vllm("encoder_ms"),
+        input="448x448",
     ),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.report.plots import PLOTS, Plot, digest
 from benchmarks.report.results import Missing, Results
-from benchmarks.report.tables.index import TABLES
+from benchmarks.report.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 IMAGES = Path("docs/images")
@@ -16,7 +16,7 @@ _REGION = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- /figures -->)", re
 
 
 def documents(root: Path) -> list[Path]:
-    return [root / "README.md", root / "benchmarks/README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "benchmarks").glob("*.md")), *sorted((root / "docs").glob("*.md"))]
 
 
 def images_from(document: Path, root: Path) -> str:

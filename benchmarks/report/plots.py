@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
-from benchmarks.report.figures import gpu_busy, listeners_of
+from benchmarks.report.figures import gpu_busy
 from benchmarks.report.formatting import model_name, server_of
 from benchmarks.report.results import Missing, Results
 
@@ -146,7 +146,6 @@ def _speech_streams(results: Results) -> Panels:
 
 
 _TITLES = {
-    "speech_http_open": "speech, utterances of 5 s",
     "chat_http_arrivals_qwen2_vl_7b": "Qwen2-VL-7B, 8 pictures a prompt",
 }
 
@@ -159,16 +158,6 @@ def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
         }
 
     return series
-
-
-def _listeners(results: Results) -> Panels:
-    rows = [row for result in listeners_of(results) for row in result.rows if row["succeeded"]]
-    if not rows:
-        raise Missing("speech_http_listeners")
-    rows.sort(key=lambda row: row["listeners"])
-    names = ("p25", "p50", "p75", "p95", "p99")
-    lines = {name: [(float(row["listeners"]), float(row[f"first_{name}_ms"])) for row in rows] for name in names}
-    return {"live listeners": lines}
 
 
 def _roofline(results: Results) -> Panels:
@@ -240,18 +229,6 @@ PLOTS = {
                 "throughput": Axes("streams", "seconds of audio per second", log_x=True, log_y=True),
                 "first audio": Axes("streams", "time to first audio, ms", log_x=True),
             },
-        ),
-        Plot(
-            "speech_rate",
-            "Speech: time to first audio against the rate of requests",
-            _by_rate("speech_http_open", {"p50": "first_p50_ms", "p95": "first_p95_ms", "p99": "first_p99_ms"}),
-            {_TITLES["speech_http_open"]: Axes("requests/s", "time to first audio, ms", line=(150, "150 ms"))},
-        ),
-        Plot(
-            "speech_listeners",
-            "Speech: time to first audio against live listeners, each number for minutes",
-            _listeners,
-            {"live listeners": Axes("listeners", "time to first audio, ms", line=(150, "150 ms"))},
         ),
         Plot(
             "chat_rate",

@@ -18,7 +18,7 @@ from benchmarks.measure.record import RESULTS, table
 from benchmarks.peers import __main__ as compare
 from benchmarks.report.documents import ROOT
 from benchmarks.report.results import PEERS, Results
-from benchmarks.report.tables.index import TABLES
+from benchmarks.report.tables import TABLES
 from service.cli.bench.spec import Record, SpeechLoad
 
 
@@ -44,7 +44,7 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (row,) = results["speech_http_listeners"].rows
     assert 0 < row["succeeded"] == row["requests"] < 10 and row["listeners"] == pytest.approx(2 * 0.64)
     assert row["first_p25_ms"] <= row["first_p50_ms"] <= row["first_p75_ms"]
-    for name in ("speech-http", "speech-open", "speech-listeners", "memory", "caches"):
+    for name in ("speech-http", "speech-listeners", "memory", "caches"):
         assert "speech_http_" in TABLES[name](results), name
 
 

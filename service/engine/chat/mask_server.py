@@ -3,7 +3,7 @@
 With a GPU it is a process, `service.engine.chat.mask_server SETTINGS`: a step lasts a millisecond or two, and in the
 engine's own process every call of the library would wait for the interpreter lock while the engine computes. A grammar
 that makes this process crash ends only guided answers. Several such processes share the rows of a step, since the
-library's own threads took longer than one thread (docs/lab-notes.md). On a CPU, where steps take longer, it is a
+library's own threads took longer than one thread (benchmarks/lab-notes.md). On a CPU, where steps take longer, it is a
 thread.
 
 Requests and replies are msgpack messages over a connection; masks are in memory that both sides share.

@@ -14,13 +14,10 @@ from benchmarks.commands import COMMANDS
 from benchmarks.measure.record import RESULTS
 from benchmarks.report.comparisons import COMPARISONS
 from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
-from benchmarks.report.figures import held_listeners
 from benchmarks.report.formatting import number
 from benchmarks.report.plots import PLOTS, digest
 from benchmarks.report.results import PEERS, Missing, Results
-from benchmarks.report.tables.index import TABLES
-from benchmarks.report.tables.targets import targets
-from benchmarks.report.targets import TARGETS
+from benchmarks.report.tables import TABLES
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",
@@ -62,13 +59,6 @@ def test_every_result_has_its_command() -> None:
         assert any(path.stem == name or path.stem.startswith(f"{name}_") for name in known), path.name
 
 
-def test_a_missed_target_says_no(results: Results) -> None:
-    lines = {line.split(" | ")[0]: line for line in targets(results).splitlines()}
-    assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 |  | 0.030 | yes |")
-    assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 250 |  | 249.9 | **no** |")
-    assert lines["| VoxCPM2, 64 streams: time to first audio, p95"].endswith("| not measured yet |  |")
-
-
 def encoder_row(**changes: Any) -> dict[str, Any]:
     times = {"eager_ms": 9.0, "replay_ms": 3.0, "graph_ms": 2.0, "graph_p10_ms": 1.9, "graph_p90_ms": 2.1}
     return {"model": "qwen2_vl_2b", "patches": 256, "padding": 0.0, "floor_ms": 1.2, **times, **changes}
@@ -81,10 +71,6 @@ def test_a_step_is_judged_by_the_runner_and_another_device_is_named(results: Res
     table = TABLES["encoders"](results)
     expected = "| Qwen2-VL-2B, H200 | 224 x 224 | 256 | 0.0 % | 9.00 | 3.00 | 2.00 (1.90 to 2.10) | 1.20 | 2.50 |"
     assert expected in table.splitlines()
-    text = targets(results)
-    further = "| <= 2.6 x roofline | <= 2.4 x roofline | 2.50 x roofline, H200 | yes, the further one **no** |"
-    assert f"| Qwen2-VL-2B encoder, 224 x 224 |  {further}" in text
-    assert "| <= 1.6 x roofline | 1.50 x roofline, H200 | yes |" in text
 
 
 def test_prefills_of_before_get_their_roofline_from_the_sizes(results: Results) -> None:
@@ -106,9 +92,7 @@ def test_a_comparison_names_the_peer_and_both_gpus(results: Results) -> None:
 
 
 def test_a_table_without_its_result_names_the_command(results: Results) -> None:
-    assert TABLES["speech-open"](results) == (
-        "Not measured yet: `python -m benchmarks.speech_http open` writes `speech_http_open.json`."
-    )
+    assert TABLES["sampler"](results) == ("Not measured yet: `python -m benchmarks.sampler` writes `sampler.json`.")
     table = TABLES["speech-http"](results)
     assert "| 8 | 250 | not measured | 70.9 |" in table
     assert "`speech_http_closed.json`: an H100, torch 2.11.0, commit 0123456, 2026-01-02" in table
@@ -124,9 +108,9 @@ def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -
 
 
 def test_only_regions_are_replaced(results: Results) -> None:
-    text = "before\n<!-- figures: speech-open -->\nold\n<!-- /figures -->\nafter 3.14\n"
+    text = "before\n<!-- figures: sampler -->\nold\n<!-- /figures -->\nafter 3.14\n"
     new = filled(text, results)
-    assert new.startswith("before\n<!-- figures: speech-open -->\nNot measured yet")
+    assert new.startswith("before\n<!-- figures: sampler -->\nNot measured yet")
     assert new.endswith("<!-- /figures -->\nafter 3.14\n")
     assert filled(new, results) == new
     with pytest.raises(KeyError, match="unheard"):
@@ -134,13 +118,9 @@ def test_only_regions_are_replaced(results: Results) -> None:
 
 
 def test_every_peer_figure_is_in_the_file() -> None:
-    for target in TARGETS:
-        if callable(target.peer):
-            assert target.peer(Results())
     for entry in COMPARISONS:
         assert entry.ours(Results())
-        if callable(entry.theirs):
-            assert entry.theirs(Results()) and Results().peer_fact(entry.peer, "gpu")
+        assert entry.theirs(Results()) and Results().peer_fact(entry.peer, "gpu")
 
 
 @pytest.mark.slow
@@ -214,41 +194,10 @@ def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> N
     assert "requests at any time" in text and "always" in text and "decode steps" in text
 
 
-def test_listeners_of_other_files_are_another_table_and_part_of_one_line(results: Results) -> None:
-    assert TABLES["speech-listeners"](results).startswith("Not measured yet")
-    with pytest.raises(Missing):
-        PLOTS["speech_listeners"].series(results)
-    for suffix, rate in (("", 125.0), ("_110", 110.0), ("_100_before", 100.0)):
-        row = {"rate": rate, "listeners": rate * 5.12, "requests": 9, "succeeded": 9, "refused": 0, "failed": 0}
-        row |= {f"first_{name}_ms": 40.0 for name in ("p25", "p50", "p75", "p95", "p99")}
-        row |= {"rtf_p50": 0.2, "rtf_p95": 0.3, "audio_s_per_s": 560.0, "streams_with_underrun": 0, "sustained": True}
-        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": [row]}
-        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
-    table = TABLES["speech-listeners"](results)
-    assert "| 640 | 125 | 9 | 40.0 (40.0 to 40.0) | 40.0 | 40.0 | 0.200 | 0.300 | 560 | 0 | 0 | yes |" in table
-    elsewhere = TABLES["speech-listeners-elsewhere"](results)
-    assert "| 563 | 110 |" in elsewhere and "| 563 |" not in table and "| 640 |" not in elsewhere
-    assert "| 512 | 100 |" not in table + elsewhere
-    assert [x for x, _ in PLOTS["speech_listeners"].series(results)["live listeners"]["p95"]] == [563.2, 640.0]
-
-
-def test_listeners_are_held_that_every_run_of_them_held(results: Results) -> None:
-    for suffix, listeners, sustained in (
-        ("", 640, False),
-        ("_640", 640, True),
-        ("_604", 604, True),
-        ("_573", 573, True),
-    ):
-        rows = [{"listeners": listeners, "sustained": sustained}]
-        facts = {**FACTS, "name": f"speech_http_listeners{suffix}", "rows": rows}
-        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps(facts))
-    assert held_listeners(results) == 604
-
-
 def test_all_tables_of_performance_are_of_one_commit() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
-    assert len(commits) > 30 and len(set(commits)) == 1, set(commits)
+    assert len(commits) > 5 and len(set(commits)) == 1, set(commits)
 
 
 def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
@@ -269,7 +218,7 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_engines_under_one_load_stand_in_one_table_and_our_other_runs_in_another(results: Results) -> None:
+def test_a_load_has_one_table_with_all_engines(results: Results) -> None:
     row = {"streams": 8, "requests": 40, "succeeded": 39, "tokens_per_s": 2998.0, "eager_prefill_share": 0.125}
     row |= {f"first_{name}_ms": 49.0 for name in ("p50", "p95", "p99")} | {"gap_p50_ms": 2.0, "gap_p99_ms": 4.4}
     for suffix, changes, more in (
@@ -287,9 +236,5 @@ def test_engines_under_one_load_stand_in_one_table_and_our_other_runs_in_another
     figures = "49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |"
     assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 98.7 % | 90.1 % |"
     assert lines[3] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |  |"
-    elsewhere = TABLES["serving-closed-elsewhere"](results).splitlines()
-    assert elsewhere[0] == lines[0]
-    assert elsewhere[2] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |  |"
-    assert elsewhere[3] == f"| reprise, before | 8.00 | 2,998 | {figures} 12.5 % | 98.5 % |  |"
-    assert len(lines) == len(elsewhere) == 7  # a blank line and two sources
+    assert len(lines) == 7  # a blank line and two sources
     assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)
