@@ -78,7 +78,6 @@ COMMANDS: tuple[Command, ...] = (
         "guided_qwen2_vl_2b",
         "python -m benchmarks.guided qwen2_vl_2b",
     ),
-    Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens", on_cpu=True),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
@@ -172,12 +171,10 @@ COMMANDS: tuple[Command, ...] = (
         "versions_qwen2_vl_2b",
         "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
     ),
-    Command("128 chats with pictures at once over a simulated GPU", "burst", "python -m benchmarks.burst", on_cpu=True),
     Command(
         "memory of the processes beside an engine", "process_memory", "python -m benchmarks.process_memory", on_cpu=True
     ),
     Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
-    Command("the API process alone", "api_process", "python -m benchmarks.api_process", on_cpu=True),
     Command(
         "a first token's way beside the GPU, by stage, over a simulated one",
         "host_path",
@@ -196,12 +193,6 @@ COMMANDS: tuple[Command, ...] = (
         "a first piece of audio's way, the same",
         "host_path_gpu_voxcpm2",
         "python -m benchmarks.host_path --gpu voxcpm2",
-    ),
-    Command(
-        "the host's part of a step with guided rows, by stage, over a simulated GPU",
-        "guided_path",
-        "python -m benchmarks.guided_path",
-        on_cpu=True,
     ),
     *(
         Command(

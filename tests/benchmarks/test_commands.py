@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
+from benchmarks import beside, chat_http, engines, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.loads.speech import row_of
 from benchmarks.measure.record import RESULTS, table
@@ -57,28 +57,6 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert facts["encoder_cache_hits"] == 0 == facts["prefix_cache_hit_tokens"]
     assert facts["encoder_cache_misses"] >= 8
     assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_burst_over_a_simulated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    written = burst.main(["--streams", "3", "--rounds", "1", "--dilation", "1"])
-    result = json.loads(written.read_text())
-    (row,) = result["rows"]
-    assert result["simulated"] == "NVIDIA H100" and row["engine_cpu_s"] > 0
-    assert row["first_last_ms"] >= row["first_p50_ms"] > 3.7  # the encoder pass of a picture
-    assert row["encoder_launches"] >= 1 and row["mixed_launches"] + row["decode_launches"] >= burst.TOKENS - 1
-
-
-def test_tokens_that_a_grammar_forces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(forced_tokens, "ANSWERS", 1)
-    rows = json.loads(forced_tokens.main(size=3000).read_text())["rows"]
-    for row in rows:
-        assert 0 <= row["single"] <= row["forced"] <= 1 and 0 <= row["saved"] < row["bound"] < 1
-    usual, fixed = (next(row for row in rows if row["grammar"] == name) for name in ("usual", "one style"))
-    assert fixed["forced"] > usual["forced"] > 0
 
 
 def test_tokens_a_second_are_those_behind_the_first_one_of_each_row() -> None:
