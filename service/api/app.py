@@ -46,6 +46,7 @@ from service.catalog import Catalog
 from service.link.engine_link import EngineLink
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
+from service.media.decoding_memory import MOST_BYTES
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import AudioLimits, FetchLimits, ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
@@ -124,9 +125,7 @@ def create_context(
             on_read=lambda kind, seconds: metrics.observe("media_fetch_duration_seconds", seconds, kind=kind),
         ),
         workers,
-        Admission(
-            settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog), others
-        ),
+        create_admission(settings, catalog, metrics, others),
         voice_store(settings),
         EncoderPool(settings.encoder_threads or default_threads()),
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
@@ -154,6 +153,38 @@ def voice_store(settings: Settings) -> VoiceStore:
         return VoiceStore(directory, settings.max_voices)
     except OSError as error:
         raise SettingsError(f"voices_dir: {directory} cannot be used ({error.strerror})") from error
+
+
+def create_admission(
+    settings: Settings, catalog: Catalog, metrics: Metrics, others: UsageRow | None = None
+) -> Admission:
+    """SettingsError for limits of which one allows a request that another could never admit."""
+    most, pixels = settings.max_pending_bytes, settings.max_request_pixels
+    decoding = {
+        "max_request_pixels": pixels * BYTES_PER_PIXEL,
+        "max_image_pixels": min(settings.max_image_pixels, pixels) * MOST_BYTES,
+    }
+    name, excess = max(decoding.items(), key=lambda item: item[1])
+    shares = admission_shares(settings, catalog)
+    admission = Admission(
+        settings.max_in_flight,
+        most,
+        metrics,
+        shares,
+        others,
+        excess_bytes=excess,
+        max_wait=settings.queue_timeout,
+    )
+    sizes = ["max_body"] if settings.media_urls == "off" else ["max_body", "max_image_bytes", "max_video_bytes"]
+    largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
+    for size in sizes:
+        if most <= excess or getattr(settings, size) > largest:
+            raise SettingsError(
+                f"max_pending_bytes: {most} cannot hold one request that {name} and {size} allow: {excess} bytes while "
+                f"it is decoded (lower {name}), and beside them {getattr(settings, size)} in three quarters of what "
+                f"chat or speech may take (now {max(0, largest)}; lower {size})"
+            )
+    return admission
 
 
 def admission_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:

@@ -28,10 +28,23 @@ from service.media.video_in import Choose, decode_frame_list, decode_video
 T = TypeVar("T")
 
 Charge = Callable[[int], None]
+Reserve = Callable[[int], Awaitable[None]]
 
 FRAME_LIST = "video/jpeg"
 SMALL_PAYLOAD = 1 << 16
 """Up to this many characters of base64 are decoded in the event loop, which is faster than handing them to a thread."""
+
+
+class NoRoom(InputError):
+    """Raised by `charge` where the bytes have to wait. turn: waits until they are charged."""
+
+    def __init__(self, turn: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("", "no room to decode it now")
+        self.turn = turn
+
+
+async def no_wait(size: int) -> None:
+    """Reserve nothing."""
 
 
 def is_frame_list(url: str) -> bool:
@@ -95,9 +108,10 @@ class MediaLoader:
         videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
         source_digest of the encoded bytes.
     charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
-        thread that will decode them. It may block, or raise InputError.
-    fetched: called in the event loop with the bytes of a remote URL as they come, which are held until the method
-        returns. What it raises ends the fetch.
+        thread that will decode them. It may raise InputError; after NoRoom, which leaves the thread to others
+        meanwhile, it is called again.
+    reserve: awaited with the most bytes that a remote URL may have, before it is fetched.
+    fetched: called with those that it had, which are held until the method returns.
     """
 
     def __init__(
@@ -132,21 +146,25 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        reserve: Reserve = no_wait,
         fetched: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
         limits = self._limits.image
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget, fetched)
+        seconds, counted = self._limits.fetch.image_seconds, False
+        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
 
         def admit(width: int, height: int, size: int) -> None:
-            budget.take_pixels(width * height, field)
+            nonlocal counted
+            if not counted:
+                budget.take_pixels(width * height, field)
+            counted = True
             charge(size)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
 
-        async with self._pictures.acquire(budget.client):
-            return await self._with_decoder(prepared, field)
+        return await _in_turn(self._pictures, budget.client, lambda: self._with_decoder(prepared, field))
 
     async def video(
         self,
@@ -159,15 +177,19 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
         charge: Charge = lambda size: None,
+        reserve: Reserve = no_wait,
         fetched: Charge = lambda size: None,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
-        limits = self._limits.video
+        limits, counted = self._limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
+            nonlocal counted
             indices = choose(metadata)
-            budget.take_pixels(_pixels(metadata, indices), field)
+            if not counted:
+                budget.take_pixels(_pixels(metadata, indices), field)
+            counted = True
             return indices
 
         def choose_and_charge(metadata: VideoMetadata) -> Sequence[int]:
@@ -178,25 +200,31 @@ class MediaLoader:
         if is_frame_list(url):
             listed = parse_data_url(url, field=field)
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
-            async with self._videos.acquire(budget.client):
-                frames = await self._with_decoder(
-                    lambda decode: decode_frame_list(
-                        listed.payload,
-                        choose_within_budget,
-                        fps=frame_list_fps,
-                        times=frame_list_times,
-                        field=field,
-                        images=self._limits.image,
-                        limits=limits,
-                        decode=decode,
-                        charge=charge,
-                    ),
-                    field,
+
+            def decode_list(decode: Callable[..., Image.Image]) -> VideoFrames:
+                return decode_frame_list(
+                    listed.payload,
+                    choose_within_budget,
+                    fps=frame_list_fps,
+                    times=frame_list_times,
+                    field=field,
+                    images=self._limits.image,
+                    limits=limits,
+                    decode=decode,
+                    charge=charge,
                 )
-                return await prepare(frames)
-        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget, fetched)
-        async with self._videos.acquire(budget.client):
+
+            async def prepared_list() -> T:
+                return await prepare(await self._with_decoder(decode_list, field))
+
+            return await _in_turn(self._videos, budget.client, prepared_list)
+        seconds = self._limits.fetch.video_seconds
+        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
+
+        async def prepared() -> T:
             return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
+
+        return await _in_turn(self._videos, budget.client, prepared)
 
     async def audio(
         self,
@@ -205,11 +233,12 @@ class MediaLoader:
         sample_rate: int,
         field: str,
         client: str = "",
+        reserve: Reserve = no_wait,
         fetched: Charge = lambda size: None,
     ) -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
         limits, seconds = self._limits.audio, self._limits.fetch.audio_seconds
-        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), fetched)
+        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), reserve, fetched)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
@@ -225,21 +254,27 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def _read(
-        self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget, fetched: Charge
+        self,
+        url: str,
+        field: str,
+        max_bytes: int,
+        seconds: float,
+        budget: MediaBudget,
+        reserve: Reserve,
+        fetched: Charge,
     ) -> bytes:
-        def admit(size: int) -> None:
-            budget.take_bytes(size, field)
-            fetched(size)
-
         began = time.monotonic()
         if is_data_url(url):
             payload = parse_data_url(url, field=field).payload
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
+            await reserve(max_bytes)
+            admit = partial(budget.take_bytes, field=field)
             data = await self._fetcher.fetch(
                 url, field=field, max_bytes=max_bytes, seconds=seconds, client=budget.client, admit=admit
             )
+            fetched(len(data))
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
 
@@ -259,6 +294,16 @@ class MediaLoader:
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
+
+
+async def _in_turn(decoders: FairSemaphore, client: str, decode: Callable[[], Awaitable[T]]) -> T:
+    """Decode when a decoder is free and `charge` has room. Whoever waits for room leaves the decoder to others."""
+    while True:
+        try:
+            async with decoders.acquire(client):
+                return await decode()
+        except NoRoom as error:
+            await error.turn()
 
 
 def _pixels(metadata: VideoMetadata, indices: Sequence[int]) -> int:

@@ -89,6 +89,7 @@ class PromptMedia:
             field=reference.field,
             budget=self._budget,
             charge=decoding.take,
+            reserve=decoding.reserve,
             fetched=decoding.fetched,
         )
         self._observe("image", began, decoded)
@@ -120,6 +121,7 @@ class PromptMedia:
             field=reference.field,
             budget=self._budget,
             charge=decoding.take,
+            reserve=decoding.reserve,
             fetched=decoding.fetched,
         )
 

@@ -1,31 +1,65 @@
-"""Admission control: limits on work in progress, applied before bodies are read and media are decoded. A request over a
-limit gets 503 with Retry-After."""
+"""Admission control: limits on work in progress. A request over the limit on requests gets 503 with Retry-After; bytes
+that find no room wait for their turn, first come, first served.
+
+Bytes are those of bodies, WebSocket messages, fetched and decoded media. A part of them is set aside for one request at
+a time that does not fit into the rest, so that the first in the queue always gets on. Requests with many bytes, or that
+load media, leave a quarter of all limits to others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from service.api.http.errors import ApiError
 from service.api.http.shared_usage import UsageRow
 from service.metrics import Metrics
 
-RETRY_AFTER = 1.0
+MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 60.0
+"""Bounds of Retry-After in seconds. OpenAI's clients obey up to 60."""
 FREE_BYTES = 1 << 16
 """Bytes of WebSocket messages that are not charged."""
+SMALL_BYTES = 1 << 18
+"""A request with at most so many bytes never waits behind larger ones."""
+LARGE_SHARE = 0.75
+"""Share of a kind's bytes that requests with more than SMALL_BYTES can use, and of its requests that can load media."""
+POLL_SECONDS = 0.1
+"""Time between two looks at what other processes of the server hold, which do not tell when that changes."""
 KINDS = {"voices": "speech", "realtime": "chat"}
 """Kind of work of an endpoint, if the two names differ."""
+EXCESS = "excess"
+"""Column of the shared table: requests that load media, and bytes of the request that uses the part set aside."""
+DURATION_WEIGHT = 0.1
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request that waits for bytes."""
+
+    ticket: Ticket
+    size: int
+    decoding: bool
+    granted: Future[None] = field(default_factory=Future)
+
+    @property
+    def small(self) -> bool:
+        return self.ticket.size + self.size <= SMALL_BYTES
 
 
 class Admission:
-    """Counts requests in flight and the bytes of their bodies, of media that were fetched for them and of decoded
-    media, for each kind of work (chat, speech).
+    """Counts requests in flight and their bytes, for each kind of work (chat, speech).
 
+    excess_bytes: the part of max_pending_bytes that is set aside for one request that does not fit into the rest.
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
         can be starved. A kind without a share may use everything.
     others: the work of the server's other API processes, which counts in addition to this one's, and which this one
         tells of its own; None: there are none.
+    max_wait: seconds that bytes wait for their turn; then 503.
 
     Thread-safe: media are charged by the threads that decode them.
     """
@@ -37,18 +71,30 @@ class Admission:
         metrics: Metrics,
         shares: Mapping[str, float] | None = None,
         others: UsageRow | None = None,
+        *,
+        excess_bytes: int = 0,
+        max_wait: float = 120.0,
     ) -> None:
         self._max_in_flight = max_in_flight
-        self._max_pending_bytes = max_pending_bytes
+        self._max_bytes = max_pending_bytes - excess_bytes
+        self._excess_bytes = excess_bytes
+        self._max_wait = max_wait
         self._metrics = metrics
         self._shares = dict(shares or {})
         self._others = others
         self._requests: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self.changed = threading.Condition()
-        """Notified when something is given back; its lock guards all of this."""
-        self.decoding = 0
-        """Pictures and videos that this process is decoding; soon they will take fewer bytes."""
+        self._num_loading = 0
+        """Requests that load media."""
+        self._exceeding: Ticket | None = None
+        """Uses the part set aside."""
+        self._waiting: defaultdict[str, list[Turn]] = defaultdict(list)
+        self._seconds: dict[str, float] = {}
+        """Mean duration of requests."""
+        self._retry_at: dict[str, float] = {}
+        """When the last client that was refused was told to come back (time.monotonic())."""
+        self.lock = threading.RLock()
+        """Guards all of this."""
 
     @property
     def in_flight(self) -> int:
@@ -61,44 +107,167 @@ class Admission:
 
     @property
     def pending_bytes(self) -> int:
-        return self._bytes.total()
+        return self._bytes.total() + (self._exceeding.excess if self._exceeding is not None else 0)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for bytes."""
+        return sum(map(len, self._waiting.values()))
 
     def max_requests(self, endpoint: str) -> int:
         """The most that one request can take of the requests in flight."""
         return self._share(KINDS.get(endpoint, endpoint), self._max_in_flight)
 
+    def largest(self, endpoint: str) -> int:
+        """Bytes that a single request can take without the part set aside."""
+        return int(LARGE_SHARE * self._share(KINDS.get(endpoint, endpoint), self._max_bytes))
+
     def ticket(self, endpoint: str) -> Ticket:
         return Ticket(self, endpoint)
 
-    def take(self, endpoint: str, requests: int, size: int, held: int) -> None:
-        """ApiError 503 unless `requests` more with `size` more bytes fit. held: bytes that this request holds
-        already."""
-        kind = KINDS.get(endpoint, endpoint)
-        with self.changed:
-            in_flight = self._requests if self._others is None else self._requests + self._others.requests()
-            if requests and in_flight[kind] + requests > self._room(in_flight, kind, self._max_in_flight):
-                raise self.refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
-            if not self.fits(endpoint, size, held):
-                raise self.refusal(
-                    endpoint,
-                    "bytes",
-                    "Too many bytes in progress (request bodies, fetched and decoded media); retry shortly.",
-                )
-            self._hold(kind, requests, size)
+    # For tickets, which hold the lock.
 
-    def fits(self, endpoint: str, size: int, held: int) -> bool:
-        """Whether there is room for `size` more bytes of a request that holds `held`."""
-        kind = KINDS.get(endpoint, endpoint)
-        with self.changed:
-            in_bytes = self._bytes if self._others is None else self._bytes + self._others.num_bytes()
-            # The only request of its kind is always admitted: the limits for single requests bound it.
-            alone = in_bytes[kind] <= held
-            return alone or in_bytes[kind] + size <= self._room(in_bytes, kind, self._max_pending_bytes)
+    def check_requests(self, ticket: Ticket, requests: int) -> None:
+        """ApiError 503 unless there is room for so many more requests."""
+        in_flight = self._used(self._requests, None if self._others is None else self._others.requests())
+        if requests and in_flight[ticket.kind] + requests > self._room(in_flight, ticket.kind, self._max_in_flight):
+            raise self.refusal(ticket.endpoint, "in_flight", "Too many requests in progress; retry shortly.")
 
-    def give_back(self, endpoint: str, requests: int, size: int) -> None:
-        with self.changed:
-            self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
-            self.changed.notify_all()
+    def charge(self, turn: Turn, *, waits: bool = True) -> bool:
+        """Charges bytes if there is room for them. waits: the request could also wait, so it does not overtake others,
+        and may use the part set aside."""
+        ticket, size = turn.ticket, turn.size
+        queue, exceeds = self._waiting[ticket.kind], self._exceeding is ticket
+        if waits and queue and turn not in queue and not exceeds and not turn.small:
+            return False
+        if self._fits(ticket, size, ticket.size + size):
+            self.hold(ticket.kind, size=size)
+        elif waits and self._may_exceed(ticket, size):
+            self._exceeding = ticket
+            ticket.excess += size
+            self._tell_excess()
+        else:
+            return False
+        ticket.size += size
+        ticket.decoding += size if turn.decoding else 0
+        return True
+
+    def give_back(self, ticket: Ticket, size: int) -> None:
+        """Gives bytes back, those of the part set aside first, or charges more whatever the limits (size < 0)."""
+        excess = min(ticket.excess, size) if size > 0 else 0
+        ticket.excess -= excess
+        ticket.size -= size
+        self.hold(ticket.kind, size=excess - size)
+        self.grant()
+
+    def grant(self) -> None:
+        """Lets requests that wait have what was given back. Whoever uses the part set aside goes first, since others
+        may wait for that part, then small requests."""
+        self._leave_excess()
+        for queue in self._waiting.values():
+            while queue:
+                turn = min(queue, key=lambda turn: (turn.ticket is not self._exceeding, not turn.small))
+                if not self.charge(turn):
+                    break
+                queue.remove(turn)
+                turn.granted.set_result(None)
+
+    def hold(self, kind: str, requests: int = 0, size: int = 0) -> None:
+        if not (requests or size):
+            return  # a scrape or a health check is not work, and the shared table counts only work
+        self._requests[kind] += requests
+        self._bytes[kind] += size
+        if self._others is not None:
+            self._others.tell(kind, self._requests[kind], self._bytes[kind])
+        self._metrics.observe("admitted_bytes", self.pending_bytes)
+
+    def count_loading(self, ticket: Ticket, change: int) -> None:
+        """Counts a request that begins or ceases to load media. ApiError 503 where too many do."""
+        loading = self._num_loading + (0 if self._others is None else self._others.requests()[EXCESS])
+        if change > 0 and loading >= max(1, int(LARGE_SHARE * self.max_requests(ticket.kind))):
+            raise self.refusal(ticket.endpoint, "media", "Too many requests with media in progress; retry shortly.")
+        self._num_loading += change
+        self._tell_excess()
+
+    async def wait(self, turn: Turn) -> None:
+        """Charges bytes when it is the request's turn. ApiError 503 where the queue is full, or after `max_wait`."""
+        ticket = turn.ticket
+        queue = self._waiting[ticket.kind]
+        with self.lock:
+            if self.charge(turn):
+                return
+            if len(queue) >= max(1, int((1 - LARGE_SHARE) * self.max_requests(ticket.kind))):
+                raise self.no_room(ticket.endpoint)
+            queue.append(turn)
+        granted, end = asyncio.wrap_future(turn.granted), time.monotonic() + self._max_wait
+        try:
+            while not granted.done():
+                if (left := end - time.monotonic()) <= 0:
+                    raise self.no_room(ticket.endpoint)
+                await asyncio.wait({granted}, timeout=left if self._others is None else min(left, POLL_SECONDS))
+                with self.lock:
+                    self.grant()
+        except BaseException:
+            with self.lock:
+                if turn in queue:
+                    queue.remove(turn)
+                    self.grant()
+                else:  # it was granted in the same turn of the loop that cancelled it
+                    ticket.decoding -= turn.size if turn.decoding else 0
+                    self.give_back(ticket, turn.size)
+            raise
+
+    def note_duration(self, kind: str, seconds: float) -> None:
+        """Learns how long requests take."""
+        mean = self._seconds.get(kind, seconds)
+        self._seconds[kind] = mean + DURATION_WEIGHT * (seconds - mean)
+
+    def no_room(self, endpoint: str) -> ApiError:
+        message = "Too many bytes in progress (request bodies, fetched and decoded media); retry shortly."
+        return self.refusal(endpoint, "bytes", message)
+
+    def refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
+        """503, counted by its reason. Clients are told to come back one by one, as places become free."""
+        self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
+        kind, now = KINDS.get(endpoint, endpoint), time.monotonic()
+        each = self._seconds.get(kind, MIN_RETRY_AFTER) / max(1, self._requests[kind])
+        at = min(max(self._retry_at.get(kind, now), now) + each, now + MAX_RETRY_AFTER)
+        self._retry_at[kind] = at
+        return ApiError(503, message, code="overloaded", retry_after=max(MIN_RETRY_AFTER, at - now))
+
+    def _fits(self, ticket: Ticket, size: int, total: int) -> bool:
+        """Whether there is room beside the part set aside. total: bytes that the request will hold."""
+        in_bytes = self._used(self._bytes, None if self._others is None else self._others.num_bytes())
+        room = self._room(in_bytes, ticket.kind, self._max_bytes)
+        return in_bytes[ticket.kind] + size <= (room if total <= SMALL_BYTES else int(LARGE_SHARE * room))
+
+    def _may_exceed(self, ticket: Ticket, size: int) -> bool:
+        """Whether a request may have `size` bytes of the part set aside. It has no other limit there than those on
+        every request, which no more than one of its media that are being decoded at a time can exceed."""
+        if self._exceeding is None:
+            return self._others is None or not self._others.num_bytes()[EXCESS]
+        return self._exceeding is ticket and (not ticket.decoding or ticket.excess + size <= self._excess_bytes)
+
+    def _leave_excess(self) -> None:
+        """Frees the part set aside if the request that uses it has nothing there, or now fits into the rest."""
+        ticket = self._exceeding
+        if ticket is None or ticket.decoding:
+            return
+        if ticket.excess and self._fits(ticket, ticket.excess, ticket.size):
+            self.hold(ticket.kind, size=ticket.excess)
+            ticket.excess = 0
+        if not ticket.excess:
+            self._exceeding = None
+        self._tell_excess()
+
+    def _tell_excess(self) -> None:
+        if self._others is not None:
+            self._others.tell(EXCESS, self._num_loading, self._exceeding.excess if self._exceeding else 0)
+
+    @staticmethod
+    def _used(own: Counter[str], others: Counter[str] | None) -> Counter[str]:
+        used = own if others is None else own + others
+        return Counter({kind: count for kind, count in used.items() if kind != EXCESS})
 
     def _room(self, used: Mapping[str, int], kind: str, limit: int) -> int:
         """What a kind may use of a limit: its share, but no more than the other kinds leave."""
@@ -108,52 +277,68 @@ class Admission:
     def _share(self, kind: str, limit: int) -> int:
         return max(1, int(self._shares.get(kind, 1.0) * limit))
 
-    def _hold(self, kind: str, requests: int, size: int) -> None:
-        if not (requests or size):
-            return  # a scrape or a health check is not work, and the shared table counts only work
-        self._requests[kind] += requests
-        self._bytes[kind] += size
-        if self._others is not None:
-            self._others.tell(kind, self._requests[kind], self._bytes[kind])
-        self._metrics.observe("admitted_bytes", self.pending_bytes)
-
-    def refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
-        """503, counted by its reason."""
-        self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
-        return ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER)
-
 
 class Ticket:
     """The admitted usage of one request; `release` gives all of it back."""
 
     def __init__(self, admission: Admission, endpoint: str) -> None:
         self.admission = admission
-        self._endpoint = endpoint
-        self._requests = 0
+        self.endpoint = endpoint
+        self.kind = KINDS.get(endpoint, endpoint)
         self.size = 0
+        """Bytes."""
+        self.excess = 0
+        """Those of them in the part set aside. Written by Admission."""
+        self.decoding = 0
+        """Bytes of media that are being decoded."""
+        self._requests = 0
+        self._loading = 0
+        self._began = 0.0
+
+    def check(self) -> None:
+        """ApiError 503 if there is no room for a request now."""
+        with self.admission.lock:
+            self.admission.check_requests(self, 1)
 
     def grow(self, requests: int = 0, size: int = 0) -> None:
         """Takes more, or raises ApiError 503 and keeps what it has."""
-        with self.admission.changed:
-            self.admission.take(self._endpoint, requests, size, self.size)
+        with self.admission.lock:
+            self.admission.check_requests(self, requests)
+            if size and not self.admission.charge(Turn(self, size, decoding=False), waits=False):
+                raise self.admission.no_room(self.endpoint)
+            self._began = self._began if self._requests else time.monotonic()
             self._requests += requests
-            self.size += size
+            self.admission.hold(self.kind, requests)
 
-    def fits(self, size: int) -> bool:
-        """Whether `size` more bytes could be taken now."""
-        return self.admission.fits(self._endpoint, size, self.size)
+    def take_decoding(self, size: int) -> bool:
+        """Takes bytes of media that are decoded now, if there is room for them."""
+        with self.admission.lock:
+            return self.admission.charge(Turn(self, size, decoding=True))
+
+    async def wait(self, size: int, *, decoding: bool = False) -> None:
+        """Takes more bytes when there is room for them. ApiError 503 where too many requests wait, or for too long."""
+        await self.admission.wait(Turn(self, size, decoding))
+
+    def load(self, change: int) -> None:
+        """Counts media that the request is loading. ApiError 503 where too many requests do."""
+        with self.admission.lock:
+            if not self._loading or not self._loading + change:
+                self.admission.count_loading(self, change)
+            self._loading += change
 
     def refusal(self, reason: str, message: str) -> ApiError:
         """503 for something else than its bytes, counted by its reason."""
-        return self.admission.refusal(self._endpoint, reason, message)
+        return self.admission.refusal(self.endpoint, reason, message)
 
     def adjust(self, size: int) -> None:
         """Adds bytes that are already in memory, whatever the limits, or gives some back (size < 0)."""
-        with self.admission.changed:
-            self.admission.give_back(self._endpoint, 0, -size)
-            self.size += size
+        with self.admission.lock:
+            self.admission.give_back(self, -size)
 
     def release(self) -> None:
-        with self.admission.changed:
-            self.admission.give_back(self._endpoint, self._requests, self.size)
-            self._requests = self.size = 0
+        with self.admission.lock:
+            if self._requests:
+                self.admission.note_duration(self.kind, time.monotonic() - self._began)
+            self.admission.hold(self.kind, -self._requests)
+            self._requests = 0
+            self.admission.give_back(self, self.size)

@@ -85,7 +85,7 @@ class RequestMiddleware:
 
         self._in_progress(endpoint, 1)
         try:
-            body = self._bounded(receive, record)
+            body = self._bounded(receive, record, admitted=scope["method"] == "POST" and endpoint != "other")
             try:
                 self._hosts.check(headers)
                 self._admit(scope["method"], headers, record)
@@ -151,7 +151,8 @@ class RequestMiddleware:
         self._metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
 
     def _admit(self, method: str, headers: Headers, record: RequestRecord) -> None:
-        """Admits or refuses by the headers, before any of the body is read."""
+        """Refuses by the headers, before any of the body is read. The request takes its place once the body has
+        come."""
         if method != "POST":
             return
         if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
@@ -161,19 +162,21 @@ class RequestMiddleware:
         size = int(length) if length.isdecimal() else 0
         if size > self._max_body:
             raise self._too_large(size)
-        record.ticket.grow(1 if record.endpoint != "other" else 0, size)
+        if record.endpoint != "other":
+            record.ticket.check()
 
     def _too_large(self, size: int) -> ApiError:
         message = f"The request body is too large: {size} bytes given, at most {self._max_body} allowed."
         return ApiError(413, message, code="body_too_large")
 
-    def _bounded(self, receive: Receive, record: RequestRecord) -> Receive:
-        """`receive` that refuses bodies that are too large or too slow."""
+    def _bounded(self, receive: Receive, record: RequestRecord, *, admitted: bool) -> Receive:
+        """`receive` that refuses bodies that are too large or too slow. admitted: the request takes its place when the
+        body has come."""
         received, complete = 0, False
         deadline = time.monotonic() + self._body_timeout
 
         async def bounded() -> Message:
-            nonlocal received, complete
+            nonlocal received, complete, deadline
             if complete:
                 return await receive()
             try:
@@ -182,12 +185,17 @@ class RequestMiddleware:
             except TimeoutError:
                 raise ApiError(408, "Timed out reading the request body.", code="body_timeout") from None
             if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-                if received > record.ticket.size:  # chunked: no Content-Length
-                    record.ticket.grow(size=received - record.ticket.size)
-                complete = not message.get("more_body", False)
+                size = len(message.get("body", b""))
+                received += size
                 if received > self._max_body:
                     raise self._too_large(received)
+                began = time.monotonic()
+                if size:
+                    await record.ticket.wait(size)
+                deadline += time.monotonic() - began  # nothing was read meanwhile
+                complete = not message.get("more_body", False)
+                if complete and admitted:
+                    record.ticket.grow(1)
             return message
 
         return bounded
@@ -216,6 +224,7 @@ class RequestMiddleware:
             status,
             extra={
                 "request_id": record.request_id,
+                "client": (scope.get("client") or ("",))[0][:64].encode("unicode_escape").decode(),
                 "model": record.model,
                 "outcome": outcome,
                 "ms": round(duration * 1000, 1),

@@ -130,10 +130,11 @@ class Session:
         self._active = time.monotonic()
         """When the client last configured the session, or when the last utterance that was heard ended."""
         self._messages = Inbox(socket, record.ticket, QUEUED_MESSAGES)
+        self._place = context.admission.ticket(record.endpoint)
+        """Holds one of the requests in flight while an utterance goes on."""
 
     async def run(self) -> None:
         self._context.require_ready()
-        self._record.ticket.grow(1)
         while True:
             raw = await self._next()
             try:
@@ -209,6 +210,7 @@ class Session:
         if self._utterance is None:
             if self._job is None:
                 self._job = await self._prepare(SpeechOptions())
+            self._place.grow(1)
             self._utterance = Utterance(self._context, self._socket, self._job, self._number, self._captions)
             self._number += 1
         await self._utterance.write(text, last=last)
@@ -220,10 +222,13 @@ class Session:
         utterance, self._utterance = self._utterance, None
         if utterance is None:
             return
-        if interrupted and not utterance.complete:
-            await utterance.stop()
-            return
-        await utterance.task
+        try:
+            if interrupted and not utterance.complete:
+                await utterance.stop()
+                return
+            await utterance.task
+        finally:
+            self._place.release()
         self._active = max(self._active, utterance.active)
 
     async def send_error(self, error: ApiError) -> None:
@@ -240,6 +245,7 @@ class Session:
         await self._messages.close()
         if self._utterance is not None:
             await self._utterance.stop()
+        self._place.release()
 
 
 class Utterance:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.sync.client import connect
 
-from service.api.http.admission import KINDS, Admission, Ticket
+from service.api.http.admission import SMALL_BYTES, Admission, Ticket
 from service.api.http.errors import ApiError
 from service.catalog import Catalog, load_catalog
 from service.hub import EMBEDDED
@@ -60,13 +61,74 @@ def test_bytes_are_shared_likewise_and_uploads_of_voices_are_speech() -> None:
     assert not take_all(admission, "speech", size=100)
 
 
-def test_one_request_of_any_size_is_admitted_and_starves_nobody_else() -> None:
-    admission = Admission(1000, 10_000, Metrics(), SHARES)
-    giant = admission.ticket("chat")
-    giant.grow(1, 50_000)
-    giant.grow(0, 50_000)
-    assert not take_all(admission, "chat", size=1)
-    assert len(take_all(admission, "speech", size=100)) == 25
+async def test_what_is_too_large_waits_in_order_and_shuts_nobody_out() -> None:
+    """In units of LARGE: a small request has half of one. Large ones may use 30 of the 40 that chat has beside the part
+    set aside."""
+    large, small = 2 * SMALL_BYTES, SMALL_BYTES // 2
+    admission = Admission(16, 100 * large, Metrics(), {"chat": 0.8}, excess_bytes=50 * large)
+    giant, other, third = (admission.ticket("chat") for _ in range(3))
+    assert giant.take_decoding(45 * large), "the part set aside is free"
+    await other.wait(30 * large)
+    order: list[str] = []
+
+    async def wait(name: str, ticket: Ticket, size: int) -> None:
+        await ticket.wait(size, decoding=True)
+        order.append(name)
+
+    waits = [asyncio.create_task(wait("third", third, 2 * large))]
+    await until(lambda: admission.num_waiting == 1)
+    waits.append(asyncio.create_task(wait("fourth", admission.ticket("chat"), large)))
+    await until(lambda: admission.num_waiting == 2)
+    for _ in range(8):
+        await admission.ticket("chat").wait(small)
+        admission.ticket("speech").grow(1, large)
+    waits += [asyncio.create_task(wait("more", admission.ticket("chat"), large)) for _ in range(1)]
+    await until(lambda: admission.num_waiting == 3)
+    with pytest.raises(ApiError, match="Too many bytes") as refused:
+        await admission.ticket("chat").wait(large)  # a quarter of chat's twelve requests may wait
+    assert refused.value.retry_after
+    giant.decoding = 0
+    giant.adjust(-44 * large)
+    assert not order and giant.excess, "it does not fit into the rest yet, so that nobody else can exceed"
+    waits.append(asyncio.create_task(wait("giant", giant, large)))
+    await until(lambda: order == ["giant"])
+    giant.decoding = 0
+    giant.release()
+    await until(lambda: order == ["giant", "third"])
+    other.release()
+    await asyncio.gather(*waits)
+    assert order == ["giant", "third", "fourth", "more"]
+
+
+async def test_who_stops_waiting_holds_nothing_and_lets_the_next_one_on() -> None:
+    admission = Admission(16, 8 * SMALL_BYTES, Metrics(), excess_bytes=2 * SMALL_BYTES)
+    first, second, third = (admission.ticket("chat") for _ in range(3))
+    await first.wait(2 * SMALL_BYTES)
+    await first.wait(5 * SMALL_BYTES)
+    waiting = [asyncio.create_task(ticket.wait(4 * SMALL_BYTES)) for ticket in (second, third)]
+    await until(lambda: admission.num_waiting == 2)
+    first.release()  # both are granted, one of them in the part set aside
+    waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (second.size, third.size) == (0, 4 * SMALL_BYTES) and admission.pending_bytes == third.size
+    third.release()
+    assert admission.pending_bytes == 0 and await second.wait(9 * SMALL_BYTES) is None
+
+
+def test_clients_are_told_to_come_back_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four places, requests of 20 s: every five seconds one becomes free."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    admission = Admission(4, 1000, Metrics())
+    done = admission.ticket("chat")
+    done.grow(1)
+    now += 20
+    done.release()
+    take_all(admission, "chat")
+    told = [admission.refusal("chat", "in_flight", "").retry_after for _ in range(20)]
+    assert told[:11] == [10.0 + 5 * place for place in range(11)] and set(told[11:]) == {60.0}
+    now += 100
+    assert admission.refusal("chat", "in_flight", "").retry_after == 5.0
 
 
 def test_a_lonely_kind_may_take_everything() -> None:
@@ -75,10 +137,8 @@ def test_a_lonely_kind_may_take_everything() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(ENDPOINTS), st.integers(0, 3), st.integers(0, 400)), max_size=60))
 def test_bounds_hold_and_everything_comes_back(wishes: list[tuple[str, int, int]]) -> None:
-    """The only request of its kind always fits; beside such ones, the bounds are the bounds."""
     admission = Admission(20, 1000, Metrics(), SHARES)
     tickets = []
-    held: dict[str, list[int]] = {}
     for endpoint, requests, size in wishes:
         ticket = admission.ticket(endpoint)
         try:
@@ -87,11 +147,8 @@ def test_bounds_hold_and_everything_comes_back(wishes: list[tuple[str, int, int]
             assert error.status == 503 and error.retry_after
         else:
             tickets.append(ticket)
-            if size:
-                held.setdefault(KINDS.get(endpoint, endpoint), []).append(size)
-        in_a_batch = sum(sum(sizes) for sizes in held.values() if len(sizes) > 1)
-        assert admission.in_flight <= 20 and in_a_batch <= 1000
-        assert admission.pending_bytes == sum(map(sum, held.values()))
+        assert admission.in_flight <= 20
+        assert admission.pending_bytes == sum(ticket.size for ticket in tickets) <= 1000
     for ticket in tickets:
         ticket.release()
     assert admission.in_flight == admission.pending_bytes == 0
@@ -100,6 +157,7 @@ def test_bounds_hold_and_everything_comes_back(wishes: list[tuple[str, int, int]
 async def test_through_the_application() -> None:
     """Eight places: six that chat may take, six that speech may take."""
     chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}]}
+    text = json.dumps({"type": "input.text", "text": "and"})
     speech = {"model": "talker", "input": "Hello.", "response_format": "pcm", "max_len": 2}
     with running_server(both_kinds(), max_in_flight=8) as server:
         socket_url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
@@ -115,9 +173,15 @@ async def test_through_the_application() -> None:
             await asyncio.gather(*waiting, return_exceptions=True)
             await asyncio.to_thread(server.wait_idle)
             with ExitStack() as sockets:
-                for _ in range(6):
+                for _ in range(8):
                     sockets.enter_context(connect(socket_url))
-                refused = json.loads(sockets.enter_context(connect(socket_url)).recv(timeout=GENEROUS))
+                assert server.context.admission.in_flight == 0, "they say nothing"
+                for _ in range(6):
+                    sockets.enter_context(connect(socket_url)).send(text)
+                await until(lambda: server.context.admission.in_flight == 6, what="six utterances go on")
+                last = sockets.enter_context(connect(socket_url))
+                last.send(text)
+                refused = json.loads(last.recv(timeout=GENEROUS))
                 assert refused["type"] == "error" and refused["code"] == "overloaded"
                 hello = {**chat, "messages": [{"role": "user", "content": "hello"}]}
                 assert (await http.post("/v1/chat/completions", json=hello)).status_code == 200

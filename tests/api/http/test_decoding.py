@@ -6,21 +6,22 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames
-from service.api.http import decoding as module
 from service.api.http.admission import Admission, Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, FetchesBusy, UrlPolicy
-from service.media.limits import MediaLimits
-from service.media.loader import MediaLoader
+from service.media.limits import MIB, MediaLimits
+from service.media.loader import MediaLoader, NoRoom
 from service.metrics import Metrics
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.victims import data_url
@@ -87,53 +88,43 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
     assert np.array_equal(loaded, picture())
 
 
-def test_what_is_kept_takes_the_place_of_what_was_decoded() -> None:
+def test_what_is_kept_takes_the_place_of_what_was_fetched_and_decoded() -> None:
     admission = admission_of(1000)
-    ticket, other = ticket_of(admission, 100), ticket_of(admission, 100)
-    with Decoding(ticket) as decoding:
-        decoding.take(500)
-        assert admission.pending_bytes == 700 and admission.decoding == 1
-        decoding.keep(200)
-        assert admission.pending_bytes == 400 and admission.decoding == 0
-    with Decoding(ticket) as decoding:
-        decoding.take(100)
-        decoding.keep(300)  # a small picture is enlarged
-    assert admission.pending_bytes == 700
-    with pytest.raises(ApiError, match="Too many bytes"), Decoding(ticket) as decoding:
-        decoding.take(100)
-        decoding.keep(500)
-    with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
-        decoding.take(100)
-        raise ZeroDivisionError
-    assert admission.pending_bytes == 700 and admission.decoding == 0
+    ticket = ticket_of(admission, 200)
+
+    async def load() -> None:
+        with Decoding(ticket) as decoding:
+            await decoding.reserve(400)
+            assert admission.pending_bytes == 600
+            decoding.fetched(150)
+            decoding.take(300)
+            decoding.take(50)  # a later frame
+            assert admission.pending_bytes == 700 and ticket.decoding == 350
+            decoding.keep(200)
+            assert admission.pending_bytes == 400 and ticket.decoding == 0
+        with Decoding(ticket) as decoding:
+            decoding.take(100)
+            decoding.keep(300)  # a small picture is enlarged
+        with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
+            await decoding.reserve(100)
+            decoding.take(100)
+            raise ZeroDivisionError
+
+    asyncio.run(load())
+    assert admission.pending_bytes == 700 and ticket.decoding == 0
     ticket.release()
-    other.release()
     assert admission.pending_bytes == 0
 
 
-def test_fetched_bytes_count_until_what_is_kept_takes_their_place() -> None:
-    admission = admission_of(1000)
-    ticket, other = ticket_of(admission, 100), ticket_of(admission, 100)
-    with Decoding(ticket) as decoding:
-        decoding.fetched(150)
-        decoding.fetched(150)
-        assert admission.pending_bytes == 500 and admission.decoding == 0
-        decoding.take(300)
-        assert admission.pending_bytes == 800
-        decoding.keep(550)
-        assert admission.pending_bytes == 750 and admission.decoding == 0
-    assert admission.pending_bytes == 750
-    with pytest.raises(ApiError) as refused, Decoding(ticket) as decoding:
-        decoding.fetched(200)
-        decoding.fetched(200)
-    assert refused.value.status == 503 and refused.value.retry_after and decoding.refused
-    assert admission.pending_bytes == 750
-    with Decoding(ticket) as decoding:
-        decoding.fetched(200)  # nothing is kept of audio
-    assert admission.pending_bytes == 750
-    ticket.release()
-    other.release()
-    assert admission.pending_bytes == 0
+def test_media_leave_a_quarter_of_the_requests_to_others() -> None:
+    admission = Admission(4, 1000, Metrics())
+    tickets = [ticket_of(admission, 0) for _ in range(4)]
+    with Decoding(tickets[0]), Decoding(tickets[0]), Decoding(tickets[1]), Decoding(tickets[2]):
+        with pytest.raises(ApiError, match="with media") as refused, Decoding(tickets[3]):
+            raise AssertionError("it was admitted")
+        assert refused.value.status == 503 and refused.value.retry_after
+    with Decoding(tickets[3]):
+        assert admission.pending_bytes == 0
 
 
 def test_a_url_whose_turn_does_not_come_gets_503() -> None:
@@ -161,113 +152,88 @@ class Web(Fetcher):
 
 
 async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
-    pool, admission = decode_workers(1), admission_of(100_000)
+    pool, admission = decode_workers(1), admission_of(400 * MIB)
     files = {"picture": encoded(picture(), "PNG"), "video": video(), "audio": sound(tone(440, 8000), 8000, "WAV")}
     size = sum(map(len, files.values()))
     loader = MediaLoader(Web(files), pool, MediaLimits(), image_threads=1)
     ticket = ticket_of(admission, 100)
-    other = ticket_of(admission, 100)
 
     async def prepared(frames: VideoFrames) -> int:
         return len(frames.frames)
 
-    async def load(kind: str, ticket: Ticket) -> object:
+    async def load(kind: str) -> object:
         with Decoding(ticket) as decoding:
-            counted: dict[str, Any] = {"charge": decoding.take, "fetched": decoding.fetched}
-            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), **counted}
+            counted: dict[str, Any] = {"reserve": decoding.reserve, "fetched": decoding.fetched}
+            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), "charge": decoding.take, **counted}
             if kind == "picture":
                 return await loader.image(kind, lambda image, _: image.size, **common)
             if kind == "video":
                 return await loader.video(kind, lambda _: [0], prepared, frame_list_fps=1.0, **common)
-            return await loader.audio(kind, sample_rate=8000, field="f", fetched=decoding.fetched)
+            return await loader.audio(kind, sample_rate=8000, field="f", **counted)
 
     async with loader._pictures.acquire("x"), loader._videos.acquire("x"), loader._audio.acquire("x"):
-        loads = [asyncio.ensure_future(load(kind, ticket)) for kind in files]
-        await until(lambda: admission.pending_bytes == 200 + size)
-        full = ticket_of(admission, 100_000 - admission.pending_bytes - 50)
-        with pytest.raises(ApiError, match="fetched"):
-            await load("picture", full)
-        full.release()
+        loads = [asyncio.ensure_future(load(kind)) for kind in files]
+        await until(lambda: admission.pending_bytes == 100 + size)
     shape, frames, samples = await asyncio.gather(*loads)
     assert shape == (40, 30) and frames == 1 and len(samples) == 8000
-    assert admission.pending_bytes == 200
-    other.release()
+    assert admission.pending_bytes == 100
     await loader.close()
     pool.close()
 
 
-def test_without_room_and_without_others_that_are_decoded_it_is_refused() -> None:
-    admission = admission_of(1000)
-    held, ticket = ticket_of(admission, 600), ticket_of(admission, 100)
-    with pytest.raises(ApiError) as refused, Decoding(ticket) as decoding:
-        decoding.take(500)
-    assert refused.value.status == 503 and refused.value.retry_after and decoding.refused
-    assert admission.pending_bytes == 700
+async def test_large_media_wait_for_their_turn_and_small_ones_pass(loader: MediaLoader) -> None:
+    """Ten requests with pictures of which one fits at a time: all are decoded, in order. One decoder is enough for
+    those that pass them."""
+    large = encoded(Image.new("RGB", (600, 600)), "PNG")
+    small = encoded(picture(), "PNG")
+    admission = Admission(100, 3 * 600 * 600 * 3, Metrics(), excess_bytes=600 * 600 * 3)
+    held = admission.ticket("chat")
+    assert held.take_decoding(600 * 600 * 3)
+    blocker = admission.ticket("chat")
+    assert blocker.take_decoding(600 * 600 * 3), "it uses the part set aside"
+    done: list[int] = []
+
+    async def load(number: int, data: bytes) -> None:
+        ticket = admission.ticket("chat")
+        with Decoding(ticket) as decoding:
+            await loader.image(
+                data_url(data),
+                lambda image, _: image.size,
+                field="f",
+                budget=loader.budget(str(number)),
+                charge=decoding.take,
+            )
+            done.append(number)
+            decoding.keep(10)
+        ticket.release()
+
+    loads = []
+    for number in range(10):
+        loads.append(asyncio.ensure_future(load(number, large)))
+        await until(lambda: admission.num_waiting == len(loads))
+    await load(99, small)
+    assert done == [99]
+    loads.pop(5).cancel()
+    blocker.decoding = 0
+    blocker.release()
+    await asyncio.gather(*loads)
+    assert done == [99, 0, 1, 2, 3, 4, 6, 7, 8, 9]
     held.release()
-    with Decoding(ticket) as decoding:  # the only request
-        decoding.take(5000)
-        assert not decoding.refused
+    assert admission.pending_bytes == admission.num_waiting == 0
+
+
+async def test_a_client_that_has_gone_leaves_nothing_behind() -> None:
+    """Its thread may have just read the header."""
+    admission = admission_of(1000)
+    with Decoding(ticket_of(admission, 100)) as decoding:
+        decoding.take(600)
+    with pytest.raises(InputError, match="has ended"):
+        decoding.take(5)
+    assert admission.pending_bytes == 100
 
 
 async def in_thread(threads: ThreadPoolExecutor, step: Callable[[], None]) -> None:
     await asyncio.get_running_loop().run_in_executor(threads, step)
-
-
-def waited_for(admission: Admission) -> asyncio.Event:
-    """Set once a thread waits for bytes that are given back."""
-    loop, seen, wait = asyncio.get_running_loop(), asyncio.Event(), admission.changed.wait
-
-    def told(timeout: float | None = None) -> bool:
-        loop.call_soon_threadsafe(seen.set)
-        return wait(timeout)
-
-    admission.changed.wait = told  # type: ignore[method-assign]
-    return seen
-
-
-async def test_a_picture_waits_while_others_are_decoded(threads: ThreadPoolExecutor) -> None:
-    admission = admission_of(1000)
-    first, second = Decoding(ticket_of(admission, 100)), Decoding(ticket_of(admission, 100))
-    with first, second:
-        first.take(600)
-        waits = waited_for(admission)
-        waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
-        await waits.wait()
-        assert not waiting.done() and admission.pending_bytes == 800
-        first.keep(50)
-        await waiting
-        assert admission.pending_bytes == 100 + 100 + 50 + 500
-        second.keep(50)
-    assert admission.decoding == 0
-
-
-async def test_it_waits_for_a_while_only(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
-    admission = admission_of(1000)
-    first = Decoding(ticket_of(admission, 100))
-    with first:
-        first.take(600)
-        with pytest.raises(ApiError), Decoding(ticket_of(admission, 100)) as second:
-            await in_thread(threads, lambda: second.take(500))
-
-
-async def test_a_client_that_has_gone_leaves_nothing_behind(threads: ThreadPoolExecutor) -> None:
-    """Its thread may have just read the header, or may wait for room."""
-    admission = admission_of(1000)
-    first, ticket = Decoding(ticket_of(admission, 100)), ticket_of(admission, 100)
-    with first:
-        first.take(600)
-        with Decoding(ticket) as second:
-            waits = waited_for(admission)
-            waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
-            await waits.wait()
-        ticket.release()
-        with pytest.raises(InputError, match="has ended"):
-            await waiting
-        with pytest.raises(InputError, match="has ended"):
-            second.take(5)
-        assert admission.pending_bytes == 700
-    assert admission.pending_bytes == 100 and admission.decoding == 0
 
 
 async def test_many_threads_lose_no_byte(threads: ThreadPoolExecutor) -> None:
@@ -277,12 +243,12 @@ async def test_many_threads_lose_no_byte(threads: ThreadPoolExecutor) -> None:
     def decode(ticket: Ticket) -> None:
         for _ in range(200):
             with Decoding(ticket) as decoding:
-                decoding.take(700)
-                assert admission.pending_bytes <= 3000
+                with suppress(NoRoom):
+                    decoding.take(700)
+                    assert admission.pending_bytes <= 3000 + 700
                 decoding.keep(1)
 
     await asyncio.gather(*(in_thread(threads, lambda ticket=ticket: decode(ticket)) for ticket in tickets))
-    await until(lambda: admission.decoding == 0)
     assert admission.pending_bytes == 8 * 10 + 8 * 200
     for ticket in tickets:
         ticket.release()

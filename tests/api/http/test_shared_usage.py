@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.api.http.admission import Admission
+from service.api.http.admission import EXCESS, Admission
 from service.api.http.errors import ApiError
 from service.api.http.shared_usage import UsageTable
 from service.metrics import Metrics
 
-KINDS = ("chat", "speech", "other")
+KINDS = ("chat", "speech", "other", EXCESS)
 
 
 @pytest.fixture
