@@ -6,6 +6,9 @@ launches a step; if a launch of a worker with even less slack is still running, 
 over for long may launch its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows
 all models down instead of starving those without live listeners.
 
+A CPU is slower than playback, and a worker without slack would starve the others. So its time is shared: a worker that
+waited while others launched goes first until it has had its `fair_share`.
+
 A worker that put work off for launches of others is due: until it has launched, the others wait if they can. A worker
 is ahead if all its clients can wait for `AHEAD`: it gives way to one whose clients cannot, but for `AHEAD_SHARE`.
 """
@@ -24,6 +27,10 @@ AHEAD_SHARE = 0.25
 """The same of one that is ahead."""
 AHEAD = 1.0
 """Seconds for which the clients of a worker that is ahead can wait, such as listeners with so much audio in hand."""
+CPU_SHARE = 0.25
+"""Share of a CPU's time that each worker with work gets, if there are no more than four."""
+MAX_OWED = 2.0
+"""Seconds of its fair share that a worker can be owed."""
 PATIENCE = 1.0
 """Seconds. No worker is passed over for longer, however long its launch would take."""
 
@@ -40,8 +47,12 @@ class Candidate:
 class Arbiter:
     """Knows of each worker when it last launched, and since when it has had work and waited."""
 
-    def __init__(self, workers: Sequence[ModelWorker]) -> None:
+    def __init__(self, workers: Sequence[ModelWorker], *, fair_share: float = 0.0) -> None:
+        """fair_share: of the time, for each worker that has work; 0: only SHARE."""
         self._workers = list(workers)
+        self._fair_share = min(fair_share, 1 / max(1, len(workers)))
+        self._owed: dict[str, float] = dict.fromkeys((worker.name for worker in workers), 0.0)
+        """Seconds that each worker lacks of its fair share."""
         self._launched: dict[str, float] = dict.fromkeys((worker.name for worker in workers), -math.inf)
         self._waiting_since: dict[str, float] = {}
 
@@ -50,6 +61,10 @@ class Arbiter:
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
         backlog = sum(worker.backlog(now) for worker in self._workers)
+        if self._fair_share and len(ready) > 1:
+            first = max(ready, key=lambda worker: self._owed[worker.name])
+            if (owed := self._owed[first.name]) > 0:
+                yield Candidate(first, max(owed, self._allowance(first, now, backlog)), must=True)
         passing = [worker for worker in ready if self._lets_pass(worker, now, backlog)]
         pressing = [worker for worker in ready if worker not in passing]
         yield from self._order(pressing, now, backlog)
@@ -78,6 +93,9 @@ class Arbiter:
         for other in self._workers:
             if other is not worker:
                 other.others_launched(seconds)
+            used = seconds * (self._fair_share - 1.0 if other is worker else self._fair_share)
+            owed = self._owed[other.name] + used if other is worker or other.name in self._waiting_since else 0.0
+            self._owed[other.name] = max(0.0, min(MAX_OWED, owed))
 
     def _allowance(self, worker: ModelWorker, now: float, backlog: float) -> float:
         others = (other.slack(now) for other in self._workers if other is not worker)

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 
-from service.engine.arbiter import Arbiter
+from service.engine.arbiter import CPU_SHARE, Arbiter
 from service.engine.memory import device_memory, device_name
 from service.engine.start_phases import StartPhases
 from service.engine.usage import process_usage
@@ -44,8 +44,11 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5
 """Seconds between two states of the engine."""
+EARLY_CAPTURE_SECONDS = 5.0
+"""Seconds of captures before readiness, beyond those without which the first requests would be slow."""
 QUIET_BEFORE_CAPTURE = 0.25
-"""Seconds without work before an idle engine captures or warms up, since a request that comes meanwhile has to wait."""
+"""Seconds without work before an idle engine does the next part of a capture or of a warm-up, for whose end a request
+that comes meanwhile has to wait."""
 MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
@@ -75,7 +78,7 @@ class Engine:
         self._channel = channel
         self._overlapped = overlapped
         self._clock = clock
-        self._arbiter = Arbiter(workers)
+        self._arbiter = Arbiter(workers, fair_share=0.0 if overlapped else CPU_SHARE)
         self._refused: list[Failed] = []
         self._phase = "capturing"
         self._stopped = False
@@ -94,7 +97,7 @@ class Engine:
 
     def capture_first(self, *, restarted: bool = False, warmed: Callable[[], None] = lambda: None) -> None:
         """Captures what must be captured before the first request, measures costs, and on a GPU warms up what may run
-        eagerly.
+        eagerly and goes on capturing for EARLY_CAPTURE_SECONDS.
 
         restarted: the warm-up waits until the engine is idle, since its kernels are in Triton's cache, from which one
             that is needed sooner is loaded at its first launch.
@@ -113,6 +116,11 @@ class Engine:
         if not (on_gpu and restarted):
             with phases.timed("warm_up") if on_gpu else nullcontext():
                 deque(iter(self._warm_up_next, False), maxlen=0)
+        if on_gpu and not restarted:
+            with phases.timed("capture"):
+                end = self._clock() + EARLY_CAPTURE_SECONDS
+                while self._clock() < end and self._capture_part():
+                    self._send(self._clock())
         self._phase = "ready"
         self._busy_at = self._clock()
 
@@ -170,9 +178,11 @@ class Engine:
         self._occupied(partial(self._timed, runner.capture_missed))
 
     def _capture_or_warm_up(self) -> bool:
-        """Makes one capture or, when none is wanted, one run of a warm-up; False when there is neither."""
-        captures = (partial(worker.capture_next, idle=True) for worker in self.workers.values())
-        return any(self._timed(capture) for capture in captures) or self._warm_up_next()
+        """Do one part of a capture or, when none is wanted, one run of a warm-up; False when there is neither."""
+        return self._capture_part() or self._warm_up_next()
+
+    def _capture_part(self) -> bool:
+        return any(worker.capture_next(idle=True) for worker in self.workers.values())
 
     def _warm_up_next(self) -> bool:
         """One run of a warm-up; False, after calling `warmed`, when none is left."""
@@ -266,6 +276,7 @@ class Engine:
             detail=detail,
             models=tuple(worker.state() for worker in self.workers.values()),
             graph_bytes=self._pool.num_bytes,
+            captures_left=sum(runner.num_untried for runner in self._runners) + (self._warmed is not None),
             device_memory=device_memory(self._pool.device),
             device=self._device_name,
             occupied=occupied,

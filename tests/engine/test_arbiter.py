@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.arbiter import AHEAD, AHEAD_SHARE, SHARE, Arbiter
+from service.engine.arbiter import AHEAD, AHEAD_SHARE, CPU_SHARE, SHARE, Arbiter
 from service.engine.worker import UNNOTICED, ModelWorker
 
 
@@ -76,9 +76,9 @@ class Launcher:
         return False
 
 
-def arbiter(*workers: FakeWorker) -> Launcher:
+def arbiter(*workers: FakeWorker, **options: float) -> Launcher:
     made: list[ModelWorker] = list(workers)  # type: ignore[arg-type]
-    return Launcher(Arbiter(made))
+    return Launcher(Arbiter(made, **options))
 
 
 def test_without_listeners_workers_take_turns() -> None:
@@ -206,6 +206,21 @@ def test_overload_slows_everybody_and_starves_nobody() -> None:
             now += cost if len(chat.launches) > chats else 0.001
             chats = len(chat.launches)
         assert chats == pytest.approx(launches, rel=0.2) and len(speech.launches) > 1000
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["nobody listens", "listeners wait"])
+@pytest.mark.parametrize(("token", "step"), [(0.004, 0.05), (0.05, 0.05), (0.5, 0.05)])
+def test_on_a_cpu_each_model_keeps_a_quarter_of_the_time(token: float, step: float, late: bool) -> None:
+    """Whether the launches of chat or those of speech are longer, and though listeners are always late."""
+    chat = FakeWorker("chat", token)
+    speech = FakeWorker("speech", step, deadline=-1e6 if late else math.inf)
+    both, now = arbiter(chat, speech, fair_share=CPU_SHARE), 0.0
+    while now < 60:
+        launches = len(chat.launches)
+        assert both.launch(now)
+        now += token if len(chat.launches) > launches else step
+    shares = [len(chat.launches) * token / now, len(speech.launches) * step / now]
+    assert min(shares) >= CPU_SHARE - 0.02 and sum(shares) == pytest.approx(1.0)
 
 
 @given(
