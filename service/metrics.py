@@ -179,6 +179,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "configuration: slower, and named once in the log.",
             "kernel",
         ),
+        _gauge("graph_captures_left", "Captures that are still made while the engine is idle, after readiness."),
         _gauge("graph_bytes", "Device memory held by captured CUDA graphs and their static buffers."),
         _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
         _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
@@ -187,6 +188,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
         _counter("encoder_cache_misses_total", "Items that had to be encoded.", "model"),
         _gauge("encoder_cache_bytes", "Bytes of cached embeddings.", "model"),
+        _counter("corrupted_requests_total", "Requests failed for NaN or infinite results of their model.", "model"),
         _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix cache.", "model"),
         _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix cache.", "model"),
         _counter("preemptions_total", "Sequences preempted for lack of pages, to be computed again.", "model"),
@@ -232,6 +234,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("speech_preemptions_total", "Idle streams preempted: others that waited got their room.", "model"),
         _counter("lora_loads_total", "Adapters copied to a slot on the device; with enough slots, once each.", "model"),
         _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
+        _gauge("built_in_voices_left", "Built-in voices that are still to be made while there are no requests."),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual / predicted step time.", PREDICTION, "model", "kind"),
         _counter(
@@ -348,6 +351,7 @@ class Metrics:
         if state.process is not None:
             self._observe_process(state.process)
         self.observe("graph_bytes", state.graph_bytes)
+        self.observe("graph_captures_left", state.captures_left)
         for kind, size in state.device_memory.items():
             self.observe("gpu_memory_bytes", size, state=kind)
         for model in state.models:

@@ -15,13 +15,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from service.voice_store import ABANDONED_SECONDS
+from service.voice_store import ABANDONED_SECONDS, latents_problem
 
 log = logging.getLogger(__name__)
 
 FOLDER = ".named"
 UNFINISHED = ".unfinished"
 REFERENCE = "reference"
+SHIPPED = "built_in_voices.npz"
 WEIGHTS = (".safetensors", ".pth")
 BLOCKS = 256
 """Number of evenly spaced blocks of each file of weights that are hashed: different weights differ in some of them, and
@@ -49,16 +50,32 @@ def voice_key(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def load_named(directory: Path, key: str) -> np.ndarray | None:
-    """float32 [patches, frames, channels]; None if there is none, or it cannot be read."""
+def load_named(directory: Path, key: str, checkpoint: Path | None = None) -> np.ndarray | None:
+    """float32 [patches, frames, channels] of the directory of voices or of those that come with the checkpoint; None if
+    there is none, or it cannot be read."""
     path = directory / FOLDER / f"{key}.safetensors"
     try:
-        return load_file(path).get(REFERENCE)
+        reference: np.ndarray | None = load_file(path).get(REFERENCE)
+        problem: object = "it has no reference" if reference is None else latents_problem(reference)
     except FileNotFoundError:
+        return None if checkpoint is None else load_shipped(checkpoint).get(key)
+    except (OSError, SafetensorError, TypeError) as error:
+        problem = error
+    if problem is not None:
+        log.warning("the reference %s of a built-in voice cannot be used and is made again: %s", path.name, problem)
         return None
-    except (OSError, SafetensorError) as error:
-        log.warning("the reference %s of a built-in voice cannot be read and is made again: %s", path.name, error)
-        return None
+    return reference
+
+
+@cache
+def load_shipped(checkpoint: Path) -> dict[str, np.ndarray]:
+    """References of built-in voices that come with a checkpoint, by key; weights that have changed since have other
+    keys."""
+    try:
+        with np.load(checkpoint / SHIPPED) as voices:
+            return dict(voices)
+    except FileNotFoundError:
+        return {}
 
 
 def save_named(directory: Path, key: str, reference: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.api.http.admission import Admission
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, shutting_down
+from service.api.http.field_warnings import FieldWarnings, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
 from service.api.http.turns import Turns
@@ -60,6 +61,8 @@ class ServerContext:
     """Positions of each chat model's KV cache, as the engine that has fewest last reported it."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, finished or being made, by model and name."""
+    voices_left: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Built-in voices, by model and name, that are made while no request is in progress."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
     """Folder of each adapter by the name_key of its voice."""
     makes_voices: bool = True
@@ -68,6 +71,7 @@ class ServerContext:
     references: ReferenceCache = field(default_factory=ReferenceCache)
     transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
+    field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
     draining: bool = False
     """Whether the server is shutting down and accepts no new requests."""
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,6 +93,11 @@ class ServerContext:
         """Whether this process has a request, or a client that may send one over its WebSocket at any moment."""
         return self.admission.in_flight > 0 or self.open_sockets > 0
 
+    def owner(self, client: str) -> str:
+        """Return who shares caches and uploaded voices with a client (RequestRecord.client): with separate_keys those
+        who have its key, else "", everyone."""
+        return client if self.settings.separate_keys else ""
+
     def keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keeps a background task until it has ended; the server cancels it when it stops."""
         self.tasks.add(task)
@@ -102,7 +111,12 @@ class ServerContext:
         is not one."""
         raw = await request.body()
         await self.turns.wait()
-        body: T = await self.in_thread(lambda: parse(raw, kind)) if len(raw) > LARGE_BODY else parse(raw, kind)
+
+        def read() -> tuple[T, list[str]]:
+            return parse(raw, kind), unread_fields(raw, kind)
+
+        body, unread = await self.in_thread(read) if len(raw) > LARGE_BODY else read()
+        self.field_warnings.warn(request.scope["path"], unread)
         return body
 
     async def keep_transcript(self, id: str, text: str) -> int:

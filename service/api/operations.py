@@ -24,8 +24,15 @@ router = APIRouter()
 RETRY = {"retry-after": "2"}
 
 
+class Architecture(msgspec.Struct, frozen=True):
+    """What requests and answers may have, as OpenRouter lists it: text, image, video, audio."""
+
+    input_modalities: tuple[str, ...]
+    output_modalities: tuple[str, ...]
+
+
 class ModelCard(msgspec.Struct, frozen=True):
-    """root: the first served name. notice: only for the embedded models."""
+    """root: the checkpoint's repository or folder. notice: only for the embedded models."""
 
     id: str
     created: int
@@ -33,6 +40,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str
     max_model_len: int
     kind: Literal["chat", "speech"]
+    architecture: Architecture
     object: Literal["model"] = "model"
     notice: str | UnsetType = UNSET
 
@@ -42,6 +50,14 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class Background(msgspec.Struct, frozen=True):
+    """Work that goes on after readiness while there are no requests: captures of CUDA graphs, and built-in voices that
+    are to be made."""
+
+    captures_left: int
+    voices_left: int
+
+
 class Health(msgspec.Struct, frozen=True):
     """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: phase
     of each, if there are several; status is ok as long as one is alive."""
@@ -49,6 +65,7 @@ class Health(msgspec.Struct, frozen=True):
     status: Literal["ok", "engine_down"]
     engine: str
     restarts: int
+    background: Background
     engines: list[str] | UnsetType = UNSET
 
 
@@ -60,6 +77,7 @@ class Readiness(msgspec.Struct, frozen=True):
     engine: str
     detail: str
     draining: bool
+    background: Background
     engines: list[str] | UnsetType = UNSET
 
 
@@ -98,10 +116,19 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
         id=name,
         created=model.created,
         owned_by="reprise",
-        root=model.name,
+        root=model.root,
         max_model_len=context.max_model_len(model),
         kind=model.kind,
+        architecture=_architecture(context, model),
         notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
+    )
+
+
+def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
+    if model.kind == "speech":
+        return Architecture(("text",), ("audio",))
+    return Architecture(
+        ("text", "image", "video"), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
     )
 
 
@@ -111,9 +138,10 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
     openapi_extra=operation("Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health}),
 )
 async def health(request: Request) -> Response:
-    engine = context_of(request).engine
+    context = context_of(request)
+    engine = context.engine
     status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
-    answer = Health(status, engine.phase, engine.restarts, _phases(engine))
+    answer = Health(status, engine.phase, engine.restarts, _background(context), _phases(engine))
     return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
@@ -128,10 +156,15 @@ async def ready(request: Request) -> Response:
     context = context_of(request)
     engine = context.engine
     detail = engine.state.detail if engine.state is not None else ""
-    answer = Readiness(
-        "ready" if context.ready else "not_ready", engine.phase, detail, context.draining, _phases(engine)
-    )
+    status: Literal["ready", "not_ready"] = "ready" if context.ready else "not_ready"
+    answer = Readiness(status, engine.phase, detail, context.draining, _background(context), _phases(engine))
     return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
+
+
+def _background(context: ServerContext) -> Background:
+    engine = context.engine
+    states = [client.state for client in (engine.clients if isinstance(engine, Engines) else [engine])]
+    return Background(sum(state.captures_left for state in states if state is not None), len(context.voices_left))
 
 
 def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
@@ -152,6 +185,7 @@ def observe_life(context: ServerContext) -> None:
     """Sets the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
+    context.metrics.observe("built_in_voices_left", len(context.voices_left))
 
 
 @get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import aclosing
 
 import numpy as np
@@ -15,7 +16,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError
 from service.api.speech.references import encode, encoder_of
 from service.catalog import HostedModel
-from service.link.messages import SpeechRequest, SpeechSegment
+from service.link.messages import Pause, SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
 from service.named_voice_store import load_named, save_named, voice_key, weights_of
@@ -27,6 +28,8 @@ TEXT = "Hello there. This is how I sound when I read something to you."
 SEED = 20_260_101
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
+PAUSE_INTERVAL = 0.02
+"""Seconds between two looks whether a voice that nobody waits for must pause for a request."""
 ATTEMPTS = 3
 """Number of seeds that are tried, since the sentence may come out too short or too quiet."""
 VERSION = "1"
@@ -34,11 +37,17 @@ VERSION = "1"
 are made."""
 
 
-async def named_reference(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
-    """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk, or made now and kept. Requests
-    at the same time wait for the same result, which is finished even if they leave.
+async def named_reference(
+    context: ServerContext, model: HostedModel, name: str, description: str, *, wanted: bool = True
+) -> np.ndarray:
+    """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk or of the checkpoint, or made
+    now and kept. Requests at the same time wait for the same result, which is finished even if they leave.
+
+    wanted: a request waits for it; a voice that no request has wanted pauses while there are requests.
     """
     voice = model.name, name
+    if wanted:
+        context.voices_left.pop(voice, None)
     making = context.named_voices.get(voice)
     if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
         making = asyncio.ensure_future(_named(context, model, name, description))
@@ -59,11 +68,14 @@ def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> 
 async def _named(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
     directory = context.settings.voices_dir.expanduser()
     key = await context.in_thread(lambda: _key(model, _solver_steps(context, model), name, description))
-    kept = await context.in_thread(lambda: load_named(directory, key))
+    kept = await context.in_thread(lambda: load_named(directory, key, model.checkpoint.directory))
     if kept is not None:
         return kept
     began = time.monotonic()
-    reference, _ = await described_reference(context, model, description, SEED)
+    voice = model.name, name
+    reference, _ = await described_reference(
+        context, model, description, SEED, may_wait=lambda: voice in context.voices_left
+    )
     context.metrics.observe("built_in_voices_made_total", model=model.name)
     log.info("the built-in voice %s of %s was made in %.1f s", name, model.name, time.monotonic() - began)
     await context.in_thread(lambda: save_named(directory, key, reference))
@@ -73,12 +85,18 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
 
 
 async def described_reference(
-    context: ServerContext, model: HostedModel, description: str, seed: int
+    context: ServerContext,
+    model: HostedModel,
+    description: str,
+    seed: int,
+    *,
+    may_wait: Callable[[], bool] = lambda: False,
 ) -> tuple[np.ndarray, float]:
-    """(patches, seconds) of a described voice. ApiError 500 if no take is good enough."""
+    """(patches, seconds) of a described voice. ApiError 500 if no take is good enough. may_wait: whether it pauses
+    while there are requests."""
     processor = model.speech_processor
     for attempt in range(ATTEMPTS):
-        wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1))
+        wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1), may_wait)
 
         def prepared(wave: np.ndarray = wave) -> np.ndarray:
             resampled = resample(wave, processor.sample_rate, processor.reference_sample_rate)
@@ -97,7 +115,9 @@ def spoken_text(description: str) -> str:
     return f"({description}){TEXT}" if description else TEXT
 
 
-async def _spoken(context: ServerContext, model: HostedModel, description: str, seed: int) -> np.ndarray:
+async def _spoken(
+    context: ServerContext, model: HostedModel, description: str, seed: int, may_wait: Callable[[], bool]
+) -> np.ndarray:
     """Speaks a text: float32 [samples] at the model's rate. Nobody listens live, so live listeners go first."""
     processor = model.speech_processor
     ids = processor.tokenize(spoken_text(description))
@@ -112,8 +132,22 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
         live=False,
         arrival=time.monotonic(),
     )
-    async with aclosing(context.engine.submit(request)) as stream:
-        return np.concatenate([delta.audio async for delta in stream])
+    pausing = asyncio.ensure_future(_pause_for_requests(context, request.request_id, may_wait))
+    try:
+        async with aclosing(context.engine.submit(request)) as stream:
+            return np.concatenate([delta.audio async for delta in stream])
+    finally:
+        pausing.cancel()
+
+
+async def _pause_for_requests(context: ServerContext, request_id: str, may_wait: Callable[[], bool]) -> None:
+    """Pause the generation while a request is in progress, from one step to the next."""
+    paused = False
+    while paused or may_wait():
+        await asyncio.sleep(PAUSE_INTERVAL)
+        if paused != (may_wait() and not context.admission.idle):
+            paused = not paused
+            context.engine.send(Pause(request_id, paused))
 
 
 def _solver_steps(context: ServerContext, model: HostedModel) -> int:

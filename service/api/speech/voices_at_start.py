@@ -18,22 +18,24 @@ LOOKING_INTERVAL = 0.25
 
 
 async def make_voices(context: ServerContext) -> None:
-    """Makes, or reads from disk, the voices that the setting voices_at_start names, one after another and only while
+    """Make, or read from disk, the voices that the setting voices_at_start names, one after another and only while
     the server answers no request. A voice that fails is made at its first use."""
     models = context.catalog.of_kind("speech")
     if not models:
         return
+    wanted = {(model.name, name): model for name in names(context) for model in models}
+    context.voices_left.update(dict.fromkeys(wanted))
     try:
         await context.engine.wait_ready()
     except EngineError:
         return  # the server ends, and says why
-    for name in names(context):
-        for model in models:
-            await _idle(context)
-            try:
-                await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
-            except (ApiError, EngineError) as error:
-                log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model.name, error)
+    for (model_name, name), model in wanted.items():
+        await _idle(context)
+        try:
+            await named_reference(context, model, name, OPENAI_VOICES.get(name, ""), wanted=False)
+        except (ApiError, EngineError) as error:
+            log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model_name, error)
+        context.voices_left.pop((model_name, name), None)
 
 
 def names(context: ServerContext) -> tuple[str, ...]:

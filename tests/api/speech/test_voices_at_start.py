@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from service.api.speech.voices_at_start import make_voices
 from service.catalog import load_catalog
 from service.hub import EMBEDDED
 from service.link.engine_link import InlineLink
+from service.link.messages import Pause
 from service.named_voice_store import FOLDER
 from service.settings import load_settings
 from tests.support.fake_talker import FakeTalker, talking_catalog
@@ -32,7 +32,7 @@ def making(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
     """(model, name, description) of the voices that are asked for at start."""
     made: list[tuple[str, str, str]] = []
 
-    async def named_reference(context: Any, model: Any, name: str, description: str) -> np.ndarray:
+    async def named_reference(context: Any, model: Any, name: str, description: str, *, wanted: bool) -> np.ndarray:
         made.append((model.name, name, description))
         return np.zeros((1, 1, 1), np.float32)
 
@@ -105,10 +105,10 @@ def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
 ) -> None:
     made = voices_at_start.named_reference
 
-    async def fails_at_first(context: Any, model: Any, name: str, description: str) -> np.ndarray:
+    async def fails_at_first(context: Any, model: Any, name: str, description: str, *, wanted: bool) -> np.ndarray:
         if name == DEFAULT_VOICE:
             raise error
-        return await made(context, model, name, description)
+        return await made(context, model, name, description, wanted=wanted)
 
     monkeypatch.setattr(voices_at_start, "named_reference", fails_at_first)
     with talking(voices_at_start="all"):
@@ -130,21 +130,61 @@ def test_nothing_is_said_of_voices_if_the_engine_did_not_start(
 
     catalog = SimpleNamespace(of_kind=lambda kind: [one for one in kinds if one == kind])
     context: Any = SimpleNamespace(engine=SimpleNamespace(wait_ready=wait_ready), catalog=catalog)
+    context.settings, context.voices_left = SimpleNamespace(fixed_voices=False), {}
     asyncio.run(make_voices(context))
     assert not caplog.text and bool(asked) == ("speech" in kinds)
 
 
-@pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[RunningServer]:
-    flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "max_running": 4, "decode_buckets": (1, 4)}
-    flags |= {"voices_at_start": "default"}
-    with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
-        yield server
+def speaking(checkpoint: Path, voices: Path, at_start: str) -> Any:
+    flags = {"model": (str(checkpoint),), "voices_dir": voices, "max_running": 4, "decode_buckets": (1, 4)}
+    flags |= {"voices_at_start": at_start}
+    return running_server(load_catalog(load_settings(flags)), InlineLink, **flags)
 
 
-def test_the_first_listener_does_not_wait_for_a_voice(embedded: RunningServer, tmp_path: Path) -> None:
-    wait(lambda: counted(embedded) == 1, 2 * GENEROUS, "the voice is made")
-    wait(lambda: len([*(tmp_path / FOLDER).glob("*.safetensors")]) == 1, GENEROUS, "it is kept")
-    body = {"input": "Hello.", "response_format": "pcm", "max_len": 1}
-    answer = httpx.post(f"{embedded.url}/v1/audio/speech", json=body, timeout=2 * GENEROUS)
-    assert answer.status_code == 200 and counted(embedded) == 1
+def say(server: RunningServer, voice: str) -> httpx.Response:
+    body = {"input": "One.", "voice": voice, "response_format": "pcm", "max_len": 1}
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=2 * GENEROUS)
+
+
+def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
+    """If the weights are new: python -m models.embedded.ship_voices models/embedded/voxcpm2"""
+    with speaking(EMBEDDED / "voxcpm2", tmp_path, "none") as server:
+        for voice in (DEFAULT_VOICE, *OPENAI_VOICES):
+            assert say(server, voice).status_code == 200
+        assert counted(server) == 0 and not (tmp_path / FOLDER).exists()
+
+
+def test_a_voice_that_is_being_made_pauses_for_requests_unless_they_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "voxcpm2"
+    checkpoint.mkdir()
+    for file in (EMBEDDED / "voxcpm2").glob("*[!z]"):
+        (checkpoint / file.name).symlink_to(file)
+    with speaking(checkpoint, tmp_path / "voices", "none") as server:
+        monkeypatch.setattr(voices_at_start, "names", lambda context: (DEFAULT_VOICE, "alloy"))
+        engine, paused, send = server.context.engine, list[bool](), server.context.engine.send
+
+        def sent(command: Any, *others: Any) -> None:
+            if isinstance(command, Pause):
+                paused.append(command.paused)
+            send(command, *others)
+
+        monkeypatch.setattr(engine, "send", sent)
+        asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop)
+
+        def left() -> int:
+            return int(httpx.get(f"{server.url}/ready").json()["background"]["voices_left"])
+
+        ticket = server.context.admission.ticket("chat")
+        wait(lambda: ("voxcpm2", DEFAULT_VOICE) in server.context.named_voices, GENEROUS, "the making began")
+        ticket.grow(1)
+        wait(lambda: paused == [True], GENEROUS, "it pauses")
+        assert left() == 2 and counted(server) == 0
+        ticket.release()
+        wait(lambda: paused[:2] == [True, False], GENEROUS, "it goes on")
+        wait(lambda: counted(server) == 1, GENEROUS, "it is made")
+        ticket.grow(1)
+        assert say(server, "alloy").status_code == 200 and counted(server) == 2
+        ticket.release()
+        wait(lambda: left() == 0, GENEROUS, "nothing is left")
