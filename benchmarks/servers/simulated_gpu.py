@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import msgspec
@@ -141,8 +141,11 @@ class SimulatedPool(GraphPool):
         self._widths = widths
         self._seconds = Seconds()
 
-    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        name = capturable.name
+    def capture(
+        self, capturable: Capturable, bucket: Bucket, fill: Callable[[], Mapping[str, Tensor]]
+    ) -> Generator[None, None, Capture]:
+        yield
+        buffers, name = fill(), capturable.name
         if name == "vision":
             seconds = self._seconds.of("encoder", bucket["patches"])
             outputs = {"embeds": torch.zeros(bucket["patches"] // 4, self._widths["embeds"])}

@@ -98,10 +98,10 @@ class ModelWorker(Protocol):
         ...
 
     def capture_next(self, *, idle: bool) -> bool:
-        """Captures one wanted bucket, with nothing in flight; False when none is wanted.
+        """Capture one wanted bucket, with nothing in flight; False when none is wanted.
 
-        idle False: before readiness, only buckets without which the first requests would be slow. idle True: the rest
-        of the bucket list, then buckets that demand has shown to pay off.
+        idle False: before readiness, only buckets without which the first requests would be slow. idle True: one part
+        of a capture of the rest of the bucket list, then of buckets that demand has shown to pay off.
         """
         ...
 

@@ -11,8 +11,9 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,16 +108,21 @@ class GraphPool:
             )
         self.static_bytes += num_bytes
 
-    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        """Captures forward over static buffers, which must hold finite values, on the current stream; the graphs of a
-        stream must be replayed one after the other, on it or on another. Nothing may be in flight.
+    def capture(
+        self, capturable: Capturable, bucket: Bucket, fill: Callable[[], Mapping[str, Tensor]]
+    ) -> Generator[None, None, Capture]:
+        """Capture forward over static buffers, in parts: two eager runs, the capture, timed replays.
+
+        Run each part on the same stream, with nothing in flight; requests may be served between two of them. The graphs
+        of a stream must be replayed one after the other, on it or on another.
+        fill: fill the static buffers with finite values and return them; called at the start of each part.
 
         Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
         """
         if self.device.type != "cuda":
-            return self._capture_call(capturable, bucket, buffers)
+            return self._capture_call(capturable, bucket, fill())
         try:
-            return self._capture_graph(capturable, bucket, buffers)
+            return (yield from self._capture_graph(capturable, bucket, fill))
         except CAPTURE_ERRORS as error:
             # An illegal call ends the capture and leaves the device usable; a fault of the device itself shows in
             # the next synchronisation and ends the engine.
@@ -151,11 +157,36 @@ class GraphPool:
 
         return Capture(replay, outputs)
 
-    def _capture_graph(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+    def _capture_graph(
+        self, capturable: Capturable, bucket: Bucket, fill: Callable[[], Mapping[str, Tensor]]
+    ) -> Generator[None, None, Capture]:
+        # In the first run libraries initialise and select kernels, which is illegal in a capture.
+        self._check_room(partial(capturable.forward, fill(), bucket))
+        yield
+        outputs: dict[str, Tensor] = {}
+        buffers = fill()
+
+        def run() -> None:
+            outputs.update((name, torch.empty_like(v)) for name, v in capturable.forward(buffers, bucket).items())
+
+        eager = seconds_of(run, self.device)
+        yield
         started = time.perf_counter()
+        buffers = fill()
+        graph, taken = self._record(capturable, bucket, buffers, outputs)
+        mib, seconds = taken / 2**20, time.perf_counter() - started
+        log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
+        yield
+        fill()
+        replay = min(seconds_of(graph.replay, self.device) for _ in range(TIMED_REPLAYS))
+        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+
+    def _record(
+        self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, int]:
+        """The graph, which writes to `outputs`, and the bytes that it takes."""
         stream = torch.cuda.current_stream(self.device)
         pool = self._pools.setdefault(stream, _MemoryPool())
-        eager, outputs = self._run_before_capture(capturable, bucket, buffers, pool)
         self._reserve(_num_bytes(outputs))
         torch.cuda.empty_cache()
         reserved, free = torch.cuda.memory_reserved(self.device), torch.cuda.mem_get_info(self.device)[0]
@@ -176,36 +207,20 @@ class GraphPool:
         outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
         taken = pooled + min(max(0, outside), _MAX_BYTES_OUTSIDE)
         self.graph_bytes += taken
-        mib, seconds = taken / 2**20, time.perf_counter() - started
-        log.info("captured %s at %s: %.1f MiB more, %.2f s", capturable.name, dict(bucket), mib, seconds)
-        replay = min(seconds_of(graph.replay, self.device) for _ in range(TIMED_REPLAYS))
-        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+        return graph, taken
 
-    def _run_before_capture(
-        self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], pool: _MemoryPool
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Runs forward eagerly, at least twice: the seconds of the last run, and static outputs of the same shapes.
-
-        Raises CaptureError when a graph of it and the outputs may need more memory than the limit leaves.
-        """
-        outputs: dict[str, Tensor] = {}
-
-        def run() -> None:
-            nonlocal outputs
-            outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, bucket).items()}
-
-        # In the first run libraries initialise and select kernels, which is illegal in a capture.
+    def _check_room(self, run: Callable[[], object]) -> None:
+        """Run forward eagerly; CaptureError when a graph of it may need more memory than the limit leaves."""
         more = peak_bytes(run, self.device)
         if self.num_bytes + more > self.limit_bytes:
             # Then it may still fit into what the pool holds for other graphs.
+            pool = self._pools.setdefault(torch.cuda.current_stream(self.device), _MemoryPool())
             more = peak_memory(run, self.device).beyond(segments_of(pool.handle))
         if self.num_bytes + more > self.limit_bytes:
             raise CaptureError(
-                f"{capturable.name} at {dict(bucket)} takes {more} bytes more; {self.num_bytes} of "
-                f"{self.limit_bytes} are used",
+                f"the graph takes up to {more} bytes, and {self.num_bytes} of the limit of {self.limit_bytes} are used",
                 refused=True,
             )
-        return seconds_of(run, self.device), outputs
 
 
 @contextlib.contextmanager

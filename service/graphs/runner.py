@@ -1,8 +1,8 @@
 """One capturable computation and its two routes.
 
 `run` replays the cheapest captured graph that holds the plan; if there is none, it runs forward eagerly on buffers of
-the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, while the
-engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it captures the
+the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, part by part
+while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it captures the
 bucket whose absence made calls run eagerly or with more padding.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -54,6 +54,16 @@ class _Choice:
     """The graph to replay; None where no captured one holds the size."""
     missed: BucketKey | None
     """The cheapest bucket of the list that holds the size, if it would be better and has not been captured yet."""
+
+
+@dataclass(eq=False)
+class _Unfinished:
+    """A capture of which parts are left."""
+
+    bucket: Bucket
+    parts: Generator[None, None, CapturedGraph]
+    seconds: float = 0.0
+    """What the parts took so far."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,7 @@ class GraphRunner:
         self._eager: np.ndarray | None = None
         """Sizes and seconds of eager calls, float64 [2, captured]; None until they are needed after a capture."""
         self._static: StaticBuffers | None = None
+        self._unfinished: _Unfinished | None = None
         self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._dense])
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
@@ -261,29 +272,47 @@ class GraphRunner:
         return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(TIMED_REPLAYS))
 
     def capture_next(self, *, idle: bool) -> bool:
-        """Captures the next wanted bucket; False when none is wanted. Nothing may be in flight.
+        """Capture the next wanted bucket, or while the engine idles a part of it; False when none is wanted. Nothing may
+        be in flight; requests may be served between two parts.
 
         A bucket whose capture failed or did not fit under the byte limit is not tried again.
         """
+        if self._unfinished is None:
+            wanted = self._next_wanted(idle=idle)
+            if wanted is None:
+                return False
+            self._unfinished = _Unfinished(wanted, self._make_graph(wanted))
+        if idle:
+            self._capture_part()
+        else:
+            self._finish_capture()
+        return True
+
+    def _next_wanted(self, *, idle: bool) -> Bucket | None:
         if not self.enabled:
-            return False
+            return None
         untried = self._untried()[::-1]
         untried.sort(key=lambda bucket: key_of(bucket) in self._dense)
         wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
-        if wanted is None:
-            return False
-        self._capture(wanted)
-        return True
+        return wanted
 
     def capture_missed(self) -> bool:
         """Captures the most missed bucket; False when none was missed. Nothing may be in flight."""
         if not self._missed:
             return False
         key, _ = max(self._missed.items(), key=itemgetter(1))
-        self._capture(dict(key))
+        self._finish_capture()
+        if key in map(key_of, self._untried()):
+            self._unfinished = _Unfinished(dict(key), self._make_graph(dict(key)))
+            self._finish_capture()
         return True
+
+    @property
+    def num_untried(self) -> int:
+        """Buckets of the list that are still to be captured."""
+        return len(self._untried()) if self.enabled else 0
 
     def _untried(self) -> list[Bucket]:
         tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()
@@ -303,30 +332,46 @@ class GraphRunner:
                     torch.cuda.current_stream().synchronize()
                 yield
 
-    def _capture(self, bucket: Bucket) -> None:
+    def _finish_capture(self) -> None:
+        while self._unfinished is not None:
+            self._capture_part()
+
+    def _capture_part(self) -> None:
+        """Do the next part of the unfinished capture."""
+        assert self._unfinished is not None
+        unfinished, bucket, outcome = self._unfinished, self._unfinished.bucket, "captured"
         started = time.monotonic()
-        outcome = "captured"
         try:
             with torch.cuda.stream(self._capture_stream(bucket)):
-                self._graphs[key_of(bucket)] = self._make_graph(bucket)
+                next(unfinished.parts)
+            unfinished.seconds += time.monotonic() - started
+            return
+        except StopIteration as made:
+            self._graphs[key_of(bucket)] = made.value
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
             (self._refused if error.refused else self._failed)[key_of(bucket)] = bucket
             level = logging.INFO if error.refused else logging.WARNING  # on a small GPU many do not fit
             what = "capture of %s at %s %s, calls of this size run eagerly: %s"
             log.log(level, what, self._labels["kind"], bucket, outcome, error)
+        seconds = unfinished.seconds + time.monotonic() - started
+        self._unfinished = self._eager = None
         self._choices.clear()
-        self._eager = None
         self._missed.clear()
         self.misses = 0.0
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
-        self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
+        self._observations.observe("graph_capture_duration_seconds", seconds, **self._labels)
 
-    def _make_graph(self, bucket: Bucket) -> CapturedGraph:
+    def _make_graph(self, bucket: Bucket) -> Generator[None, None, CapturedGraph]:
         layout = Layout.of(self.capturable.buffer_specs(bucket))
         if self._static is None or layout.num_bytes > self._static.num_bytes:
             # Graphs that were captured earlier keep reading the old block.
             self._static = self._pool.allocate(layout.num_bytes)
-        buffers = self._static.fill(layout, Plan(arrays={}, required=bucket))
-        self._fill_others()
-        return CapturedGraph(bucket, layout, self._static, self._pool.capture(self.capturable, bucket, buffers))
+        static = self._static
+
+        def fill() -> Mapping[str, Tensor]:
+            self._fill_others()
+            return static.fill(layout, Plan(arrays={}, required=bucket))
+
+        capture = yield from self._pool.capture(self.capturable, bucket, fill)
+        return CapturedGraph(bucket, layout, static, capture)

@@ -289,6 +289,8 @@ class EngineState(Struct, frozen=True):
     """Whether a capture has started, during which there is no heartbeat: that is no hang."""
     process: ProcessUsage | None = None
     """None if the system does not provide it."""
+    captures_left: int = 0
+    """Captures that the engine still makes while it is idle; a warm-up that is left counts as one."""
 
 
 class Outputs(Struct, frozen=True):

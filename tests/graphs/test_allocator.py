@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -87,7 +88,7 @@ class Work:
 def captured(pool: GraphPool, work: Capturable) -> bool:
     """Whether a capture was made, not refused."""
     try:
-        pool.capture(work, {"rows": 1}, {})
+        deque(pool.capture(work, {"rows": 1}, dict), maxlen=0)
     except CaptureError as error:
         assert error.refused
         return False

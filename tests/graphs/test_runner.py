@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import TinyEncoder, tiny_item, tiny_model
 
 LIMIT = 64 << 20
+Fill = Callable[[], Mapping[str, Tensor]]
 
 
 def encoder_runner(device: str, **options: object) -> tuple[GraphRunner, Observations]:
@@ -205,10 +206,10 @@ class Broken(TinyEncoder):
 class BrokenPool(GraphPool):
     """A CPU records nothing that could fail: here it does at BROKEN numbers of patches."""
 
-    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+    def capture(self, capturable: Capturable, bucket: Bucket, fill: Fill) -> Generator[None, None, Capture]:
         if bucket["patches"] in BROKEN:
             raise CaptureError("operation not permitted when stream is capturing")
-        return super().capture(capturable, bucket, buffers)
+        return (yield from super().capture(capturable, bucket, fill))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -334,6 +335,29 @@ def test_slot_state_advances_in_place_and_padding_touches_scratch_alone(device: 
     assert counter.table[[1, 3, 4, 6, 7]].abs().sum() == 0
 
 
+class PartedPool(GraphPool):
+    """Needs three parts for a capture, as on a GPU; each finds the fillers that it asks for."""
+
+    def capture(self, capturable: Capturable, bucket: Bucket, fill: Fill) -> Generator[None, None, Capture]:
+        for _ in range(2):
+            assert all(not buffer.any() for buffer in fill().values())
+            yield
+        return (yield from super().capture(capturable, bucket, fill))
+
+
+def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
+    counter = Counter("cpu")
+    pool = PartedPool(torch.device("cpu"), LIMIT)
+    runner = GraphRunner("tiny", "decode", counter, [{"rows": 2}, {"rows": 4}], pool, Observations(), before_ready=())
+    plan = Plan(arrays={"slots": torch.tensor([5, 2]).numpy()}, required={"rows": 2})
+    parts = 0
+    while runner.capture_next(idle=True):
+        parts += 1
+        assert runner.run(plan).route == ("replay" if parts >= 3 else "eager")
+        assert runner.num_untried == 2 - parts // 3
+    assert parts == 6 and len(runner.captured) == 2
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
     runner, _ = encoder_runner(device)
@@ -371,8 +395,8 @@ def test_warming_up_runs_what_has_no_captured_graph_and_counts_nothing(monkeypat
 class TimedPool(GraphPool):
     """Captures that were measured: a call takes the square of its patches in seconds eagerly, 1 s replayed."""
 
-    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        made = super().capture(capturable, bucket, buffers)
+    def capture(self, capturable: Capturable, bucket: Bucket, fill: Fill) -> Generator[None, None, Capture]:
+        made = yield from super().capture(capturable, bucket, fill)
         return replace(made, seconds=RouteSeconds(bucket["patches"] ** 2, 1.0))
 
 
