@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Literal
 
 import msgspec
 
 from service.catalog import Catalog
 from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
-from service.logs import chosen_format
 from service.settings import Settings
 from service.settings_reading import SettingsError
 
-COMPUTED = frozenset(
-    {"models", "log_format", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"}
-)
-"""Fields of EngineConfig that are not copied from Settings: the models of the catalog, the log format that "auto"
-stands for, what distinguishes one of several engines, the size of its GPU, how it was started, and a path as text."""
+COMPUTED = frozenset({"models", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"})
+"""Fields of EngineConfig that are not copied from Settings: the models of the catalog, what distinguishes one of
+several engines, the size of its GPU, how it was started, and a path as text."""
 
 
-def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
+def engine_config(settings: Settings, catalog: Catalog) -> EngineConfig:
     """The configuration of the only engine. Copies each setting for which EngineConfig has a field of the same name."""
     models = tuple(
         ModelConfig(
@@ -36,7 +32,7 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
     )
     copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED}
     lora_voices = "" if settings.lora_voices is None else str(settings.lora_voices.expanduser().absolute())
-    return EngineConfig(models=models, log_format=log_format, lora_voices=lora_voices, **copied)
+    return EngineConfig(models=models, lora_voices=lora_voices, **copied)
 
 
 def supervised(settings: Settings) -> bool:
@@ -59,11 +55,9 @@ def engine_gpus(settings: Settings) -> tuple[str, ...]:
     return ("",) * settings.engines
 
 
-def engine_configs(
-    settings: Settings, catalog: Catalog, log_format: Literal["text", "json"], gpus: tuple[str, ...]
-) -> list[EngineConfig]:
+def engine_configs(settings: Settings, catalog: Catalog, gpus: tuple[str, ...]) -> list[EngineConfig]:
     """The configuration of each engine. gpus: see engine_gpus."""
-    config = engine_config(settings, catalog, log_format)
+    config = engine_config(settings, catalog)
     device = "cuda" if settings.gpus is not None else "cpu" if len(gpus) > 1 else config.device
     several = len(gpus) > 1
     return [
@@ -76,7 +70,7 @@ def configs_of_processes(settings: Settings, catalog: Catalog) -> list[EngineCon
     """The configuration of each engine that has a process of its own."""
     if settings.engine == "inline":
         return []
-    return engine_configs(settings, catalog, chosen_format(settings.log_format), engine_gpus(settings))
+    return engine_configs(settings, catalog, engine_gpus(settings))
 
 
 def configs_of_starts(config: EngineConfig) -> Iterator[EngineConfig]:

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import time
-from typing import Literal
 
 RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 
@@ -43,13 +42,6 @@ class _Stderr:
 
     def flush(self) -> None:
         sys.stderr.flush()
-
-
-def chosen_format(wanted: str) -> Literal["text", "json"]:
-    """The format for the setting log_format: "auto" is text on a terminal, JSON otherwise."""
-    if wanted == "text" or (wanted != "json" and sys.stderr.isatty()):
-        return "text"
-    return "json"
 
 
 def configure_logging(level: str, log_format: str, **fields: object) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +34,6 @@ from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
 from service.link.standby import EngineStart, Standby, standby_for
 from service.listener import url_of
-from service.logs import chosen_format
 from service.progress import log_phase, start_progress
 from service.settings import Settings
 
@@ -138,7 +138,7 @@ def create_server(
     engine whose process has already been started (begin_engines)."""
     metrics = create_metrics(catalog)
     if start is None:
-        config = engine_config(settings, catalog, chosen_format(settings.log_format))
+        config = engine_config(settings, catalog)
         start = EngineStart(config, standby_for(settings.standby))
     engine = create_engine(settings, metrics, link_maker(settings, start.config, start.standby))
     engine.on_state = on_state
@@ -222,16 +222,33 @@ def quiet_uvicorn() -> None:
     """Keeps uvicorn from logging its own start and end, and errors of clients as those of the server."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.WARNING)
-    logger.addFilter(_quietened)
+    logger.addFilter(ClientErrors())
 
 
-def _quietened(record: logging.LogRecord) -> bool:
-    """False for uvicorn's error about a handshake without an answer: it logs that for one that was refused, too. A
-    WebSocket's text that is no UTF-8 becomes a warning without a traceback, as HTTP that cannot be read is."""
-    if record.msg == "Invalid UTF-8 sequence received from client.":
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-        record.exc_info = None
-    return record.msg != "ASGI callable returned without completing handshake."
+class ClientErrors(logging.Filter):
+    """Warns of what clients do wrong once a minute for each kind, without tracebacks, and counts the rest."""
+
+    kinds = (
+        "Invalid HTTP request received.",
+        "Unsupported upgrade request.",
+        "Invalid UTF-8 sequence received from client.",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+        """When the next line of a kind is due, and how many were left out since the last one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.msg
+        if kind not in self.kinds:
+            # uvicorn logs this one for a handshake that was refused, too.
+            return kind != "ASGI callable returned without completing handshake."
+        now, (due, left_out) = time.monotonic(), self._seen.get(kind, (0.0, 0))
+        self._seen[kind] = (due, left_out + 1) if now < due else (now + 60, 0)
+        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+        record.msg = f"{kind} ({left_out} more since the last such line)" if left_out else kind
+        return now >= due
 
 
 def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:

@@ -89,6 +89,12 @@ class Settings(BaseSettings):
     api_key_file: Location | None = _knob(
         None, "Server", "File with one key per line; lines with # in front are skipped."
     )
+    separate_keys: bool = _knob(
+        False,
+        "Server",
+        "An uploaded voice belongs to the key that uploaded it, and chats of different keys share no cached prompts "
+        "and media; off: all keys share both.",
+    )
     allowed_host: Words = _knob(
         (),
         "Server",
@@ -114,7 +120,7 @@ class Settings(BaseSettings):
     )
     cors_origin: Origins = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
     log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level to log.")
-    log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
+    log_format: Literal["text", "json"] = _knob("text", "Server", "Lines of text, or one JSON object a line.")
     drain_delay: Pause = _knob(
         0.0, "Server", "Seconds between turning /ready red and refusing connections, for balancers to notice."
     )
@@ -198,7 +204,10 @@ class Settings(BaseSettings):
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
     max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
     max_pending_bytes: Bytes = _knob(
-        512 * MIB, "Limits", "Bytes of bodies, messages, fetched and decoded media in progress."
+        1536 * MIB,
+        "Limits",
+        "Bytes of bodies, messages, fetched and decoded media in progress; more wait for their turn. What decoding the "
+        "media of one request may take is set aside of it.",
     )
     chat_share: Share = _knob(
         0.75,
@@ -308,11 +317,8 @@ class Settings(BaseSettings):
         "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
         "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
     )
-    pcm_sample_rate: PcmRate | None = _knob(
-        None,
-        "Speech",
-        "Sample rate of pcm if a request names none; clients made for OpenAI expect 24000. Default: 24000 if the "
-        "request has OpenAI's name of a model, else the model's.",
+    pcm_sample_rate: PcmRate = _knob(
+        24000, "Speech", "Sample rate of pcm if a request names none; clients made for OpenAI play it at 24000."
     )
     speech_ahead: Seconds = _knob(
         20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
@@ -337,6 +343,8 @@ class Settings(BaseSettings):
         if any(str(key) == key.get_secret_value() for key in self.api_key):
             raise ValueError("api_key: the stars that --print-config writes are no key; write the key itself")
         has_keys = bool(self.keys())
+        if self.separate_keys and not has_keys:
+            raise ValueError("separate_keys: needs API keys (--api-key, --api-key-file)")
         if not is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
             raise ValueError(
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "

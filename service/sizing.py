@@ -29,7 +29,7 @@ def size(settings: Settings, gpu_memory: str | None) -> DryRun:
     """
     total = _total(gpu_memory)
     catalog = load_catalog(settings.model_copy(update={"load_format": "random"}))
-    found = dry_run(_checked_where_there_are_files(engine_config(settings, catalog, "text")), total)
+    found = dry_run(_checked_where_there_are_files(engine_config(settings, catalog)), total)
     return replace(found, gpus=settings.gpus, api_processes=_api_processes(settings))
 
 

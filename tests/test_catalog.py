@@ -30,7 +30,7 @@ def test_a_directory_is_served_under_its_name() -> None:
     (model,) = catalog.models
     assert model.names == ("qwen2_vl",) and model.kind == "chat" and not model.demo
     assert catalog.get("qwen2_vl") is model and catalog.get("other") is None
-    config = engine_config(load_settings(), catalog, "text")
+    config = engine_config(load_settings(), catalog)
     assert config.models[0].directory == str(GOLDEN) and config.models[0].name == "qwen2_vl"
 
 
@@ -40,10 +40,9 @@ def test_the_engine_gets_every_setting_of_a_name_that_it_knows() -> None:
     names = set(EngineConfig.__struct_fields__) - COMPUTED
     assert names <= Settings.model_fields.keys()
     for settings in (load_settings(), load_settings(flags)):
-        config = engine_config(settings, catalog, "text")
+        config = engine_config(settings, catalog)
         assert {name: getattr(config, name) for name in names} == {name: getattr(settings, name) for name in names}
-        assert config.log_format == "text"
-    assert engine_config(load_settings(), catalog, "text") == EngineConfig(config.models), "defaults differ"
+    assert engine_config(load_settings(), catalog) == EngineConfig(config.models), "defaults differ"
 
 
 def test_aliases() -> None:

@@ -90,7 +90,7 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
     monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
     settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})
     assert supervised(settings)
-    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [engine_environment(config)["CUDA_VISIBLE_DEVICES"] for config in configs] == ["0", "2", "3"]
     assert {(config.device, num_threads(config, {})) for config in configs} == {("cuda", 8)}
     assert thread_variables(configs[0], {})["OMP_NUM_THREADS"] == "8"
@@ -99,7 +99,7 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
 def test_engines_on_the_cpu_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("service.engine_config.visible_gpus", tuple)
     settings = load_settings({"engines": 2, "voices_dir": str(tmp_path)})
-    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers) for config in configs] == [("cpu", "", 2)] * 2
     assert [config.index for config in configs] == [0, 1]
     monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
@@ -117,6 +117,6 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.engine_config.visible_gpus", unasked)
     settings = load_settings({})
     assert not supervised(settings)
-    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers, config.index) for config in configs] == [("auto", "", 1, None)]
     assert engine_environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -12,7 +12,7 @@ from service.api.request_stream import EngineError
 from service.catalog import load_catalog
 from service.descriptors import raise_descriptor_limit
 from service.listener import bind
-from service.logs import chosen_format, configure_logging
+from service.logs import configure_logging
 from service.server import create_server
 from service.settings import Settings
 
@@ -23,7 +23,7 @@ class Replica:
     async def __init__(self, settings: Settings) -> None:
         """Returns when the engine is ready. EngineError when it cannot be started."""
         settings = settings.model_copy(update={"port": 0})
-        configure_logging(settings.log_level, chosen_format(settings.log_format))
+        configure_logging(settings.log_level, settings.log_format)
         raise_descriptor_limit()
         listener = bind(settings)
         self._address = f"{_reachable(settings.host)}:{listener.getsockname()[1]}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 from service.cli.standard_streams import open_closed_streams
 from service.exits import ended_by_ctrl_c
+from service.packages import unusable
 
 
 def main() -> None:
     open_closed_streams()
     # Only now: what these imports open and keep would get the number of a closed stream (libffi does, on some systems).
-    with ended_by_ctrl_c():
-        from service.cli.main import main as command
-
+    try:
+        with ended_by_ctrl_c():
+            from service.cli.main import main as command
+    except ImportError as error:
+        sys.exit(f"reprise: {unusable(error.name or '?', error)}")
     command()
 
 

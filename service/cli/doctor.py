@@ -26,13 +26,15 @@ from service.catalog import embedded_models
 from service.children import hidden_by_python_path, shadowing_packages
 from service.descriptors import attainable_limit, connections_within
 from service.engine_config import engine_gpus
+from service.media.audio_formats import FORMATS, LAME
+from service.packages import PackageError, begin_check, end_check
 from service.settings import Settings, load_settings, unknown_variables
 from service.settings_reading import SettingsError
 
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
-ENCODERS = ("libopus", "aac", "flac")
+ENCODERS = tuple(one.codec for one in FORMATS.values() if one.codec not in ("", LAME))
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def examine() -> list[Finding]:
         *_api_processes(settings),
         *_device(settings),
         *_quantization(settings),
+        _packages(),
         _codecs(),
         _embedded(),
         *_shadowing(),
@@ -205,9 +208,20 @@ def _no_cuda(built_for: str | None) -> Finding:
     return Finding("CUDA", "there is a device that torch cannot use", False, advice)
 
 
+def _packages() -> Finding:
+    try:
+        end_check(begin_check())
+    except PackageError as error:
+        return Finding("packages", str(error).partition(";")[0], False, str(error).partition("; ")[2])
+    return Finding("packages", "can be imported", True)
+
+
 def _codecs() -> Finding:
     """Speech but for MP3 is encoded, and videos are decoded, by the FFmpeg inside PyAV."""
-    import av
+    try:
+        import av
+    except ImportError as error:
+        return Finding("audio formats", f"none ({error})", False)
 
     missing = [name for name in ENCODERS if name not in av.codecs_available]
     if missing:

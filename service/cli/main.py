@@ -30,7 +30,8 @@ from service.cli.playback import PlaybackError
 from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
-from service.logs import chosen_format, configure_logging
+from service.logs import configure_logging
+from service.packages import PackageError, begin_check, end_check, unusable
 from service.settings import Settings, load_settings, unknown_variables
 from service.settings_reading import SettingsError
 from service.tuning.command import tune
@@ -128,14 +129,14 @@ def serve(
     """Serve models: those of --model, or the embedded ones."""
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     # Loading the settings may already log, so the format is taken from the flag or the environment.
-    configure_logging("info", chosen_format(given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "auto")))
+    configure_logging("info", given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "text"))
     try:
         if gpu_memory is not None and not dry_run:
             raise SettingsError("gpu_memory: goes with --dry-run; --memory-share is what a server takes of its GPU")
         settings = load_settings(given, config)
     except SettingsError as error:
         _refuse(error)
-    configure_logging(settings.log_level, chosen_format(settings.log_format))
+    configure_logging(settings.log_level, settings.log_format)
     for variable in unknown_variables(os.environ):
         log.warning("unknown variable %s", variable)
     for path in shadowing_packages():
@@ -148,14 +149,16 @@ def serve(
         return
     try:
         status = _serve(settings)
-    except (CheckpointError, SettingsError) as error:
+    except (CheckpointError, PackageError, SettingsError) as error:
         _refuse(error)
+    except ImportError as error:
+        _refuse(PackageError(unusable(error.name or "?", error)))
     raise typer.Exit(status)
 
 
 def _serve(settings: Settings) -> int:
-    """Serves until a signal; returns the exit status. Raises CheckpointError or SettingsError for what cannot be
-    served."""
+    """Serves until a signal; returns the exit status. Raises CheckpointError, PackageError or SettingsError for what
+    cannot be served."""
     import asyncio
 
     from service.catalog import load_catalog
@@ -167,6 +170,7 @@ def _serve(settings: Settings) -> int:
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:
         with ended_by_ctrl_c():
+            packages = begin_check()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
@@ -175,6 +179,7 @@ def _serve(settings: Settings) -> int:
             from service.processes.supervisor import serve_several
             from service.server import prepare_process, serve
 
+            end_check(packages)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)

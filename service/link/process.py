@@ -30,6 +30,7 @@ from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
 from service.link.standby import STANDBY, EngineAddress
 from service.logs import configure_logging
+from service.packages import unusable
 
 log = logging.getLogger("reprise.engine")
 
@@ -106,6 +107,9 @@ def main(arguments: list[str]) -> int:
         resolve(entry)(config, channel)
     except (CheckpointError, ConfigurationError) as error:
         log.error("%s", error)
+        return CONFIGURATION_ERROR
+    except ImportError as error:
+        log.error("%s", unusable(error.name or "?", error))
         return CONFIGURATION_ERROR
     finally:
         channel.close()

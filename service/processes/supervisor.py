@@ -14,7 +14,6 @@ from service.catalog import Catalog
 from service.link.messages import Detach
 from service.link.standby import EngineStart
 from service.listener import url_of
-from service.logs import chosen_format
 from service.metrics import Metrics
 from service.processes.api_config import ApiConfig, located_models, plain_settings
 from service.processes.api_processes import ApiProcesses, StartError
@@ -43,7 +42,6 @@ class Supervisor:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
-        log_format = chosen_format(settings.log_format)
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
         self._engines = EngineProcesses(starts, settings, metrics, kinds, self._announce)
@@ -57,7 +55,7 @@ class Supervisor:
             loads=-1,
             connections=-1,
             engines=len(starts),
-            log_format=log_format,
+            log_format=settings.log_format,
             settings=plain_settings(settings),
             models=located_models(catalog.models),
         )

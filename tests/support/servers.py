@@ -62,8 +62,10 @@ def running_server(
     """The whole application on a loopback port, stopped at the end. num_engines: each made by `make_link`.
 
     Unless flags name another, it has a folder of its own for voices: those of a fake engine are of no use to others.
+    pcm has the samples of the model.
     """
     with ExitStack() as stack:
+        flags.setdefault("pcm_sample_rate", 48_000)
         flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
         yield stack.enter_context(_running(catalog, make_link, wait, tracing, num_engines, flags))
 
@@ -79,7 +81,7 @@ def _running(
 ) -> Iterator[RunningServer]:
     settings: Settings = load_settings({"port": 0, **flags})
     catalog = catalog or fake_catalog()
-    config = engine_config(settings, catalog, "text")
+    config = engine_config(settings, catalog)
     listener = bind(settings)
     started = threading.Event()
     holder: list[RunningServer] = []

@@ -132,5 +132,5 @@ def test_a_restarted_engine_warms_up_while_it_idles_and_serves_between(monkeypat
 
 
 def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:
-    config = engine_config(load_settings({}), Catalog([]), "text")
+    config = engine_config(load_settings({}), Catalog([]))
     assert [each.restarted for each in islice(configs_of_starts(config), 4)] == [False, True, True, True]
