@@ -23,12 +23,12 @@ from service.cli.client import ServerError, is_media_name, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
 from service.cli.outputs import STDOUT, is_standard_output, write_audio, write_to_standard_output
 from service.cli.playback import PlaybackError, play, require_playback
+from service.media.audio_formats import FORMATS
 
 T = TypeVar("T")
 
-FORMATS = {"ogg": "opus"}
+EXTENSIONS = {"ogg": "opus"}
 """Formats whose file extension differs, by that extension."""
-AUDIO_FORMATS = ("wav", "mp3", "flac", "opus", "aac", "pcm")
 
 
 def ask(
@@ -245,9 +245,9 @@ def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
 def _format_of(out: Path | None) -> str:
     """The format by the file's suffix. BadParameter for a suffix that is no format."""
     ending = out.suffix.removeprefix(".").lower() if out is not None else ""
-    chosen = FORMATS.get(ending, ending) or "wav"
-    if chosen not in AUDIO_FORMATS:
-        known = ", ".join(f".{name}" for name in (*AUDIO_FORMATS, *FORMATS))
+    chosen = EXTENSIONS.get(ending, ending) or "wav"
+    if chosen not in FORMATS:
+        known = ", ".join(f".{name}" for name in (*FORMATS, *EXTENSIONS))
         raise typer.BadParameter(
             f".{ending} names no audio format; known are {known}; or add --format", param_hint="-o"
         )

@@ -1,4 +1,4 @@
-"""Samples -> encoded audio, as it is made: the six response formats of /v1/audio/speech, through LAME and PyAV."""
+"""Samples -> encoded audio, as it is made: the response formats of /v1/audio/speech, through LAME and PyAV."""
 
 from __future__ import annotations
 
@@ -6,68 +6,32 @@ import asyncio
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.errors import InputError
+from service.media import g711
+from service.media.audio_formats import FORMATS, LAME, AudioFormat, content_type
 
 if TYPE_CHECKING:
     from service.media.ffmpeg_audio import Codec, TempoAndRate
     from service.media.lame import Mp3
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
-# The codec delay is a fixed number of samples: at lower rates it is more than 100 ms.
-MP3_RATES = ALL_RATES[:6]
-AAC_RATES = ALL_RATES[:4]
-LAME = "lame"
-"""A codec of its own (service.media.lame), not FFmpeg's."""
 WAV_HEADER = 44
 """Bytes."""
 FLAC_SAMPLES = slice(18, 26)
 """Bytes of a FLAC file: the 64-bit field of STREAMINFO whose 36 lowest bits are the number of samples."""
 
 
-@dataclass(frozen=True)
-class AudioFormat:
-    """codec and container are FFmpeg's names but for LAME; empty for raw samples. rates: supported sample rates."""
-
-    content_type: str
-    rates: tuple[int, ...]
-    codec: str = ""
-    container: str = ""
-    codec_options: dict[str, str] = field(default_factory=dict)
-    container_options: dict[str, str] = field(default_factory=dict)
-
-
-FORMATS = {
-    "mp3": AudioFormat("audio/mpeg", MP3_RATES, LAME),
-    # Without page_duration (microseconds) the muxer buffers a whole second of audio.
-    "opus": AudioFormat(
-        "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
-    ),
-    "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
-    # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
-    "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
-    "wav": AudioFormat("audio/wav", ALL_RATES),
-    "pcm": AudioFormat("audio/pcm", ALL_RATES),
-}
-
-
-def content_type(name: str, sample_rate: int) -> str:
-    """The Content-Type of a response in a format."""
-    base = FORMATS[name].content_type
-    return f"{base};rate={sample_rate};channels=1" if name == "pcm" else base
-
-
 class StreamingEncoder:
     """Encodes one audio stream: float32 mono samples in, bytes out. Bytes that were returned never change.
 
     At speed 1 less than 100 ms of audio is held back. The concatenated outputs are a complete file; the sizes in a wav
-    header are 0xFFFFFFFF (unknown). pcm is 16 bits, little endian. speed changes the tempo and keeps the pitch.
+    header are 0xFFFFFFFF (unknown). pcm is 16 bits, little endian; ulaw and alaw are G.711. speed changes the tempo and
+    keeps the pitch.
     Non-finite samples become silence, the others are clipped to -1..1. FFmpeg is imported and set up by the first call
     of encode() or finish(), which may take half a second.
 
@@ -111,7 +75,7 @@ class StreamingEncoder:
     def _codec(self) -> Codec | Mp3 | _Raw:
         if FORMATS[self._name].codec:
             return _codec(FORMATS[self._name], self._rate_out)
-        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
+        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"", LAWS.get(self._name))
 
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that are ready now, possibly none."""
@@ -190,16 +154,22 @@ def wav_header(sample_rate: int) -> bytes:
     return form + layout + struct.pack("<4sI", b"data", unknown)
 
 
-class _Raw:
-    """16-bit little-endian samples behind an optional header."""
+LAWS = {"ulaw": g711.mu_law, "alaw": g711.a_law}
+"""Compression of 16-bit samples to 8 bits, by the format."""
 
-    def __init__(self, header: bytes) -> None:
+
+class _Raw:
+    """16-bit little-endian samples, or 8 bits of `law`, behind an optional header."""
+
+    def __init__(self, header: bytes, law: Callable[[np.ndarray], bytes] | None) -> None:
         self._pending = header
+        self._law = law
 
     def encode(self, samples: np.ndarray) -> bytes:
         header, self._pending = self._pending, b""
         scaled = samples * np.float32(32767)
-        return header + np.rint(scaled, out=scaled).astype("<i2").tobytes()
+        whole = np.rint(scaled, out=scaled).astype("<i2")
+        return header + (whole.tobytes() if self._law is None else self._law(whole))
 
     def finish(self) -> bytes:
         header, self._pending = self._pending, b""

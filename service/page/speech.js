@@ -14,7 +14,7 @@ export async function speak({ fields, signal, onAudio }) {
   const sent = performance.now();
   const since = () => (performance.now() - sent) / 1000;
   const result = { steps: null, firstAudio: null, seconds: 0, audio: 0 };
-  const json = { ...fields, response_format: "pcm", stream_format: "sse" };
+  const json = { ...fields, response_format: "pcm", sample_rate: 48000, stream_format: "sse" };
   const response = await request("v1/audio/speech", { method: "POST", json, signal });
   const rate = Number(response.headers.get("x-sample-rate"));
   const decode = pcmDecoder();

@@ -19,17 +19,27 @@ from hypothesis import strategies as st
 
 from models.errors import InputError
 from service.media import lame
-from service.media.audio_out import FORMATS, EncoderPool, StreamingEncoder, content_type, wav_header
+from service.media.audio_formats import FORMATS, content_type
+from service.media.audio_out import EncoderPool, StreamingEncoder, wav_header
 from tests.media.samples import tone
 
 RATE = 48_000
 PATCH = 7680
 LOSSLESS = ("flac", "wav", "pcm")
+LAWS = {"ulaw": ("mulaw", "ULAW"), "alaw": ("alaw", "ALAW")}
+"""Names of raw G.711 in FFmpeg and in libsndfile."""
+
+
+def rate_of(name: str, wanted: int = 24_000) -> int:
+    return wanted if wanted in FORMATS[name].rates else FORMATS[name].rates[0]
 
 
 def by_soundfile(data: bytes, name: str, rate: int) -> tuple[np.ndarray, int]:
     if name == "pcm":
         return np.frombuffer(data, "<i2") / 32768, rate
+    if name in LAWS:
+        raw = {"samplerate": rate, "channels": 1, "format": "RAW", "subtype": LAWS[name][1]}
+        return soundfile.read(io.BytesIO(data), **raw)
     if name == "flac":
         # libsndfile cannot read a FLAC whose length is unknown, as that of every stream is: 36 bits of STREAMINFO.
         length = by_av(data, name, rate)[0].size
@@ -48,7 +58,9 @@ def by_av(data: bytes, name: str, rate: int) -> tuple[np.ndarray, int]:
     parts = [np.zeros(0, np.float32)]
     try:
         # FFmpeg's guess needs more than the two frames that 20 ms of AAC are.
-        with av.open(io.BytesIO(data), format="aac" if name == "aac" else None) as container:
+        raw = {"sample_rate": str(rate)} if name in LAWS else {}
+        format = "aac" if name == "aac" else LAWS[name][0] if name in LAWS else None
+        with av.open(io.BytesIO(data), format=format, options=raw) as container:
             rate = container.streams.audio[0].sample_rate
             for frame in container.decode(audio=0):
                 samples = frame.to_ndarray().reshape(-1)
@@ -119,6 +131,7 @@ def delay_and_error(result: np.ndarray, expected: np.ndarray) -> tuple[int, floa
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rate", [48_000, 24_000])
 def test_stream_decodes_to_what_was_encoded(name: str, rate: int) -> None:
+    rate = rate_of(name, rate)
     samples = speech(1.3)
     data = b"".join(stream(StreamingEncoder(name, RATE, rate), samples))
     decoders = [by_av] if name == "aac" else [by_av, by_soundfile]
@@ -148,8 +161,8 @@ def test_less_than_100_ms_are_held_back(name: str, rate: int) -> None:
 def test_nothing_is_rewritten_and_the_pieces_do_not_matter(name: str) -> None:
     """The bytes depend on the samples, not on how they were cut: an Ogg stream's random serial number apart."""
     samples = speech(0.7)
-    whole = b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples, samples.size))
-    pieces = b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples, 997))
+    whole = b"".join(stream(StreamingEncoder(name, RATE, rate_of(name)), samples, samples.size))
+    pieces = b"".join(stream(StreamingEncoder(name, RATE, rate_of(name)), samples, 997))
     if name == "opus":
         assert np.array_equal(by_av(whole, name, 24_000)[0], by_av(pieces, name, 24_000)[0])
     else:
@@ -179,7 +192,8 @@ def test_nothing_of_the_end_is_lost_with_a_speed(rate: int, speed: float) -> Non
 def test_speed_in_every_format() -> None:
     samples = speech(1.0)
     for name in FORMATS:
-        result, rate = by_av(b"".join(stream(StreamingEncoder(name, RATE, 24_000, 2.0), samples)), name, 24_000)
+        rate = rate_of(name)
+        result, rate = by_av(b"".join(stream(StreamingEncoder(name, RATE, rate, 2.0), samples)), name, rate)
         assert result.size / rate == pytest.approx(0.5, abs=0.15)
 
 
@@ -214,7 +228,7 @@ def test_a_whole_flac_says_its_length(rate: int, speed: float) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_the_headers_of_wav_and_flac_are_completed(name: str) -> None:
-    encoder = StreamingEncoder(name, RATE, 24_000)
+    encoder = StreamingEncoder(name, RATE, rate_of(name))
     data = bytearray(encoder.encode(speech(0.5)))
     with pytest.raises(ValueError, match="before finish"):
         encoder.complete(data)
@@ -238,16 +252,16 @@ def test_wild_samples_are_clipped(name: str) -> None:
     wild = speech(0.5) * 30
     wild[1000:1100] = np.nan
     wild[2000] = np.float32("inf")
-    result, _ = by_av(b"".join(stream(StreamingEncoder(name, RATE, 24_000), wild)), name, 24_000)
+    result, _ = by_av(b"".join(stream(StreamingEncoder(name, RATE, rate_of(name)), wild)), name, rate_of(name))
     assert np.isfinite(result).all() and 0.5 < np.abs(result).max() < 2.5
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 def test_an_empty_stream_ends_well(name: str, speed: float) -> None:
-    encoder = StreamingEncoder(name, RATE, 24_000, speed)
+    encoder = StreamingEncoder(name, RATE, rate_of(name), speed)
     data = encoder.encode(np.zeros(0, np.float32)) + encoder.finish()
-    assert by_av(data, name, 24_000)[0].size < 2500
+    assert by_av(data, name, rate_of(name))[0].size < 2500
     for call in (encoder.finish, lambda: encoder.encode(np.zeros(4, np.float32))):
         with pytest.raises(ValueError):
             call()
@@ -274,20 +288,22 @@ def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
 def test_content_types() -> None:
     assert content_type("mp3", RATE) == "audio/mpeg"
     assert StreamingEncoder("pcm", RATE, 24_000).content_type == "audio/pcm;rate=24000;channels=1"
+    assert StreamingEncoder("ulaw", RATE, 8_000).content_type == "audio/pcmu;rate=8000;channels=1"
 
 
 @given(st.lists(st.integers(0, 9000), max_size=8), st.sampled_from(list(FORMATS)))
 @settings(max_examples=25, deadline=None)
 def test_chunks_of_any_size(sizes: list[int], name: str) -> None:
-    encoder = StreamingEncoder(name, RATE, 48_000)
+    rate = rate_of(name, RATE)
+    encoder = StreamingEncoder(name, RATE, rate)
     samples = speech(0.2 * len(sizes) + 0.1)
     data, start = b"", 0
     for size in sizes:
         data += encoder.encode(samples[start : start + size])
         start += size
     data += encoder.finish()
-    fed = min(start, samples.size)
-    assert fed <= by_av(data, name, 48_000)[0].size + (1 if name in LOSSLESS else 400)
+    fed = min(start, samples.size) * rate // RATE
+    assert fed <= by_av(data, name, rate)[0].size + (1 if name in LOSSLESS else 400)
 
 
 async def test_pool_encodes_many_streams_at_once() -> None:
@@ -295,13 +311,13 @@ async def test_pool_encodes_many_streams_at_once() -> None:
     samples = speech(0.5)
 
     async def one(name: str) -> bytes:
-        encoder = StreamingEncoder(name, RATE, 24_000)
+        encoder = StreamingEncoder(name, RATE, rate_of(name))
         pieces = [await pool.encode(encoder, samples[start : start + PATCH]) for start in range(0, samples.size, PATCH)]
         return b"".join([*pieces, await pool.finish(encoder)])
 
     names = [name for name in FORMATS if name != "opus"] * 3
     for name, data in zip(names, await asyncio.gather(*map(one, names)), strict=True):
-        assert data == b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples))
+        assert data == b"".join(stream(StreamingEncoder(name, RATE, rate_of(name)), samples))
     pool.close()
 
 

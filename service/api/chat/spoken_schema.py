@@ -9,17 +9,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.api.step_report import StepReport
+from service.media.audio_formats import SpokenFormat
 
 Modality = Literal["text", "audio"]
 Refused = Annotated[Any, Meta(description="not supported in a spoken answer: refused")]
-SpokenFormat = Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
 
 
 class AudioParams(msgspec.Struct, frozen=True):
     """How an answer is spoken. voice and format are OpenAI's; the others mean what they mean in a speech request, and
     model is a speech model.
 
-    pcm16 has 24 kHz unless sample_rate says otherwise.
+    pcm16 has 24 kHz unless sample_rate says otherwise, ulaw and alaw (G.711) have 8 kHz.
     """
 
     format: SpokenFormat

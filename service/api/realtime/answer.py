@@ -170,7 +170,7 @@ class Answer:
             raise renamed_message(as_api_error(error), messages, self._whole) from error
 
     async def _tell(self, part: TextDelta | bytes) -> None:
-        """part: text and calls, or samples (pcm16)."""
+        """part: text and calls, or audio in the format of the session."""
         if isinstance(part, bytes):
             await (await self._begun_message()).sound(part)
             return

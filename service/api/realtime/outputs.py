@@ -81,9 +81,7 @@ class MessageOutput:
         await self._place.emit(kind(**self._where, delta=text))
 
     async def sound(self, data: bytes) -> None:
-        """data: pcm16, whole samples."""
-        assert self._spoken is not None
-        data = self._spoken.encode(data)
+        """data: whole samples."""
         self._sound_bytes += len(data)
         await self._place.emit(OutputAudioDelta(**self._where, delta=base64.b64encode(data).decode()))
 

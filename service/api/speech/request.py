@@ -16,9 +16,10 @@ from service.api.speech.references import check_room
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, resolve_speaker
 from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
-from service.catalog import OPENAI_PCM_RATE, OPENAI_SPEECH_NAMES, HostedModel
+from service.catalog import HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
-from service.media.audio_out import FORMATS, StreamingEncoder
+from service.media.audio_formats import FORMATS
+from service.media.audio_out import StreamingEncoder
 
 SMALL_TEXT = 512
 """Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
@@ -146,8 +147,9 @@ async def prepare(
     processor, settings = model.speech_processor, context.settings
     steps = solver_steps(context, model, options.inference_timesteps)
     name = options.response_format or default_format
-    pcm_rate = settings.pcm_sample_rate or (OPENAI_PCM_RATE if options.model in OPENAI_SPEECH_NAMES else None)
-    sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, pcm_rate)
+    native = settings.pcm_sample_rate if name == "pcm" else processor.sample_rate
+    rates = FORMATS[name].rates
+    sample_rate = options.sample_rate or (native if native in rates else rates[0])
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
     if options.min_len is not None and max_patches is not None and options.min_len > max_patches:
         raise bad_request(f"min_len: {options.min_len} given, must be at most max_len, {max_patches}.", "min_len")
@@ -206,9 +208,3 @@ def speech_model(context: ServerContext, name: str | None, record: RequestRecord
             raise bad_request(f"model: {several if hosted else 'no speech model is served'}.", "model")
         name = hosted[0].name
     return context.model(name, "speech", record)
-
-
-def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
-    if name == "pcm" and pcm_rate is not None:
-        return pcm_rate
-    return native if native in FORMATS[name].rates else FORMATS[name].rates[0]

@@ -7,9 +7,11 @@ import base64
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from models.errors import InputError
@@ -39,7 +41,10 @@ from service.api.speech.script import Script, read_script
 from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
 from service.api.step_report import step_report
 from service.link.messages import SpeechRequest
-from service.media.audio_out import FORMATS, content_type
+from service.media.audio_formats import FORMATS, content_type
+
+MAX_UNSPOKEN = 100
+"""Characters of a header."""
 
 router = APIRouter(route_class=RequestRoute)
 
@@ -50,6 +55,8 @@ class PreparedSpeech:
 
     job: SpeechJob
     script: Script
+    unspoken: str
+    """Letters and digits that the model cannot speak, each once."""
     captions: frozenset[str]
     """timestamp_granularities of the request."""
     request: SpeechRequest
@@ -81,7 +88,7 @@ async def speak(request: Request) -> Response:
         return _audio_response(context, speech)
     async with asyncio.timeout(_seconds(context, speech)):
         data = await unless_disconnected(request, _whole(context, speech))
-    return Response(data, headers=_headers(speech.job))
+    return Response(data, headers=_headers(speech))
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
@@ -91,20 +98,21 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     captions = frozenset[str](body.timestamp_granularities or ())
     job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
 
-    def read() -> tuple[Script, SpeechRequest]:
+    def read() -> tuple[Script, str, SpeechRequest]:
         script = read_script(job, body.input, written=bool(captions))
         _check_length(script, max_spoken_chars(context, live=True), whole=body.stream is False)
-        return script, _engine_request(job, script, live=body.stream is not False)
+        unspoken = job.processor.unspoken("".join(line.text for line in script.lines))
+        return script, unspoken, _engine_request(job, script, live=body.stream is not False)
 
     small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
-    script, request = read() if small else await context.in_thread(read)
+    script, unspoken, request = read() if small else await context.in_thread(read)
     tokens = sum(len(segment.text_ids) for segment in request.segments)
     context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
     max_seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
-    return PreparedSpeech(job, script, captions, request, tokens, max_seconds)
+    return PreparedSpeech(job, script, unspoken, captions, request, tokens, max_seconds)
 
 
 def _check_fields(body: SpeechRequestBody, max_chars: int) -> None:
@@ -144,18 +152,25 @@ def _seconds(context: ServerContext, speech: PreparedSpeech) -> float:
     return context.settings.request_timeout + speech.max_seconds
 
 
-def _headers(job: SpeechJob) -> dict[str, str]:
-    """Content type, and the audio format for players of raw pcm."""
+def _notice(speech: PreparedSpeech) -> dict[str, str]:
+    """What the model leaves out of the text, percent-encoded."""
+    return {"x-unspoken-text": quote(speech.unspoken[:MAX_UNSPOKEN])} if speech.unspoken else {}
+
+
+def _headers(speech: PreparedSpeech) -> dict[str, str]:
+    """Content type, the audio format for players of raw pcm, and what is not spoken."""
+    job = speech.job
     return {
+        **_notice(speech),
         "content-type": content_type(job.response_format, job.sample_rate),
         "x-sample-rate": str(job.sample_rate),
         "x-channels": "1",
-        "x-bits-per-sample": "16",
+        "x-bits-per-sample": str(FORMATS[job.response_format].bits),
     }
 
 
 def _audio_response(context: ServerContext, speech: PreparedSpeech) -> Response:
-    headers = _headers(speech.job)
+    headers = _headers(speech)
     return LiveResponse(
         _encoded(context, speech, AudioProgress(speech)),
         media_type=headers.pop("content-type"),
@@ -221,7 +236,7 @@ def _event_response(context: ServerContext, speech: PreparedSpeech) -> Response:
         write_timeout=context.settings.write_timeout,
         keep_alive=(context.settings.keep_alive, KEEP_ALIVE),
         on_error=error_event,
-        headers={"x-sample-rate": str(speech.job.sample_rate)},
+        headers={"x-sample-rate": str(speech.job.sample_rate), **_notice(speech)},
     )
 
 
@@ -235,7 +250,9 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
         yield rest
     counts = progress.counts
     usage = SpeechUsage(speech.input_tokens, counts.patches, speech.input_tokens + counts.patches)
-    done = SpeechAudioDone(usage, "length" if counts.truncated else "stop", step_report(counts.steps))
+    done = SpeechAudioDone(
+        usage, "length" if counts.truncated else "stop", step_report(counts.steps), speech.unspoken or UNSET
+    )
     yield _named_event("speech.audio.done", done)
 
 

@@ -10,8 +10,8 @@ from msgspec import UNSET, Meta, UnsetType
 from service.api.speech.lexicon import MAX_SPOKEN, MAX_WORD
 from service.api.speech.text_splitting import Granularity
 from service.api.step_report import StepReport
+from service.media.audio_formats import ResponseFormat
 
-ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 StreamFormat = Literal["audio", "sse"]
 ShortText = Annotated[str, Meta(max_length=4096)]
 SolverSteps = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -114,11 +114,13 @@ class SpeechAudioSegment(msgspec.Struct, frozen=True, omit_defaults=True, tag_fi
 
 
 class SpeechAudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.done"):
-    """finish_reason: "length" where a segment ended at its cap, not by itself."""
+    """finish_reason: "length" where a segment ended at its cap, not by itself. unspoken: letters and digits of the text
+    that the model cannot speak and left out, each once, if there are any."""
 
     usage: SpeechUsage
     finish_reason: Literal["stop", "length"]
     steps: StepReport | UnsetType = UNSET
+    unspoken: str | UnsetType = UNSET
 
 
 class VoiceObject(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,14 +25,16 @@ from service.catalog import load_catalog
 from service.hub import EMBEDDED
 from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
-from service.settings import load_settings
+from service.media.audio_formats import FORMATS
+from service.settings import Settings, load_settings
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
 
 PATCH = 7680
 RATE = 48_000
-FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+LAWS = {"ulaw": "ULAW", "alaw": "ALAW"}
+"""Raw G.711, by its name in libsndfile."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,9 @@ def decoded(data: bytes, name: str, length: int | None = None) -> np.ndarray:
     """By libsndfile, which has no part in the encoding; AAC, which it cannot read, by its frames alone."""
     if name == "pcm":
         return pcm(data)
+    if name in LAWS:
+        raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": LAWS[name]}
+        return np.repeat(soundfile.read(io.BytesIO(data), dtype="float32", **raw)[0], 6)
     if name == "flac" and length is not None:
         # libsndfile cannot read a FLAC whose length is unknown, as that of every stream is: 36 bits of STREAMINFO.
         data = data[:18] + (int.from_bytes(data[18:26], "big") | length).to_bytes(8, "big") + data[26:]
@@ -190,13 +195,33 @@ def test_the_openai_client_speaks(talker: RunningServer, reference: np.ndarray) 
         assert error.value.param == "input"
 
 
-def test_pcm_for_openais_names_has_openais_rate(http: httpx.Client, reference: np.ndarray) -> None:
-    """Clients that send these names play pcm at 24 kHz; they do not read the headers."""
-    answer = speak(http, model="tts-1", response_format="pcm")
-    assert answer.headers["x-sample-rate"] == "24000" and "rate=24000" in answer.headers["content-type"]
-    assert abs(len(pcm(answer.content)) - len(reference) / 2) < 100
-    for fields in ({"response_format": "wav"}, {"response_format": "pcm", "sample_rate": 48_000}):
-        assert speak(http, model="tts-1", **fields).headers["x-sample-rate"] == "48000"
+@pytest.mark.parametrize(
+    ("fields", "rate", "bits"),
+    [
+        ({"response_format": "pcm"}, 24_000, 16),
+        ({"response_format": "pcm", "model": "tts-1"}, 24_000, 16),
+        ({"response_format": "pcm", "sample_rate": 48_000}, 48_000, 16),
+        ({"response_format": "ulaw"}, 8_000, 8),
+        ({"response_format": "alaw", "stream": False}, 8_000, 8),
+        *(({"response_format": name}, 48_000, 16) for name in ("wav", "flac", "mp3", "opus", "aac")),
+    ],
+)
+def test_rates_unless_the_setting_says_otherwise(
+    talker: RunningServer, http: httpx.Client, reference: np.ndarray, fields: dict[str, Any], rate: int, bits: int
+) -> None:
+    """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
+    context = talker.context
+    default = Settings().pcm_sample_rate
+    settings, context.settings = context.settings, context.settings.model_copy(update={"pcm_sample_rate": default})
+    try:
+        answer = speak(http, **fields)
+    finally:
+        context.settings = settings
+    headers = answer.headers
+    assert (headers["x-sample-rate"], headers["x-bits-per-sample"]) == (str(rate), str(bits))
+    if fields["response_format"] in ("pcm", "ulaw", "alaw"):
+        assert f"rate={rate}" in headers["content-type"]
+        assert abs(len(answer.content) * 8 // bits - len(reference) * rate / RATE) < 100
 
 
 def test_speed_and_sample_rate(http: httpx.Client, reference: np.ndarray) -> None:
@@ -335,7 +360,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "x" * 2001}, "input", "2000"),
     ({"input": None}, "input", "required"),
     ({"input": ["Hello"]}, "input", ""),
-    ({"response_format": "ogg"}, "response_format", "aac, flac, mp3, opus, pcm, wav"),
+    ({"response_format": "ogg"}, "response_format", "aac, alaw, flac, mp3, opus, pcm, ulaw, wav"),
     ({"speed": 5}, "speed", ""),
     ({"speed": "fast"}, "speed", ""),
     ({"sample_rate": 12345}, "sample_rate", "48000"),

@@ -1,0 +1,61 @@
+"""The formats of speech: their names in requests, sample rates and codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
+# The codec delay is a fixed number of samples: at lower rates it is more than 100 ms.
+MP3_RATES = ALL_RATES[:6]
+AAC_RATES = ALL_RATES[:4]
+G711_RATE = 8_000
+LAME = "lame"
+"""A codec of its own (service.media.lame), not FFmpeg's."""
+
+
+@dataclass(frozen=True)
+class AudioFormat:
+    """codec and container are FFmpeg's names but for LAME; empty for raw samples of `bits`. rates: supported sample
+    rates, the default of a model that has none of them first."""
+
+    content_type: str
+    rates: tuple[int, ...]
+    codec: str = ""
+    container: str = ""
+    codec_options: dict[str, str] = field(default_factory=dict)
+    container_options: dict[str, str] = field(default_factory=dict)
+    bits: int = 16
+
+
+FORMATS = {
+    "mp3": AudioFormat("audio/mpeg", MP3_RATES, LAME),
+    # Without page_duration (microseconds) the muxer buffers a whole second of audio.
+    "opus": AudioFormat(
+        "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
+    ),
+    "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
+    # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
+    "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
+    "wav": AudioFormat("audio/wav", ALL_RATES),
+    "pcm": AudioFormat("audio/pcm", ALL_RATES),
+    "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), bits=8),
+    "alaw": AudioFormat("audio/pcma", (G711_RATE,), bits=8),
+}
+HEADERLESS = ("pcm", "ulaw", "alaw")
+"""Raw samples alone: pieces can be played as they come, and nothing in them says their rate."""
+SPOKEN = {("pcm16" if name == "pcm" else name): name for name in FORMATS}
+"""Formats by their names in a chat request, where pcm is called pcm16."""
+
+if TYPE_CHECKING:
+    ResponseFormat = str
+    SpokenFormat = str
+else:
+    ResponseFormat = Literal[tuple(FORMATS)]
+    SpokenFormat = Literal[tuple(SPOKEN)]
+
+
+def content_type(name: str, sample_rate: int) -> str:
+    """The Content-Type of a response in a format."""
+    base = FORMATS[name].content_type
+    return f"{base};rate={sample_rate};channels=1" if name in HEADERLESS else base
