@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import Usage
 from service.api.chat.spoken_schema import Modality
@@ -18,15 +18,17 @@ from service.api.realtime.session_config import (
     ResponseParams,
     SessionParams,
     Tokens,
+    UnsupportedField,
 )
 
 # From clients
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A field that every event of a client may have: errors name it, even if the rest of the event is invalid."""
+    """Fields that every event of a client may have. Errors name the id, even if the rest of the event is invalid."""
 
     event_id: Any = None
+    type: Any = None
 
 
 class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -89,8 +91,10 @@ class TranscriptionUpdate(ClientEvent, frozen=True, kw_only=True, tag="transcrip
 
 
 Unsupported = InputAudioAppend | InputAudioCommit | InputAudioClear | OutputAudioClear | TranscriptionUpdate
-Supported = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
-AnyClientEvent = Supported | Unsupported
+ConversationEvent = (
+    ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel | Unsupported
+)
+AnyClientEvent = SessionUpdate | ConversationEvent
 
 # From the server
 
@@ -119,7 +123,11 @@ class SessionCreated(ServerEvent, frozen=True, kw_only=True, tag="session.create
 
 
 class SessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="session.updated"):
+    """session: the configuration in force. unsupported: parts of the client's that were left out. No error event names
+    them, since clients take one for the end of the session."""
+
     session: RealtimeSession
+    unsupported: list[UnsupportedField] | UnsetType = UNSET
 
 
 class _ItemEvent(ServerEvent, frozen=True, kw_only=True):

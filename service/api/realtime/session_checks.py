@@ -24,7 +24,7 @@ async def check_update(context: ServerContext, given: SessionParams, config: Rea
         output = None if given.audio is None else given.audio.output
         named = () if output is None else (output.model, output.voice, output.inference_timesteps)
         if any(value is not None for value in named):
-            check_audio(context, config.audio)
+            check_audio(context, config.audio, client)
         await _check_tools(context, given, config, client)
     except ApiError as error:
         raise renamed(error, "session") from error
@@ -36,7 +36,7 @@ async def _check_tools(context: ServerContext, given: SessionParams, config: Rea
     if given.tools is None and named is None:
         return
     fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
-    body = ChatRequestBody("", [Message("user", "")], **fields)
+    body = ChatRequestBody(model="", messages=[Message("user", "")], **fields)
     use = await context.in_thread(partial(tool_use, body))
     if use is None or given.tools is None:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import Int64
@@ -16,7 +15,7 @@ from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.catalog import OPENAI_PCM_RATE
-from service.media import g711
+from service.media.audio_formats import G711_RATE, SpokenFormat
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,13 +28,20 @@ Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
-REFUSED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tracing": ({},),
     "prompt": ({},),
     "include": ([],),
     "reasoning": ({},),
+    "audio.input.turn_detection": (False,),
+    "audio.input.transcription": (),
+    "audio.input.noise_reduction": (),
 }
-"""Unsupported fields, with the values that change nothing and are accepted."""
+"""Unsupported fields, with the values beside null that change nothing and are accepted."""
+
+
+FORMATS: dict[str, SpokenFormat] = {"audio/pcm": "pcm16", "audio/pcmu": "ulaw", "audio/pcma": "alaw"}
+"""Formats of a chat answer by their types here."""
 
 
 class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +52,11 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sample_rate(self) -> int:
-        return OPENAI_PCM_RATE if self.type == "audio/pcm" else g711.RATE
+        return OPENAI_PCM_RATE if self.type == "audio/pcm" else G711_RATE
 
     @property
     def bytes_per_second(self) -> int:
         return self.sample_rate * (2 if self.type == "audio/pcm" else 1)
-
-    def encode(self, data: bytes) -> bytes:
-        """data: whole samples of 16 bits at `sample_rate`."""
-        if self.type == "audio/pcm":
-            return data
-        return (g711.mu_law if self.type == "audio/pcmu" else g711.a_law)(np.frombuffer(data, "<i2"))
 
 
 PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
@@ -80,7 +80,7 @@ class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio that clients send. There is no speech recognition, so all fields except format must be null."""
+    """Audio that clients send. There is no speech recognition, so all fields except format are null."""
 
     format: Any = None
     turn_detection: Any = None
@@ -145,13 +145,21 @@ class _Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SessionParams(_Overrides, frozen=True, kw_only=True):
-    """A session.update: fields that are left out, or null, stay as they are."""
+    """A session.update: fields that are left out, or null, stay as they are. Unsupported ones are left out of it, and
+    named by session.updated."""
 
     type: Literal["realtime", "transcription"] = "realtime"
     model: str | None = None
     truncation: Truncation | None = None
     tracing: Refused = None
     include: Refused = None
+
+
+class UnsupportedField(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a session.update that is not in force. param: its path."""
+
+    param: str
+    message: str
 
 
 class ResponseParams(_Overrides, frozen=True, kw_only=True):
@@ -185,7 +193,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def audio(self) -> AudioParams:
         output = self.output
         given = {name: getattr(output, name) for name in RealtimeOutput.__struct_fields__ if name != "format"}
-        return AudioParams(format="pcm16", sample_rate=self.format.sample_rate, **given)
+        return AudioParams(format=FORMATS[self.format.type], sample_rate=self.format.sample_rate, **given)
 
     @property
     def format(self) -> RealtimeFormat:
@@ -213,7 +221,10 @@ class RealtimeSession(msgspec.Struct, frozen=True, kw_only=True):
 
 def updated(config: RealtimeConfig, given: _Overrides, field: str) -> RealtimeConfig:
     """The configuration with the fields that `given` sets. ApiError names the unsupported field below `field`."""
-    _refuse_unsupported(given, field)
+    hearing = None if given.audio is None else given.audio.input
+    fields = {"prompt": given.prompt, "reasoning": given.reasoning, "audio": {"input": msgspec.to_builtins(hearing)}}
+    for refused in take_unsupported(fields, field):
+        raise bad_request(refused.message, refused.param, "unsupported_parameter")
     if given.tools is not None and len(given.tools) > MAX_TOOLS:
         at = f"{field}.tools"
         raise bad_request(f"{at}: too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed.", at)
@@ -273,14 +284,44 @@ def _overlaid(base: T, given: msgspec.Struct) -> T:
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
-def _refuse_unsupported(given: _Overrides, field: str) -> None:
-    for name in given.__struct_fields__:
-        value = getattr(given, name)
-        if name in REFUSED and value is not None and not any(value == harmless for harmless in REFUSED[name]):
-            message = f"{field}.{name}: not supported by this server."
-            raise bad_request(message, f"{field}.{name}", "unsupported_parameter")
-    hearing = None if given.audio is None else given.audio.input
-    for name in ("turn_detection", "transcription", "noise_reduction"):
-        if getattr(hearing, name, None) is not None:
-            at = f"{field}.audio.input.{name}"
-            raise bad_request(f"{at}: must be null: {NO_RECOGNITION}.", at, "unsupported_parameter")
+def take_unsupported(
+    given: dict[str, Any], field: str, kind: type[msgspec.Struct] = SessionParams, below: str = ""
+) -> list[UnsupportedField]:
+    """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
+    kind: the type of `given`, which is at the path `below` of the session."""
+    taken = []
+    for name, value in list(given.items()):
+        path = f"{below}{name}"
+        inner = NESTED.get(path)
+        if value is None:
+            continue
+        if path == "tools" and isinstance(value, list):
+            others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]
+            taken += [_unsupported(f"{field}.tools[{n}]", "only functions are supported") for n in others]
+            given[name] = [tool for n, tool in enumerate(value) if n not in others]
+        elif inner is not None and isinstance(value, dict):
+            taken += take_unsupported(value, field, inner, f"{path}.")
+        elif name not in kind.__struct_fields__:
+            taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
+            del given[name]
+        elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
+            reason = f"must be null: {NO_RECOGNITION}" if below else "not supported by this server"
+            taken.append(_unsupported(f"{field}.{path}", reason))
+            del given[name]
+    return taken
+
+
+NESTED: dict[str, type[msgspec.Struct]] = {
+    "audio": RealtimeAudio,
+    "audio.input": RealtimeInput,
+    "audio.output": RealtimeOutput,
+}
+"""Objects of a session in which unsupported fields are looked for."""
+OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
+"""Types of tools that OpenAI's servers run themselves."""
+MAX_PATH = 100
+"""Characters of the path of a field that a client names."""
+
+
+def _unsupported(param: str, reason: str) -> UnsupportedField:
+    return UnsupportedField(param=param, message=f"{param}: {reason}.")

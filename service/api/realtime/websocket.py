@@ -25,6 +25,7 @@ from service.api.realtime.conversation import Conversation, check_counts, max_it
 from service.api.realtime.events import (
     AnyClientEvent,
     AnyServerEvent,
+    ConversationEvent,
     Envelope,
     ItemAdded,
     ItemCreate,
@@ -56,8 +57,9 @@ from service.api.realtime.session_config import (
     RealtimeConfig,
     ResponseParams,
     RetentionRatio,
-    SessionParams,
+    UnsupportedField,
     shown,
+    take_unsupported,
     updated,
 )
 from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
@@ -148,39 +150,36 @@ class Session:
         """Handles one event. Errors are reported to the client, and the session goes on."""
         event_id = None
         try:
-            event_id = await self._event_id(raw)
-            event: AnyClientEvent = await self._decoded(raw, AnyClientEvent)
-            if isinstance(event, SessionUpdate) and len(raw) > MAX_UPDATE:
-                raise bad_request(
-                    f"session: too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed.", "session"
-                )
-            await self._obey(event, len(raw))
+            envelope = await self._envelope(raw)
+            event_id = envelope.event_id[:512] if isinstance(envelope.event_id, str) else None
+            if envelope.type == "session.update":
+                await self._update(raw)
+            else:
+                await self._obey(await self._decoded(raw, AnyClientEvent), len(raw))
         except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
             await self.send_error(as_api_error(error), event_id)
 
-    async def _event_id(self, raw: str | bytes) -> str | None:
+    async def _envelope(self, raw: str | bytes) -> Envelope:
         """StreamClosed for anything but a JSON object: the client speaks another protocol."""
         try:
             # Fields that an event does not have are skipped without a look at their bytes.
             text = raw if isinstance(raw, str) else raw.decode()
-            id = (await self._decoded(text, Envelope)).event_id
+            envelope: Envelope = await self._decoded(text, Envelope)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             deep = isinstance(error, RecursionError)
             message = "The event is nested too deeply." if deep else "An event must be a JSON object, in UTF-8."
             await self.send_error(bad_request(message, code="invalid_json"))
             raise StreamClosed(NOT_JSON, "not a JSON object") from None
-        return id[:512] if isinstance(id, str) else None
+        return envelope
 
     async def _decoded(self, raw: str | bytes, kind: Any) -> Any:
         if len(raw) > LARGE_BODY:
             return await self._context.in_thread(lambda: parse(raw, kind))
         return parse(raw, kind)
 
-    async def _obey(self, event: AnyClientEvent, size: int) -> None:
+    async def _obey(self, event: ConversationEvent, size: int) -> None:
         """size: bytes of the event."""
         match event:
-            case SessionUpdate():
-                await self._update(event.session)
             case ItemCreate():
                 await self._create_item(event, size)
             case ItemRetrieve():
@@ -198,7 +197,15 @@ class Session:
             case _:
                 raise _unsupported(event)
 
-    async def _update(self, given: SessionParams) -> None:
+    async def _update(self, raw: str | bytes) -> None:
+        """raw: a session.update, of which everything that is supported takes effect."""
+        if len(raw) > MAX_UPDATE:
+            message = f"session: too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed."
+            raise bad_request(message, "session")
+        fields = parse(raw, dict[str, Any])
+        session = fields.get("session")
+        unsupported = take_unsupported(session, "session") if isinstance(session, dict) else []
+        given = parse(msgspec.json.encode(fields), SessionUpdate).session
         if given.type != "realtime":
             message = f"session.type: must be realtime: {NO_RECOGNITION}."
             raise bad_request(message, "session.type", "unsupported_parameter")
@@ -207,10 +214,13 @@ class Session:
         config = updated(self._config, given, "session")
         if config.spoken and not self._context.catalog.of_kind("speech"):
             field = "session.output_modalities"
-            raise bad_request(f"{field}: no speech model is served; ask for text.", field, "unsupported_parameter")
+            unsupported.append(UnsupportedField(param=field, message=f"{field}: no speech model is served."))
+            config = msgspec.structs.replace(config, output_modalities=["text"])
         await check_update(self._context, given, config, self._record.client)
         self._config = config
-        await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))
+        shown_session = shown(self._config, self._id, self._model.name)
+        self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
+        await self._emit(SessionUpdated(session=shown_session, unsupported=unsupported or msgspec.UNSET))
 
     async def _create_item(self, event: ItemCreate, size: int) -> None:
         check_counts([event.item], self._context.settings, "item")
