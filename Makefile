@@ -2,7 +2,8 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
-# An extra index to take torch from, e.g. one with CPU builds; empty: the default one.
+# An extra index to take torch from. Empty: the build with CUDA where there is an NVIDIA GPU, otherwise the one for the
+# CPU, which uv finds, or where it cannot be reached what the default index has.
 TORCH_INDEX ?=
 ARGS        ?=
 
@@ -10,9 +11,15 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Exactly what a lock lists, each file with one of its hashes.
 LOCKED := $(PIP) --no-deps --require-hashes -r
-# torch and what it brings by version alone. Another index has other libraries of CUDA: its torch pins them.
+# torch and what it brings by version alone, with the progress of its download. Another index has other libraries of
+# CUDA: its torch pins them.
 TORCH_LOCK := requirements-torch.lock
-TORCH  := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' $(TORCH_LOCK)),-c $(TORCH_LOCK) torch)
+VERSION    := $$(grep '^torch==' $(TORCH_LOCK))
+NOTICE     := $(BIN)/python deploy/install/torch_notice.py --index '$(TORCH_INDEX)'
+LOUD       := $(BIN)/python -m pip install --disable-pip-version-check
+NO_GPU     := [ "$$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && ! command -v nvidia-smi >/dev/null
+FOR_CPU    := UV_HTTP_RETRIES=1 $(BIN)/uv pip install --no-deps --python $(BIN)/python --torch-backend cpu $(VERSION)
+TORCH      := $(if $(TORCH_INDEX),$(NOTICE) && $(LOUD) --extra-index-url $(TORCH_INDEX) $(VERSION),{ $(NO_GPU) && $(FOR_CPU); } || { $(NOTICE) && $(LOUD) -c $(TORCH_LOCK) torch; })
 SERVE  := $(VENV)/.installed-serve
 TEST   := $(VENV)/.installed-test
 ALL    := $(VENV)/.installed-test-all
@@ -30,10 +37,9 @@ $(BIN)/python:
 
 # The hashed packages first: torch finds all that it needs but CUDA's libraries, and takes nothing unseen.
 $(SERVE): pyproject.toml requirements.lock requirements-build.lock $(TORCH_LOCK) | $(BIN)/python
-	@$(BIN)/python deploy/install/torch_notice.py --index '$(TORCH_INDEX)'
 	$(LOCKED) requirements.lock
-	$(TORCH)
 	$(LOCKED) requirements-build.lock
+	$(TORCH)
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

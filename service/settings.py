@@ -41,8 +41,8 @@ from service.setting_types import (
 from service.settings_reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
 
 ENV_PREFIX = "REPRISE_"
-OTHER_VARIABLES = ("config", "url")
-"""Variables of the command line that are not settings of the server."""
+OTHER_VARIABLES = ("config", "url", "publish", "publish_port")
+"""Variables of the command line and of Compose that are not settings of the server."""
 
 
 def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:

@@ -1,8 +1,8 @@
 """Says which build of torch pip is about to take and what it weighs, before the download begins. Silent where it is
 installed.
 
-The default package index has builds for the CPU for macOS and Windows, and for Linux those with CUDA alone. TORCH_INDEX
-names another index.
+The default package index has builds for the CPU for macOS and Windows, and for Linux those with CUDA alone. Where there
+is no GPU, uv is asked for a build for the CPU first; TORCH_INDEX names another index.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def notice(version: str, system: str, index: str, device: str) -> str:
     line = f"torch {version} with CUDA: {WITH_CUDA}."
     if device == "cuda":
         return line
-    return f"{line} No GPU is to be used: TORCH_INDEX=URL of an index with CPU builds takes {FOR_CPU} instead."
+    return (
+        f"{line} No GPU is to be used, but the index with builds for the CPU could not be reached: "
+        f"TORCH_INDEX=URL of one that can takes {FOR_CPU} instead."
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -107,10 +107,11 @@ def commands(*arguments: str) -> str:
 def test_make_installs_hashed_packages_before_torch_and_the_project_last() -> None:
     said = commands("test")
     steps = [
-        "torch_notice.py",
         "--no-deps --require-hashes -r requirements.lock",
-        f"-c {TORCH_LOCK} torch",
         f"--no-deps --require-hashes -r {BUILD_LOCK}",
+        "--torch-backend cpu",
+        "torch_notice.py",
+        f"-c {TORCH_LOCK} torch",
         "--no-deps --no-build-isolation -e .",
         "--no-deps --require-hashes -r requirements-test.lock",
     ]
@@ -119,9 +120,24 @@ def test_make_installs_hashed_packages_before_torch_and_the_project_last() -> No
 
 
 def test_another_index_is_asked_for_torch_alone() -> None:
-    lines = [line for line in commands("test", f"TORCH_INDEX={INDEX}").splitlines() if INDEX in line]
-    notice, install = lines
+    (line,) = [line for line in commands("test", f"TORCH_INDEX={INDEX}").splitlines() if INDEX in line]
+    notice, _, install = line.partition("&&")
     assert "torch_notice.py" in notice and f"--extra-index-url {INDEX} $(grep '^torch==' {TORCH_LOCK})" in install
+
+
+@pytest.mark.parametrize(("gpu", "reachable"), [(False, True), (False, False), (True, True)])
+def test_without_a_gpu_torch_is_the_build_for_the_cpu(tmp_path: Path, gpu: bool, reachable: bool) -> None:
+    """Where its index cannot be reached, the download of the other one is announced."""
+    for tool in ("python", "uv", "nvidia-smi")[: 3 if gpu else 2]:
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho {tool} "$@"\nexit {int(tool == "uv" and not reachable)}\n')
+        (tmp_path / tool).chmod(0o755)
+    rule = next(line for line in commands("serve").splitlines() if "--torch-backend" in line)
+    rule = rule.replace("/nowhere/venv/bin", str(tmp_path)).replace("/dev/nvidiactl", str(tmp_path / "none"))
+    path = f"{tmp_path}:/usr/bin:/bin"
+    done = subprocess.run(["sh", "-ec", rule], cwd=ROOT, env={"PATH": path}, capture_output=True, text=True, check=True)
+    ran = [line.partition(" ")[0] for line in done.stdout.splitlines()]
+    assert ran == (["python", "python"] if gpu else ["uv"] if reachable else ["uv", "python", "python"])
+    assert "-q" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_plain_up_serves_on_the_cpu_and_the_second_file_turns_it_into_a_gpu() 
 
 def test_ports_are_published_on_loopback() -> None:
     ports = [port for service in compose()["services"].values() for port in service["ports"]]
-    assert len({port.rsplit(":", 2)[1] for port in ports}) == len(ports)
+    assert len({port.rpartition(":")[2] for port in ports}) == len(ports) and all("_PORT:-" in port for port in ports)
     assert all(port.startswith(("127.0.0.1:", "${REPRISE_PUBLISH:-127.0.0.1}:")) for port in ports)
 
 
@@ -44,8 +44,16 @@ def test_keys_are_variables_and_no_file_with_them_is_tracked() -> None:
     named = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     named |= set(re.findall(r"\$\{(\w+)", (ROOT / "deploy/docker-compose.gpu.yml").read_text()))
     example = (ROOT / ".env.example").read_text().splitlines()
-    assert named | {"COMPOSE_FILE"} == {line.strip("# ").partition("=")[0] for line in example if "=" in line}
+    assert named | {"COMPOSE_FILE", "REPRISE_LOG_LEVEL"} == {line.strip("# ").partition("=")[0] for line in example if "=" in line}
     assert "/.env" in (ROOT / ".gitignore").read_text().splitlines() and all(line[:1] in ("", "#") for line in example)
+
+
+def test_every_setting_in_the_file_reaches_the_server_but_the_port_inside() -> None:
+    service = compose()["services"]["server"]
+    assert service["env_file"] == [{"path": ".env", "required": False}]
+    assert service["environment"]["REPRISE_PORT"] == "8000" and "${REPRISE_PUBLISH_PORT:-8000}:8000" in service["ports"][0]
+    fixed = {name for name, value in service["environment"].items() if "${" not in str(value)}
+    assert fixed == {"REPRISE_HOST", "REPRISE_PORT"}
 
 
 def test_services_are_pinned_checked_and_restarted() -> None:
@@ -69,7 +77,7 @@ def test_alerts_reach_the_alertmanager_and_nobody_until_somebody_is_named() -> N
     service = compose()["services"]["alertmanager"]
     scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     (target,) = scrape["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
-    assert target == "alertmanager:9093" and service["ports"] == ["127.0.0.1:9093:9093"]
+    assert target == "alertmanager:9093" and service["ports"][0].endswith(":9093")
     config = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())
     receivers = {receiver.pop("name"): receiver for receiver in config["receivers"]}
     assert config["route"]["receiver"] == "nobody" and receivers["nobody"] == {}
