@@ -17,6 +17,7 @@ import torch
 from models.embedded.voices.decoder import plain
 from models.embedded.voices.recogniser import Recogniser, distance, load
 from models.embedded.voices.resampling import down
+from service.media.resample import resample
 from tests.support.processes import ServerProcess
 from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS
@@ -48,7 +49,7 @@ def recogniser() -> Recogniser:
 def samples(audio: bytes, response_format: str) -> np.ndarray:
     """-> float32 [n] at RATE."""
     if response_format == "pcm":
-        return np.frombuffer(audio, "<i2").astype(np.float32) / 32768
+        return resample(np.frombuffer(audio, "<i2").astype(np.float32) / 32768, 24_000, RATE)
     with av.open(io.BytesIO(audio)) as container:
         resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
         decoded = [*container.decode(audio=0), None]

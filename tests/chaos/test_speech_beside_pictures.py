@@ -55,7 +55,7 @@ pytestmark = pytest.mark.slow
 
 def pieces(url: str, seed: int, patches: int) -> Iterator[int]:
     """Bytes of each piece of an utterance, as it comes."""
-    body = {"model": SPEECH, "input": TEXT, "response_format": "pcm", "seed": seed}
+    body = {"model": SPEECH, "input": TEXT, "response_format": "pcm", "sample_rate": 48_000, "seed": seed}
     body |= {"min_len": patches, "max_len": patches}
     with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=PATIENCE) as response:
         assert response.status_code == 200

@@ -1,0 +1,82 @@
+"""LiveKit's and Pipecat's plugins for OpenAI, and wyoming-openai, as they ship, each in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.support.processes import ROOT, ServerProcess
+
+SOURCE = Path(__file__).parent / "python"
+MODELS = ("reprise/qwen2_vl", "reprise/voxcpm2")
+SPOKEN = pytest.approx(2.1, abs=0.4)
+"""Seconds of the sentence that the clients have spoken; as 48 kHz played at 24 kHz it would be 4.2."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def environment(name: str, python: str) -> Path:
+    """The interpreter of an environment with the packages of a file, which is made once."""
+    file = SOURCE / name
+    key = hashlib.sha256(file.read_bytes() + python.encode()).hexdigest()[:16]
+    folder = ROOT / "build" / "clients" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    interpreter = folder / "bin/python"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([python, "-m", "venv", str(folder)], check=True, timeout=300)
+            subprocess.run([interpreter, "-m", "pip", "install", "-q", "-r", str(file)], check=True, timeout=900)
+            (folder / "complete").touch()
+    return interpreter
+
+
+def python_312() -> str:
+    """An interpreter of 3.12 or 3.13, of the system or of pyenv. Without one the test is skipped; in CI it fails."""
+    installed = Path.home().glob(".pyenv/versions/3.1[23].*/bin/python3")
+    for found in (shutil.which("python3.12"), shutil.which("python3.13"), *map(str, installed)):
+        if found and subprocess.run([found, "-c", "import ensurepip"], capture_output=True).returncode == 0:
+            return found
+    assert not os.environ.get("CI"), "Python 3.12 is missing"
+    pytest.skip("needs Python 3.12")
+
+
+def seen_by(script: str, interpreter: Path, server: ServerProcess, *models: str) -> Any:
+    command = [str(interpreter), str(SOURCE / script), f"{server.url}/v1", *models]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("script", ["livekit_agent.py", "pipecat_bot.py"])
+def test_voice_agents(embedded_server: ServerProcess, script: str) -> None:
+    """Their Realtime models ask for turn detection and transcription, which there are not."""
+    seen = seen_by(script, environment("requirements.txt", sys.executable), embedded_server, *MODELS)
+    assert seen["pcm"]["seconds"] == SPOKEN and seen["chat"]
+    if "mp3" in seen:
+        assert seen["mp3"]["seconds"] == SPOKEN
+    realtime, session = seen["realtime"], seen["realtime"]["session"]
+    assert realtime["errors"] == [] and realtime["seconds"] > 0.5
+    assert session["instructions"] == "Answer in a few words."
+    assert session["audio"]["output"]["voice"] == "marin"
+    assert [tool["name"] for tool in session["tools"]] == ["look_up"]
+    if "unsupported" in realtime:
+        heard = ["session.audio.input.transcription", "session.audio.input.turn_detection"]
+        assert realtime["unsupported"] == heard
+
+
+def test_home_assistant(embedded_server: ServerProcess) -> None:
+    interpreter = environment("requirements-wyoming.txt", python_312())
+    seen = seen_by("wyoming_voice.py", interpreter, embedded_server, MODELS[1])
+    assert seen["voices"] == ["nova"]
+    for one in (seen["whole"], seen["chunks"]):
+        assert one == {"rates": [48_000], "seconds": pytest.approx(2.4, abs=0.8)}
