@@ -16,6 +16,8 @@ from service.graphs.runner import GraphRunner
 
 ITL_TARGET = 0.0125
 """Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
+UNPACED_CHUNKS = 0.5
+"""Seconds of a step's prefill chunks without a target (on a CPU): who comes meanwhile waits for the whole step."""
 MIN_CHUNK_TOKENS = 128
 """Prefill tokens that a step may hold although nothing fits: if it must be launched in spite of its allowance, or if
 nothing is owed from earlier gaps."""
@@ -35,7 +37,7 @@ class ChunkWork:
 
 class Pacing:
     """The costs of a model's launches, and the gaps between the tokens of its decode rows. Without a target for the
-    gaps, only the arbiter's allowance limits work."""
+    gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
         """itl_target: seconds, see service.engine.chat.gaps."""
@@ -66,6 +68,8 @@ class Pacing:
         decode_seconds = self.decode_seconds(rows)
         seconds = allowance - decode_seconds
         room = self.gaps.room(decode_seconds) if rows else math.inf
+        if not self.gaps.paced:
+            room = UNPACED_CHUNKS
         min_tokens = MIN_CHUNK_TOKENS if must or not rows or self.gaps.free else 0
         if must:
             seconds, room = math.inf, min(seconds, room)

@@ -22,9 +22,10 @@ from service.engine.pages import Digest, PagePool, pages_for
 from service.engine.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
-"""The priority of a request is its arrival time plus this much per prompt token that is still to be computed. So short
-requests overtake long ones that arrived at about the same time, even if those have begun, and no request waits forever.
-"""
+"""Assumed prefill time of a token until one was measured."""
+OVERTAKEN = 8.0
+"""Shorter prompts overtake a prompt, even one that has begun, until it has waited for so many times the seconds of the
+rest of its own prefill: shortest first with ageing, so that no request waits forever."""
 
 
 class Scheduler:
@@ -95,7 +96,9 @@ class Scheduler:
         filled: dict[Digest, int] = {}  # Pages that these chunks fill.
         followers: list[ChatSequence] = []  # Admitted with some of them.
         admitting = True
-        for sequence in sorted((*self._prefilling, *self._admissible(can_start)), key=priority):
+        seconds = OVERTAKEN * (budget.cost.coefficients[1] or SECONDS_PER_PROMPT_TOKEN)
+        waiting = (*self._prefilling, *self._admissible(can_start))
+        for sequence in sorted(waiting, key=lambda sequence: priority(sequence, seconds)):
             if not sequence.slot:
                 if not admitting:
                     continue
@@ -267,7 +270,7 @@ def _next_pages(sequence: ChatSequence, filled: Mapping[Digest, int]) -> list[in
     return [filled[digest] for digest in takewhile(filled.__contains__, missed)]
 
 
-def priority(sequence: ChatSequence) -> float:
-    """Smaller goes first."""
+def priority(sequence: ChatSequence, seconds: float) -> float:
+    """Smaller goes first. seconds: that each prompt token which is still to be computed puts the request back."""
     done = max(sequence.hit_pages * sequence.page_size, sequence.num_prefilled)
-    return sequence.request.arrival + SECONDS_PER_PROMPT_TOKEN * (sequence.num_tokens - done)
+    return sequence.request.arrival + seconds * (sequence.num_tokens - done)

@@ -26,6 +26,7 @@ def choose_rows(
     horizon: float,
     far_ahead: float,
     cheapest: bool,
+    background: bool,
     room_wanted: bool,
     prefill_before: float,
 ) -> tuple[Stream, ...]:
@@ -34,6 +35,7 @@ def choose_rows(
 
     far_ahead: streams with more slack come after those without a live listener. room_wanted: streams with enough slack
     are ordered by the patches they have left, so that one ends soon. cheapest: only rows that need the step take part.
+    background: streams without a live listener come before all others.
     prefill_before: seconds of the prefill right before this step, which count with it: prompts come between decode
     steps however large these are.
     """
@@ -42,6 +44,8 @@ def choose_rows(
         if stream.waits_for_first_patch:
             return (0, -math.inf)
         slack = slacks.get(stream, 0.0) if stream.live else math.inf
+        if background and not stream.live:
+            return (-1, stream.last_launch)
         if slack < horizon:
             return (0, slack)
         if room_wanted:
@@ -53,7 +57,7 @@ def choose_rows(
     solver_steps, buckets = group[0].solver_steps, forecast.buckets
     ranked = sorted(group, key=rank)
     most = min(len(group), buckets[-1])
-    urgent = min(most, max(1, sum(rank(stream)[0] == 0 for stream in group)))
+    urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
     counts = sorted({*(bucket for bucket in buckets if urgent <= bucket <= most), most})
 
     def rows_per_second(count: int) -> float:

@@ -3,7 +3,8 @@
 A live stream's slack is the audio that its listener has received and not heard yet. Prefills are admitted while the
 least slack covers their measured cost. Streams far ahead of playback are the first to leave a decode batch, to keep it
 in a bucket that costs less per row or to make room for streams without a live listener. There is always a step while
-any stream can run. Slots and pages of streams that have no text to speak yet are taken when others wait for them.
+any stream can run, and streams without a live listener get a share of all of them (background.py). Slots and pages of
+streams that have no text to speak yet are taken when others wait for them.
 
 Pure Python on the caller's clock; times are seconds of one monotonic clock.
 """
@@ -17,6 +18,7 @@ from functools import reduce
 
 from service.engine.pages import PagePool
 from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.background import BackgroundShare
 from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast, Prompts
 from service.engine.speech.policy import Policy, Refusal
@@ -55,6 +57,7 @@ class SpeechScheduler:
         self._waiting: list[Stream] = []
         self._prefill_before = 0.0
         """Expected seconds of the step that was launched last if it held prompts, else 0."""
+        self._background = BackgroundShare()
         self._prompts_ahead: Prompts | None = None
         """Prompts of all live streams, until one of them changes otherwise than by a new one behind them."""
 
@@ -153,7 +156,10 @@ class SpeechScheduler:
         slacks = dict(self._slacks(start))
         if any(stream.waits_for_first_patch for stream in self.room.running):
             return self._decode_step(slacks, cheapest=False)
-        candidates = self._candidates(start, slacks)
+        if (step := self._owed_step(slacks, start)) is not None:
+            return step
+        everyone = self._candidates(start, slacks)
+        candidates = [stream for stream in everyone if stream.live] or everyone
         step = self._prefill_step(candidates, slacks, start) if candidates else None
         if self._collects_prompts(candidates, step, slacks):
             return self._decode_step(slacks, cheapest=False)
@@ -177,8 +183,20 @@ class SpeechScheduler:
             and all(self.forecast.replayable(stream) for stream in candidates[:1])
         )
 
+    def _owed_step(self, slacks: dict[Stream, float], start: float) -> Step | None:
+        """A step for streams without a live listener, if they are owed one."""
+        if not self._background.overdue:
+            return None
+        prompts = [stream for stream in self._candidates(start, dict(slacks), background=True) if not stream.live]
+        step = self._prefill_step(prompts, {}, start) if prompts else self._decode_step(slacks, background=True)
+        return step if step is not None and self._background.owes(step.predicted) else None
+
     def launch(self, step: Step, start: float) -> None:
         """Updates the streams of a step that is launched on a GPU free at `start`."""
+        streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
+        background = {one for one in (*self.room.running, *self._waiting) if one.in_background}
+        served = sum(stream in background for stream in streams) / len(streams)
+        self._background.count(step.predicted, served=served, waits=bool(background.difference(streams)))
         self._prefill_before = step.predicted if step.prefills else 0.0
         if step.prefills:
             self._prompts_ahead = None
@@ -208,23 +226,25 @@ class SpeechScheduler:
         stream.playback.drop(self.policy.patch_seconds)
         stream.phase = Phase.DECODE
 
-    def _candidates(self, start: float, slacks: dict[Stream, float]) -> list[Stream]:
-        """Streams with prompt positions to compute, most urgent first; only live ones if there are any.
+    def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
+        """Streams with prompt positions to compute, most urgent first.
 
-        Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
-        slots is reserved for live streams. A stream whose adapter finds no slot can be overtaken only by streams
-        without an adapter, so that its turn comes. Idle streams are preempted for those that wait; one that was, and
-        goes on, gets its slack back, and is as urgent as if it had stayed: behind a stream that is less late it would
-        hold up both.
+        Waiting streams follow, live ones first, in order of arrival while slots and pages (to the length cap) suffice.
+        A quarter of the slots is reserved for live streams. background: the others go first, up to a quarter. A stream
+        whose adapter finds no slot can be overtaken only by streams without an adapter, so that its turn comes. Idle
+        streams are preempted for those that wait; one that was, and goes on, gets its slack back, and is as urgent as
+        if it had stayed: behind a stream that is less late it would hold up both.
         """
         begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
-        waiting = sorted(self._waiting, key=lambda s: (not s.live, s.arrival))
+        quarter = self.policy.max_streams // 4
+        background = background and sum(not s.live for s in self.room.running) < max(1, quarter)
+        waiting = sorted(self._waiting, key=lambda s: (s.live == background, s.arrival))
         new: list[Stream] = []
         slots = pages = 0
         adapters: set[str] = set()
         for stream in waiting:
             self.room.voices.look_up(stream)
-            least_slots = slots + (1 if stream.live else 1 + self.policy.max_streams // 4)
+            least_slots = slots + (1 if stream.live or background else 1 + quarter)
             least_pages = pages + self.room.pages_for(stream.positions)
             if not self.room.make_room(least_slots, least_pages):
                 break
@@ -239,9 +259,7 @@ class SpeechScheduler:
             else:
                 new.append(stream)
         begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
-        candidates = [*begun, *new]
-        live = [s for s in candidates if s.live]
-        return live or candidates
+        return [*begun, *new]
 
     def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
         """As many prompt chunks as the smallest slack covers, with the decode rows that cannot wait for them.
@@ -309,14 +327,17 @@ class SpeechScheduler:
         rows = min(len(ready), self.policy.buckets[-1] - len(chunks))
         return self.forecast.tail_costs_more(solver_steps.pop(), len(chunks), rows)
 
-    def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
+    def _decode_step(
+        self, slacks: dict[Stream, float], *, cheapest: bool = False, background: bool = False
+    ) -> Step | None:
         """The most urgent stream with others of its number of solver steps. cheapest: new streams wait for slack, so
-        only rows that need the step take part."""
+        only rows that need the step take part. background: streams without a live listener go first."""
         ready = [stream for stream in self.room.running if stream.decodable]
-        if not ready:
+        first = [stream for stream in ready if not stream.live] if background else ready
+        if not first:
             return None
         policy = self.policy
-        solver_steps = most_urgent(ready, slacks).solver_steps
+        solver_steps = most_urgent(first, slacks).solver_steps
         group = [stream for stream in ready if stream.solver_steps == solver_steps]
         bound = self.forecast.decode_bound(solver_steps, min(len(group), policy.buckets[-1]))
         rows = choose_rows(
@@ -326,6 +347,7 @@ class SpeechScheduler:
             horizon=2 * bound + policy.guard,
             far_ahead=policy.far_ahead,
             cheapest=cheapest,
+            background=background,
             room_wanted=not cheapest and any(stream.live for stream in self._waiting),
             prefill_before=self._prefill_before,
         )

@@ -157,6 +157,11 @@ class Stream:
         return self.decodable and self.launched == 0
 
     @property
+    def in_background(self) -> bool:
+        """Whether nobody listens yet and there is something to compute."""
+        return not (self.live or self.paused) and self.phase in (Phase.WAITING, Phase.PREFILL, Phase.DECODE)
+
+    @property
     def has_text(self) -> bool:
         return self.phase not in (Phase.IDLE, Phase.PREEMPTED)
 

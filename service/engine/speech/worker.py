@@ -22,6 +22,7 @@ from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
+from service.engine.speech.background import BackgroundShare
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.in_flight import InFlight, Launch, Timing
@@ -83,6 +84,7 @@ class SpeechWorker:
         self._planned: Step | None = None
         """The next step, until something comes that may change the scheduler's choice."""
         self._reference_first = False
+        self._reference_share = BackgroundShare()
 
     # Start
 
@@ -255,6 +257,7 @@ class SpeechWorker:
         if step is None or step.predicted > allowance:
             return False
         start = max(now, self._in_flight.free_at)
+        self._reference_share.count(step.predicted, served=0.0, waits=len(self._references) > 0)
         self._observe_slack(start)
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
@@ -286,19 +289,21 @@ class SpeechWorker:
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
         """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after
-        it."""
+        it, and gets its share of the time in any case."""
         if not len(self._references):
             return False
         if step is None:
             return True
         cost = self._costs.bound("clip", 0, 1)
-        self._reference_first = not self._reference_first and self.slack(max(now, self._in_flight.free_at)) > cost
+        covered = self.slack(max(now, self._in_flight.free_at)) > cost
+        self._reference_first = self._reference_share.owes(cost) or (not self._reference_first and covered)
         return self._reference_first
 
     def _launch_reference(self, now: float, allowance: float) -> bool:
         predicted = self._costs.mean("clip", 0, 1)
         if predicted > allowance:
             return False
+        self._reference_share.count(predicted, served=1.0, waits=True)
         request_id = self._references.next_id
         start = self._runner.clock.mark()
         try:

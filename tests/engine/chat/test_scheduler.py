@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import PrefillCost
-from service.engine.chat.scheduler import SECONDS_PER_PROMPT_TOKEN, Scheduler
+from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.pages import PagePool
@@ -71,14 +71,27 @@ def test_a_prompt_that_is_cached_goes_before_a_shorter_one_that_is_not() -> None
     assert [chunk.length for chunk in step.chunks] == [2, 4 * PAGE]
 
 
-def test_a_long_prompt_waits_for_short_ones_of_its_time_only() -> None:
-    made = scheduler(64)
-    made.add(sequence("long", 1, 100))
-    made.add(sequence("short", 2, 10, arrival=80 * SECONDS_PER_PROMPT_TOKEN))
-    made.add(sequence("late", 3, 10, arrival=100 * SECONDS_PER_PROMPT_TOKEN))
-    step = launch(made)
-    assert step is not None
-    assert [chunk.sequence.request.request_id for chunk in step.chunks] == ["short", "long", "late"]
+def test_short_prompts_pass_long_ones_that_have_not_waited_for_long() -> None:
+    """Four long prompts at once and a short one every fifth step, at a second a step of 100 tokens, which is what the
+    cost of prefills says: a short one waits for less than a long one takes, and every long one ends."""
+    made, cost = scheduler(4000), PrefillCost()
+    cost.start(1e-9, 0.01, 1e-12)
+    for number in range(4):
+        made.add(sequence(f"long {number}", number + 1, 1200, max_tokens=1))
+    waits: dict[str, float] = {}
+    for second in range(80):
+        if second % 5 == 0 and second < 50:
+            made.add(sequence(f"short {second}", 50 + second, 10, arrival=float(second), max_tokens=1))
+        step = made.schedule(lambda sequence: True, ChunkBudget(100, cost=cost))
+        if step is None:
+            continue
+        made.launched(step)
+        for chunk in step.chunks:
+            if chunk.is_last:
+                waits[chunk.sequence.request.request_id] = second - chunk.sequence.request.arrival
+                made.finish(chunk.sequence)
+    assert max(wait for name, wait in waits.items() if name.startswith("short")) <= 6
+    assert max(waits.values()) <= 50 and len(waits) == 14
 
 
 def test_decode_rows_leave_a_prompt_a_part_of_every_step() -> None:

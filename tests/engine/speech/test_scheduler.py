@@ -757,6 +757,25 @@ ARRIVALS = st.builds(
 )
 
 
+@pytest.mark.parametrize(("patches", "slots"), [(4, 64), (20, 64), (4, 8)])
+def test_at_three_times_capacity_speech_in_the_background_gets_a_fifth_of_the_steps(patches: int, slots: int) -> None:
+    """Live requests come at three times the rate of a machine slower than playback, and as many others. A step's work
+    is that of its streams in equal parts."""
+    rate = 3 * 8 / (patches * 20 * 0.0164)
+    live = [Arrival(number / rate, patches) for number in range(80)]
+    background = [Arrival(number / rate, patches, live=False) for number in range(80)]
+    simulation = Simulation(live + background, slots=slots, scale=20.0, buckets=(1, 2, 4, 8))
+    outcome = simulation.run()
+    assert outcome.finished == 160
+    seen, patches_left = dict.fromkeys((True, False), 0.0), 0.8 * 80 * patches  # while both kinds have work
+    for step in outcome.steps:
+        streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
+        for stream in streams if patches_left > 0 else ():
+            seen[stream.live] += step.predicted / len(streams)
+        patches_left -= sum(stream.live for stream in step.emitting)
+    assert 0.17 <= seen[False] / (seen[True] + seen[False]) <= 0.35
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(ARRIVALS, min_size=1, max_size=25), st.integers(1, 12), st.integers(60, 400), st.floats(0.2, 30))
 def test_every_stream_ends_and_an_idle_gpu_never_waits(
