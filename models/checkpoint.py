@@ -114,6 +114,7 @@ def load_parameters(
         if missing := [name for name in places if name not in seen]:
             raise CheckpointError(f"{directory}: missing tensors: {listed(missing)}")
         scales.report(directory, dtype)
+        _check_finite(directory, places)
     release_temporaries(device)
     keep_copies(module, device, dtype)
 
@@ -149,6 +150,17 @@ def _fill_from_shards(
     if unexpected:
         raise CheckpointError(f"{directory}: unexpected tensors: {listed(unexpected)}")
     return set(seen)
+
+
+def _check_finite(directory: Path, places: dict[str, list[_Place]]) -> None:
+    """CheckpointError that names the tensors with NaN or infinite values, as in a damaged file. The weights are read
+    once more, on their device, which is waited for once; those in e4m3 were checked when they were quantised."""
+    parts = [(name, place) for name in places for place in places[name] if place.scale is None]
+    filled = [(name, place.view) for name, place in parts if place.view.numel() and not place.view.is_meta]
+    extremes = [torch.stack(torch.aminmax(view)).float() for _, view in filled]
+    if extremes and not (finite := torch.stack(extremes).isfinite().all(dim=1)).all():
+        names = [name for (name, _), good in zip(filled, finite.tolist(), strict=True) if not good]
+        raise CheckpointError(f"{directory}: NaN or infinite values in tensors: {listed(names)}")
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -88,6 +88,6 @@ def _config(path: Path) -> tuple[int, float]:
     rank, alpha = section.get("r"), section.get("alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         raise CheckpointError(f"{path}: lora_config.r must be an integer from 1 to {MAX_RANK}, not {rank!r}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise CheckpointError(f"{path}: lora_config.alpha must be a number, not {alpha!r}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= torch.finfo(torch.float).max:
+        raise CheckpointError(f"{path}: lora_config.alpha must be a number that float32 can hold, not {alpha!r:.40}")
     return rank, float(alpha)

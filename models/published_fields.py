@@ -4,7 +4,7 @@ means the same wherever it occurs. Fields that are not listed are not read, or a
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ def _check(place: str, values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> 
         kind = kinds.get(name)
         if kind is None:
             continue
+        if type(value) is int and value.bit_length() > 63:
+            raise CheckpointError(f"{place}{name} is {_shown(value)}, expected a number below 2^63")
         if not kind.fits(value):
             raise CheckpointError(f"{place}{name} is {_shown(value)}, expected {kind.expected}")
         if isinstance(value, dict):
@@ -49,7 +51,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _or_null(kind: Kind) -> Kind:

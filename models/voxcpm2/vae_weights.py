@@ -105,6 +105,8 @@ class _Source:
         tensor = self.tensors.pop(name)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"{self.file}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{self.file}: NaN or infinite values in tensor {name}")
         return tensor
 
     def check_all_taken(self) -> None:

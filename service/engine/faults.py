@@ -6,12 +6,16 @@ engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from service.graphs.observations import Observations
 from service.link.messages import Failed
+
+log = logging.getLogger(__name__)
 
 _LAUNCH_ERRORS = (
     RuntimeError,
@@ -24,6 +28,8 @@ _LAUNCH_ERRORS = (
     MemoryError,
 )
 """Errors that the contents of a batch may cause; RuntimeError includes torch.OutOfMemoryError."""
+_NO_HOST_MEMORY = "can't allocate memory"
+"""What torch's RuntimeError says if the host has none."""
 _RETRY_AFTER = 1.0
 """Seconds after which other requests may have freed memory."""
 _QUEUE_RETRY_AFTER = 5.0
@@ -35,8 +41,9 @@ class LaunchError(Exception):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the device had no room for what the launch would have allocated."""
-        return isinstance(self.__cause__, torch.OutOfMemoryError)
+        """Whether the device, or the host, had no room for what the launch would have allocated."""
+        kinds = (torch.OutOfMemoryError, MemoryError)
+        return isinstance(self.__cause__, kinds) or _NO_HOST_MEMORY in str(self.__cause__)
 
 
 class RepeatableLaunchError(LaunchError):
@@ -64,9 +71,16 @@ def repeatable_launch() -> AbstractContextManager[None]:
 def launch_failure(request_id: str, error: LaunchError) -> Failed:
     """What a client is told when its launch failed; the text of the error goes only to the log."""
     if error.out_of_memory:
-        message = "the device ran out of memory for this request"
+        message = "the server ran out of memory for this request"
         return Failed(request_id, 503, "out_of_memory", message, retry_after=_RETRY_AFTER)
     return Failed(request_id, 500, "engine_error", "the model could not process this request")
+
+
+def corrupted(request_id: str, model: str, observations: Observations) -> Failed:
+    """What a client is told when the model computed NaN or infinity for it, which is logged and counted."""
+    log.error("%s computed NaN or infinite values for %s; its weights may be damaged", model, request_id)
+    observations.count("corrupted_requests_total", model=model)
+    return Failed(request_id, 500, "engine_error", "the model computed values that are not finite (NaN or infinity)")
 
 
 def queue_timeout(request_id: str) -> Failed:

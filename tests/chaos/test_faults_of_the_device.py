@@ -73,7 +73,10 @@ def assert_idle(server: RunningServer) -> None:
     wait(nothing_held, what="slots and pages are given back")
 
 
-@pytest.mark.parametrize(("fault", "status", "code"), [("oom", 503, "out_of_memory"), ("bug", 500, "engine_error")])
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [("oom", 503, "out_of_memory"), ("host-oom", 503, "out_of_memory"), ("bug", 500, "engine_error")],
+)
 def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str, status: int, code: str) -> None:
     """A prefill that fails beside a running answer: the answer goes on as if nothing had been."""
     usual = ask(server, "Go on.", tokens=150).json()["choices"][0]["message"]["content"]
@@ -86,7 +89,7 @@ def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str,
     victim = threading.Thread(target=lambda: answers.append(ask(server, "Never seen before " * 9, seed=3)))
     victim.start()
     wait(lambda: server.context.engine.in_flight == 2, what="the victim is in the engine")
-    (faults / f"chat-{fault}").write_text(TWICE if fault == "oom" else "")
+    (faults / f"chat-{fault}").write_text("" if fault == "bug" else TWICE)
     hold.unlink()
     running.join(2 * GENEROUS)
     victim.join(2 * GENEROUS)

@@ -123,9 +123,16 @@ def quantise(values: dict[str, Tensor]) -> None:
     values["extra.bias"] = torch.ones(4, dtype=torch.int8)
 
 
+def damage(values: dict[str, Tensor]) -> None:
+    """As zeros or ones of bits in a file do."""
+    values["extra.weight"].view(torch.int32)[2] = -1
+    values["experts.1.w"][0, 3] = torch.inf
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (damage, "NaN or infinite values in tensors: experts.1.w, extra.weight$"),
         (drop, "missing tensors: net.1.k.weight"),
         (add, "unexpected tensors: net.2.k.weight"),
         (misshape, r"conv.weight has shape \(2, 12\), expected \(2, 3, 2, 2\)"),

@@ -26,6 +26,11 @@ from service.link.config import Channel, EngineConfig
 
 HELD = "held"
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
+ERRORS = {
+    "oom": torch.OutOfMemoryError(OUT_OF_MEMORY),
+    "host-oom": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
+    "bug": ValueError("a bug"),
+}
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
@@ -46,15 +51,13 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 def _failing(launch: Callable[..., Any], kind: str, faults: Path) -> Callable[..., Any]:
     def wrapped(runner: Any, *arguments: Any, **options: Any) -> Any:
         if kind != "encoder" or runner._labels["kind"] == "encoder":
-            if (fault := faults / f"{kind}-oom").exists():
-                if (left := int(fault.read_text() or "1") - 1) > 0:
-                    fault.write_text(str(left))
-                else:
-                    fault.unlink()
-                raise torch.OutOfMemoryError(OUT_OF_MEMORY)
-            if (fault := faults / f"{kind}-bug").exists():
-                fault.unlink()
-                raise ValueError("a bug")
+            for name, error in ERRORS.items():
+                if (fault := faults / f"{kind}-{name}").exists():
+                    if (left := int(fault.read_text() or "1") - 1) > 0:
+                        fault.write_text(str(left))
+                    else:
+                        fault.unlink()
+                    raise error
             _hold(faults / f"{kind}-hold")
         return launch(runner, *arguments, **options)
 

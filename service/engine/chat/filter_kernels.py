@@ -96,7 +96,7 @@ def _filter_kernel(
     for start in range(0, size, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         x = _scaled(row_ptr, columns, size, inverse)
-        inside = (x >= floor) & (_ordered(x) >= limit)
+        inside = (x >= floor) & (_ordered(x) >= limit) | ((x < float("inf")) == 0)
         logits = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
         tl.store(out_row_ptr + columns, tl.where(inside, logits, float("-inf")), mask=columns < size)
 

@@ -12,7 +12,7 @@ from service.engine.chat.outbox import Outbox
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.worker import WorkerContext
 from service.link.messages import ChatRequest
 
@@ -89,6 +89,11 @@ class ChatRequests:
         for sequence in sequences:
             self._outbox.failed.append(launch_failure(sequence.request_id, error))
             self.finish(sequence)
+
+    def fail_corrupt(self, sequence: ChatSequence) -> None:
+        """Fails a request whose logits are not finite."""
+        self._outbox.failed.append(corrupted(sequence.request_id, self._name, self._context.observations))
+        self.finish(sequence)
 
     def fail_unencoded(self, error: EncodeError) -> None:
         """Fails the requests that wait for items that cannot be encoded."""

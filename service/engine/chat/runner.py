@@ -56,8 +56,8 @@ class StepOutput:
     """What ChatRunner.launch returns. The step may not have run yet."""
 
     results: dict[str, Tensor]
-    """`results` int32 [rows, 2] (token, 1 where it stopped): the decode rows, then the last chunks. Where a row asked
-    for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
+    """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks. Where a row asked for them, also
+    `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
     route: Route
     kind: StepKind
     pending_sampling: PendingSampling | None = None

@@ -82,6 +82,7 @@ def threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
 @op(cuda="service.engine.chat.filter_kernels:filtered")
 def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Logits float32 [rows, n] with -inf where a filter excludes; decided after temperature, ties at a border stay.
+    NaN and inf stay, for corrupt_rows.
 
     temperature (0 counts as 1), min_p and top_p float32 in 0..1, top_k int64, each [rows]; min_p 0, top_k 0 and top_p 1
     switch them off.
@@ -97,7 +98,7 @@ def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, 
     # A target of 0 would be reached without any token; the best one always stays.
     mass = (top_p * weights.sum(dim=-1)).clamp(min=torch.finfo(torch.float32).tiny)
     limit = torch.where(top_p[:, None] < 1.0, torch.maximum(limit, threshold(keys, weights, mass)), limit)
-    return torch.where((scaled >= floor) & (keys >= limit), logits, -torch.inf)
+    return torch.where((scaled >= floor) & (keys >= limit) | ~(scaled < torch.inf), logits, -torch.inf)
 
 
 def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:
@@ -140,6 +141,11 @@ def apply_penalties_and_filters(logits: Tensor, slots: Tensor, state: SlotState)
     return filtered(
         logits, floats[:, FloatColumn.TEMPERATURE], floats[:, FloatColumn.MIN_P], top_k, floats[:, FloatColumn.TOP_P]
     )
+
+
+def corrupt_rows(logits: Tensor) -> Tensor:
+    """Rows with a NaN or an infinite logit: float [rows, vocabulary] -> bool [rows]. -inf is a token that is barred."""
+    return ~(logits.amax(dim=-1) < torch.inf)
 
 
 def choose(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:

@@ -129,7 +129,8 @@ def _summarise_kernel(
     GUIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCKS blocks of one row: largest scaled logit, where it is, and the sum of exp(. - largest)."""
+    """One program: BLOCKS blocks of one row: largest scaled logit, where it is, and the sum of exp(. - largest). The
+    largest of a block with a NaN is inf."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -146,6 +147,7 @@ def _summarise_kernel(
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(scaled - base[:, None]), 1)
     best = tl.min(tl.where(scaled == peak[:, None], column, columns), 1)
+    peak = tl.where(total < float("inf"), peak, float("inf"))  # The sum is NaN with a NaN or inf among them.
     here = block < blocks
     place = row * blocks + block
     tl.store(peaks_ptr + place, peak, mask=here)
@@ -233,19 +235,21 @@ def _choose_kernel(
         # Where a grammar forbids all of them none is found. The answer ends, but its token is looked up all the same.
         token = tl.minimum(token, columns - 1)
     stops = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))
-    stopped = tl.max((stops == token).to(tl.int64), 0) * active
+    corrupt = peak == float("inf")
+    token = tl.where(corrupt, 0, token)
+    stopped = tl.where(corrupt, -1, tl.max((stops == token).to(tl.int64), 0)) * active
     tl.store(results_ptr + 2 * row, token.to(tl.int32))
     tl.store(results_ptr + 2 * row + 1, stopped.to(tl.int32))
     tl.store(state + _TOKEN, tl.where(active > 0, token, old_token))
     tl.store(state + _LENGTH, length + active)
     tl.store(state + _POSITION, position + active)
     tl.store(state + _GENERATED, generated + active)
-    tl.store(state + _ACTIVE, active - stopped)
+    tl.store(state + _ACTIVE, tl.where(stopped == 0, active, 0))
 
 
 def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Tensor | None = None) -> Tensor:
     """logits [rows, columns] of any float dtype, slots int64 [rows], mask_rows int64 [rows] of state.allowed -> results
-    int32 [rows, 2]; commits them."""
+    int32 [rows, 2] as of service.engine.chat.steps.Sampling; commits them."""
     rows, columns = logits.shape
     guided = mask_rows is not None
     # Without masks neither pointer is read.

@@ -19,7 +19,7 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.layers.op import op
 from models.protocol import Bucket, BufferSpec, Decoder
-from service.engine.chat.sampler import apply_penalties_and_filters, choose, mask_logits
+from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
 
 
@@ -35,8 +35,8 @@ class Sampling:
 
     def __call__(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None) -> dict[str, Tensor]:
         """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (rows of SlotState.allowed) ->
-        "results" int32 [rows, 2] (token, 1 where it stopped). The full variant adds "logits" float32 [rows,
-        vocabulary], before penalties and filters."""
+        "results" int32 [rows, 2]: token, and 1 where it stopped or -1 where a logit was NaN or inf. The full variant
+        adds "logits" float32 [rows, vocabulary], before penalties and filters."""
         state = self.state
         # Columns past the tokenizer's vocabulary only pad the embedding.
         logits = self.decoder.logits(hidden)[:, : self.vocab_limit]
@@ -53,23 +53,25 @@ class Sampling:
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
 def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Tensor | None = None) -> Tensor:
     """Samples the slots' next tokens, greedily or by plain temperature, and commits them: logits [rows, vocabulary],
-    slots int64 [rows], mask_rows int64 [rows] (rows of SlotState.allowed) -> results int32 [rows, 2]."""
+    slots int64 [rows], mask_rows int64 [rows] (rows of SlotState.allowed) -> results int32 [rows, 2] as of Sampling."""
     candidates = logits.float() if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
-    return commit_tokens(choose(candidates, slots, state), slots, state)
+    return commit_tokens(choose(candidates, slots, state), corrupt_rows(candidates), slots, state)
 
 
-def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    """Commits sampled tokens int64 [rows]: stops the slots that drew a stop token, and writes the next inputs of all
-    slots -> results int32 [rows, 2]."""
+def commit_tokens(tokens: Tensor, corrupt: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Commits sampled tokens int64 [rows]: stops the slots that drew a stop token or are corrupt (bool [rows]; their
+    token is 0), and writes the next inputs of all slots -> results int32 [rows, 2]."""
     ints = state.ints[slots]
     active = ints[:, IntColumn.ACTIVE]
-    stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
+    tokens = torch.where(corrupt, 0, tokens)
+    ends = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64)
+    stopped = torch.where(corrupt, -1, ends) * active
     following = ints.clone()
     following[:, IntColumn.TOKEN] = torch.where(active > 0, tokens, ints[:, IntColumn.TOKEN])
     following[:, IntColumn.LENGTH] += active
     following[:, IntColumn.POSITION] += active
     following[:, IntColumn.GENERATED] += active
-    following[:, IntColumn.ACTIVE] = active - stopped
+    following[:, IntColumn.ACTIVE] = active - stopped.abs()
     state.ints.index_copy_(0, slots, following)
     return torch.stack((tokens, stopped), dim=1).to(torch.int32)
 

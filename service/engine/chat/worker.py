@@ -331,6 +331,9 @@ class ChatWorker:
             if sequence.num_unread:
                 sequence.num_unread -= 1
             sequence.tally.add(replayed, rows)
+            if stops[row] < 0:
+                self._requests.fail_corrupt(sequence)
+                continue
             if stops[row]:
                 deltas.append(sequence.delta((), (), "stop"))
                 self._requests.finish(sequence)

@@ -9,7 +9,7 @@ import numpy as np
 from models.errors import InputError
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LaunchError, launch_failure, queue_timeout
+from service.engine.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
@@ -134,6 +134,10 @@ class SpeechRequests:
         sequence = outcome.sequence
         request_id = sequence.request.request_id
         if self._sequences.get(request_id) is not sequence or outcome.segment != sequence.segment or sequence.idle:
+            return
+        if not outcome.finite:
+            self.release(sequence)
+            self._failed.append(corrupted(request_id, self._name, self._context.observations))
             return
         sequence.keep(outcome.patch)
         first = sequence.stream.playback.started is None

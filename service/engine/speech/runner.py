@@ -60,6 +60,8 @@ class Outcome:
     patch: np.ndarray
     stopped: bool
     finished: bool
+    finite: bool
+    """Whether neither audio nor patch has a NaN or an infinity."""
 
 
 class SpeechRunner:
@@ -249,7 +251,9 @@ class SpeechRunner:
         if not launch.rows:
             return []
         shape = self.model.patch_shape
-        values = shape[0] * shape[1]
+        values, packed = shape[0] * shape[1], launch.readback.read()["packed"]
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = packed.sum(axis=1)
         return [
             Outcome(
                 sequence=sequence,
@@ -258,8 +262,9 @@ class SpeechRunner:
                 patch=row[:values].reshape(shape).copy(),
                 stopped=bool(row[values]),
                 finished=bool(row[values + 1]),
+                finite=finite,
             )
-            for (sequence, segment), row in zip(launch.rows, launch.readback.read()["packed"], strict=True)
+            for (sequence, segment), row, finite in zip(launch.rows, packed, np.isfinite(sums).tolist(), strict=True)
         ]
 
     # Parts of a prefill

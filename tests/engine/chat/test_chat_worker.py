@@ -19,6 +19,7 @@ from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFOR
 from service.graphs.pool import RouteSeconds
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
+from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.audit import audit
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
@@ -241,6 +242,30 @@ def test_a_bad_item_fails_its_own_request_and_not_those_packed_with_it() -> None
     assert {failure.status for failure in engine.failures().values()} == {500}
     assert "bad item" not in engine.failures()["bad"].message
     assert len(engine.tokens("good")) == len(engine.tokens("text")) == 8
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_request_whose_logits_are_nan_fails_alone(device: str) -> None:
+    """With plain sampling, with filters and with a grammar; at its first token, and at a later one."""
+    alone = InlineEngine(device=device)
+    alone.submit("good", TEXT, max_tokens=12)
+    alone.run()
+    engine = InlineEngine(device=device, max_running=8)
+    engine.model.decoder.embed_tokens.weight[70] = torch.nan  # An embedding that only some prompts read.
+    nan = tiny_prompt([[1, 70, 3]])
+    engine.submit("good", TEXT, max_tokens=12)
+    engine.submit("plain", nan)
+    engine.submit("filtered", nan, temperature=1.0, top_k=5, repetition_penalty=1.5)
+    engine.submit("guided", nan, grammar=GRAMMAR)
+    engine.submit("later", TEXT, logit_bias={70: 100.0})
+    engine.run()
+    failures = engine.failures()
+    assert {(name, failed.status, failed.code) for name, failed in failures.items()} == {
+        (name, 500, "engine_error") for name in ("plain", "filtered", "guided", "later")
+    }
+    assert "not finite" in failures["plain"].message and engine.counter("corrupted_requests_total") == 4
+    assert engine.tokens("later") == [70] and engine.tokens("good") == alone.tokens("good")
     engine.assert_nothing_left()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.engine.chat.sampler import filtered
+from service.engine.chat.sampler import corrupt_rows, filtered
 from tests.support.optional import needed
 
 needed("triton")
@@ -35,6 +35,16 @@ def test_the_kernel_keeps_what_its_reference_keeps(device: torch.device, size: i
     both = (out > -torch.inf) & (expected > -torch.inf)
     assert torch.equal(out[both], x[both])
     assert (out.argmax(dim=1) == x.argmax(dim=1)).all()
+
+
+def test_nan_and_inf_stay_for_the_sampler_to_see(device: torch.device) -> None:
+    x = torch.randn((len(CASES), 300), generator=torch.Generator().manual_seed(0))
+    for row, value in enumerate([torch.nan, -torch.nan, torch.inf] * (len(CASES) // 3)):
+        x[row, 6 * row] = value
+    columns = [torch.tensor(values, device=device) for values in zip(*CASES, strict=True)]
+    arguments = (torch.ones(len(CASES), device=device), columns[0].float(), columns[1], columns[2].float())
+    for filter in (filtered.kernel, filtered.reference):
+        assert corrupt_rows(filter(x.to(device), *arguments)).all()
 
 
 def test_rows_of_a_strided_view(device: torch.device) -> None:

@@ -119,6 +119,25 @@ def test_a_row_in_which_all_is_barred_draws_a_token_of_the_vocabulary(device: to
         assert ((tokens >= 0) & (tokens < vocabulary)).all()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+def test_rows_with_nan_or_inf_end_and_others_do_not(device: torch.device) -> None:
+    state = random_state(700, device)
+    state.floats[1:, FloatColumn.TEMPERATURE] = torch.tensor([0.0, 1.0]).repeat(SLOTS)[:SLOTS]
+    slots, mask_rows = torch.arange(1, SLOTS + 1), torch.tensor([0, 0, 0, 0, 0, 0, 1, 2, 0])
+    logits = torch.randn(SLOTS, 700)
+    logits[0, 3] = logits[1, 699] = logits[2, 0] = torch.nan  # The third row is inactive.
+    logits[3], logits[4, 5], logits[5, 5] = torch.nan, torch.inf, -torch.inf
+    logits[6, 64] = logits[7, 64] = torch.nan
+    state.allowed[0] = -1
+    state.allowed[1:3] = torch.tensor([[0, 0, 1], [0, 0, 2]]).repeat(1, 8)[:, : state.allowed.shape[1]]
+    expected = copied(state)
+    plain = sample_tokens.reference(logits, slots, expected, mask_rows)
+    mine = sample_tokens.kernel(logits.to(device), slots.to(device), state, mask_rows.to(device))
+    assert torch.equal(mine.cpu(), plain) and torch.equal(state.ints.cpu(), expected.ints)
+    assert plain[:, 1].clamp(max=0).tolist() == [-1, -1, 0, -1, -1, 0, -1, 0, 0], "a barred NaN counts for nothing"
+    assert not plain[[0, 1, 2, 3, 4, 6], 0].any() and not state.ints[[1, 2, 4, 5, 7], IntColumn.ACTIVE].any()
+
+
 def test_barred_entries_are_never_drawn(device: torch.device) -> None:
 
     state = random_state(2000, device)

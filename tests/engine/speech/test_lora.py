@@ -286,7 +286,9 @@ def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, obje
         ("[]", r"lora_config\.json must hold an object"),
         (json.dumps({"lora_config": {"r": 0, "alpha": 1}}), "lora_config.r must be an integer from 1 to 256, not 0"),
         (json.dumps({"lora_config": {"r": 512, "alpha": 1}}), "from 1 to 256, not 512"),
-        (json.dumps({"lora_config": {"r": 16, "alpha": "x"}}), "lora_config.alpha must be a number, not 'x'"),
+        (json.dumps({"lora_config": {"r": 16, "alpha": "x"}}), "lora_config.alpha must be a number that .*, not 'x'"),
+        (json.dumps({"lora_config": {"r": 16, "alpha": 10**400}}), "lora_config.alpha .* float32 can hold, not 10*$"),
+        ('{"lora_config": {"r": 16, "alpha": NaN}}', "lora_config.alpha .* float32 can hold, not nan"),
         (json.dumps({"lora_config": {"r": 8, "alpha": 8}}), r"has shape \[16, .*, this model needs \[8, "),
     ],
 )

@@ -95,14 +95,19 @@ def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[in
     assert rig.worker.state().pages_cached == 7
 
 
-def test_a_reference_with_a_value_that_is_no_number_ends_nothing(model: VoxCPM2) -> None:
-    """Its page is found in the cache by the bits of its patches, and so for the next segment."""
-    rig = WorkerRig(model, golden.processor(), graphs=False)
-    broken = spoken(0, 2, 2)
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
+def test_a_stream_whose_patches_are_nan_fails_alone(
+    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool
+) -> None:
+    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    broken = spoken(1, 2, 2)
     assert broken.reference is not None
     broken.reference[3, 0, 0] = np.nan
-    assert len(rig.alone(broken).patches) == 8
-    assert hits(rig)[0] == 0
+    heard = rig.run({0: [spoken(0, 3, 2), broken]})
+    failed = heard["1"].failed
+    assert failed is not None and (failed.status, failed.code) == (500, "engine_error") and not heard["1"].deltas
+    assert [event.value for event in rig.observations.drain() if event.name == "corrupted_requests_total"] == [1]
+    same(heard["0"], alone[0, 3, 2])
     rig.assert_clean()
 
 
