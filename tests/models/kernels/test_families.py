@@ -79,7 +79,7 @@ def modules_of(model: ChatModel) -> Iterator[nn.Module]:
 
 
 def models(directory: Path, device: torch.device) -> tuple[ChatModel, ChatModel]:
-    """With the same weights, biases among them: in 16 bits on `device`, and in float32."""
+    """With the same weights, biases among them, and buffers: in 16 bits on `device`, and in float32."""
     load = resolve(family_of(directory).model)
     narrow, wide = load(directory, device, torch.bfloat16, "random"), load(directory, CPU, torch.float32, "random")
     for part, other in zip(modules_of(narrow), modules_of(wide), strict=True):
@@ -88,6 +88,9 @@ def models(directory: Path, device: torch.device) -> tuple[ChatModel, ChatModel]
         for (name, mine), theirs in zip(part.named_parameters(), other.parameters(), strict=True):
             if name.endswith("bias"):
                 mine.normal_(0, 0.3)
+            theirs.copy_(mine)
+        # Constants that `prepare` made of the weights (MiniCPM-V's queries): a GPU draws others than a CPU.
+        for mine, theirs in zip(part.buffers(), other.buffers(), strict=True):
             theirs.copy_(mine)
     return narrow, wide
 
