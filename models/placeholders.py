@@ -48,7 +48,8 @@ def tokenized_chat(
     order = [part.item for message in messages for part in message.content if part.item is not None]
     found = [index for index, token in enumerate(token_ids) if token in placeholder_ids]
     if len(found) != len(order):
-        raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
+        shown = f"shows {len(found)} of the {len(order)} pictures and videos of these messages"
+        raise InputError("messages", f"the chat template of this model {shown}")
     return TokenizedChat(np.array(token_ids, dtype=np.int32), tuple(zip(found, order, strict=True)))
 
 

@@ -65,11 +65,11 @@ def hermes_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> l
     plain: list[Turn] = []
     for turn in turns:
         if turn["role"] == "tool":
-            text = f"{RESULT_START}\n{turn['content']}\n{RESULT_END}"
+            result = _result(turn["content"])
             if plain and plain[-1].get("results"):
-                plain[-1]["content"] += "\n" + text
+                plain[-1]["content"] = _joined(plain[-1]["content"], result)
             else:
-                plain.append({"role": "user", "content": text, "results": True})
+                plain.append({"role": "user", "content": result, "results": True})
         elif calls := turn.get("tool_calls"):
             said = [turn["content"]] if turn["content"] else []
             kept = {name: value for name, value in turn.items() if name != "tool_calls"}
@@ -77,6 +77,21 @@ def hermes_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> l
         else:
             plain.append(turn)
     return _with_block(plain, tools) if tools else plain
+
+
+def _result(content: Any) -> Any:
+    """content: a text, or a list of parts if there are pictures among them."""
+    if isinstance(content, str):
+        return f"{RESULT_START}\n{content}\n{RESULT_END}"
+    opening, closing = ({"type": "text", "text": text} for text in (f"{RESULT_START}\n", f"\n{RESULT_END}"))
+    return [opening, *content, closing]
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n{other}"
+    first, second = ([{"type": "text", "text": said}] if isinstance(said, str) else said for said in (one, other))
+    return [*first, {"type": "text", "text": "\n"}, *second]
 
 
 def _with_block(turns: list[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:

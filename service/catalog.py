@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from service.settings import Settings
 
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Default models of clients made for OpenAI."""
+DATE = re.compile(r"-\d{4}-\d{2}-\d{2}\Z")
+"""End of the name of a snapshot of OpenAI's."""
 OPENAI_PCM_RATE = 24_000
 """Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
 DEMO_NOTICES = {
@@ -43,6 +46,11 @@ class HostedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def root(self) -> str:
+        """The repository or folder of the checkpoint: the served name unless there are others."""
+        return _default_name(self.checkpoint, self.demo)
 
     @cached_property
     def processor(self) -> Any:
@@ -75,7 +83,8 @@ class Catalog:
         self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if openai_names and len(speech) == 1 else {}
 
     def get(self, name: str) -> HostedModel | None:
-        return self._by_name.get(name) or self._unlisted.get(name)
+        """The model of a served name, or of one of OpenAI's, also with a date as in gpt-4o-mini-tts-2025-12-15."""
+        return self._by_name.get(name) or self._unlisted.get(DATE.sub("", name))
 
     def of_kind(self, kind: Literal["chat", "speech"]) -> list[HostedModel]:
         return [model for model in self.models if model.kind == kind]

@@ -127,9 +127,9 @@ class KimiVLProcessor:
     ) -> TokenizedChat:
         """The template makes a block of each picture and video, with one placeholder inside.
 
-        The checkpoint decides whether an answer begins with reasoning, so enable_thinking is refused.
+        The checkpoint decides whether an answer begins with reasoning, so enable_thinking: true is refused.
         """
-        if "enable_thinking" in options:
+        if options.get("enable_thinking"):
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "Kimi-VL does not number pictures")

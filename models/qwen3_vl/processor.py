@@ -111,8 +111,8 @@ class Qwen3VLProcessor:
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
-        if options.get("enable_thinking") is not None:
-            raise InputError("enable_thinking", "Qwen3-VL has no switch: Thinking checkpoints always reason")
+        if options.get("enable_thinking") and self.reasoning_markers is None:
+            raise InputError("enable_thinking", "this checkpoint of Qwen3-VL has no reasoning mode")
         escape = unused_character(prompt_texts(messages, tools))
         escaped = escape_with(escape, self.tokenizer.escape)
         rendered = self.template.render(

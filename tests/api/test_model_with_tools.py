@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -10,10 +11,11 @@ import pytest
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.support.processes import ServerProcess
+from tests.support.processes import ROOT, ServerProcess
 from tests.support.tool_samples import TIME, result
 
 MODEL = "reprise/qwen2_vl"
+PICTURE = ROOT / "docs/images/shapes.png"
 
 
 class Paint(BaseModel):
@@ -113,3 +115,20 @@ def test_a_call_or_an_answer_that_fits_a_schema(client: OpenAI) -> None:
         assert all(json.loads(call.function.arguments) == {} for call in one.message.tool_calls)
     else:
         assert json.loads(one.message.content)["count"] in (0, 1)
+
+
+def test_a_picture_that_a_tool_returns_is_seen_and_cached(client: OpenAI) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}"
+    call: Any = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    shot = [{"type": "text", "text": "done"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages = [
+        {"role": "user", "content": "Take a picture."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": shot},
+        {"role": "user", "content": "What shape is red?"},
+    ]
+    one, again = (client.chat.completions.create(model=MODEL, messages=messages, temperature=0) for _ in range(2))
+    assert "circle" in one.choices[0].message.content == again.choices[0].message.content
+    details = again.usage.prompt_tokens_details
+    assert details.image_tokens > 0 and details.cached_tokens > details.image_tokens
+    assert again.steps["encoded_media"] == 0

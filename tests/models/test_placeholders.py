@@ -42,7 +42,7 @@ def test_runs_that_meet_stay_apart() -> None:
 
 @pytest.mark.parametrize("tokens", [[], [PLACEHOLDER] * 2])
 def test_a_template_that_drops_or_makes_placeholders_is_refused(tokens: list[int]) -> None:
-    with pytest.raises(InputError, match=f"takes {len(tokens)} of 1 media items"):
+    with pytest.raises(InputError, match=f"shows {len(tokens)} of the 1 pictures"):
         tokenized_chat(tokens, [ChatMessage("user", (ContentPart(item=0),))], {PLACEHOLDER})
 
 

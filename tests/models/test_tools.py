@@ -235,3 +235,27 @@ def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: st
     assert (b"I think" in asked("I think\n")) == (family == "qwen3_vl_moe")
     processor.template = ChatTemplate(KNOWS, {})
     assert b"<think>I think</think>yes" in asked("I think\n") and b"<think>" not in asked(None)
+
+
+@pytest.mark.parametrize(("family", "load"), FAMILIES)
+def test_every_family_shows_the_pictures_of_results(family: str, load: Any) -> None:
+    """In the results of which they are a part, whatever others stand beside them."""
+    processor = load(Path(GOLDEN) / family)
+    talk = [
+        say("user", "hi"),
+        say("assistant", calls=(ToolCall("look", {}),) * 3),
+        ChatMessage("tool", (ContentPart(text="one"), ContentPart(item=0), ContentPart(text="two"))),
+        ChatMessage("tool", (ContentPart(item=1),)),
+        say("tool", "three"),
+    ]
+    chat = processor.apply_chat_template(talk, ["image", "image"], options={}, tools=(ADD,))
+    places = [place for place, _ in chat.placeholders]
+    assert [item for _, item in chat.placeholders] == [0, 1]
+
+    def said(begin: int, end: int | None) -> str:
+        return processor.detokenize(chat.token_ids.tolist()[begin:end]).decode()
+
+    before, between, after = said(0, places[0]), said(places[0] + 1, places[1]), said(places[1] + 1, None)
+    assert before.rpartition("<tool_response>")[2].strip().startswith("one")
+    assert "two" in between and between.count("<tool_response>") == 1 == after.count("<tool_response>")
+    assert "three" in after and after.count("</tool_response>") == 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from models.tools import prompt_texts
 from service.api.chat.past_answers import named_transcripts
 from service.api.chat.prompt_media import PromptMedia
 from service.api.chat.prompt_messages import check_length, read_messages
-from service.api.chat.schema import ChatRequestBody
+from service.api.chat.schema import ChatRequestBody, ThinkingSwitch
 from service.api.concurrency import all_results
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
@@ -47,7 +47,7 @@ async def build_prompt(
     Raises ApiError or InputError that names the field that does not fit.
     """
     processor = model.chat_processor
-    options = _template_options(body.chat_template_kwargs or {})
+    options, paths = _template_options(body)
     max_model_len = context.max_model_len(model)
     messages, references = read_messages(body, context, max_model_len, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
@@ -55,27 +55,27 @@ async def build_prompt(
     media = PromptMedia(context, processor, references, record.client, record.ticket)
     apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
     (chat, seconds), items = await _concurrently(
-        lambda: _tokenize(context, apply, small=length <= SMALL_PROMPT), media.loads()
+        lambda: _tokenize(context, apply, paths, small=length <= SMALL_PROMPT), media.loads()
     )
     began = time.monotonic()
     prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
     _observe(context, model.name, prompt)
-    return prompt
+    owner = context.owner(record.client)
+    return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
 
 
 async def _tokenize(
-    context: ServerContext, apply: Callable[[], TokenizedChat], *, small: bool
+    context: ServerContext, apply: Callable[[], TokenizedChat], paths: Mapping[str, str], *, small: bool
 ) -> tuple[TokenizedChat, float]:
     """The tokenized conversation with placeholders for media, and the seconds that it took. apply: renders and
-    tokenizes it. small: that takes so little time that it needs no thread."""
+    tokenizes it. paths: of the template's options in the request. small: it takes so little time that it needs no
+    thread."""
     began = time.monotonic()
     try:
         chat = apply() if small else await context.in_thread(apply)
     except InputError as error:
-        if error.field not in TEMPLATE_OPTIONS:
-            raise
-        raise InputError(f"chat_template_kwargs.{error.field}", str(error)) from error
+        raise InputError(paths.get(error.field, error.field), str(error)) from error
     return chat, time.monotonic() - began
 
 
@@ -108,15 +108,32 @@ def media_tokens(prompt: Prompt) -> dict[str, int]:
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
 
 
-def _template_options(options: dict[str, Any]) -> dict[str, bool]:
-    options = {name: value for name, value in options.items() if value is not None}
-    for name, value in options.items():
-        if name not in TEMPLATE_OPTIONS:
+def _template_options(body: ChatRequestBody) -> tuple[dict[str, bool], dict[str, str]]:
+    """Options of the chat template, and the path of each in the request. ApiError 400 for one that no template has."""
+    given = {name: value for name, value in (body.chat_template_kwargs or {}).items() if value is not None}
+    for name, value in given.items():
+        if name not in (*TEMPLATE_OPTIONS, "thinking"):
             known = " and ".join(TEMPLATE_OPTIONS)
             raise bad_request(f"chat_template_kwargs: only {known} are supported.", "chat_template_kwargs")
         if not isinstance(value, bool):
             raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
-    return options
+    if body.reasoning is not None and body.reasoning.exclude:
+        message = "reasoning.exclude: true is not supported; leave the field reasoning of the answer unread."
+        raise bad_request(message, "reasoning.exclude", "unsupported_parameter")
+    switch = body.thinking
+    switches = {
+        "chat_template_kwargs.enable_thinking": given.get("enable_thinking"),
+        "chat_template_kwargs.thinking": given.get("thinking"),
+        "enable_thinking": body.enable_thinking,
+        "think": body.think,
+        "thinking": switch.type == "enabled" if isinstance(switch, ThinkingSwitch) else switch,
+        "reasoning.enabled": None if body.reasoning is None else body.reasoning.enabled,
+    }
+    path, thinking = next(((path, value) for path, value in switches.items() if value is not None), ("", None))
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    if "add_vision_id" in given:
+        options["add_vision_id"] = given["add_vision_id"]
+    return options, {"enable_thinking": path, "add_vision_id": "chat_template_kwargs.add_vision_id"}
 
 
 async def _concurrently(

@@ -9,9 +9,9 @@ from models.media import ChatMessage
 from models.media import ContentPart as PromptPart
 from service.api.chat.past_answers import NamedTranscripts, transcript_of
 from service.api.chat.prompt_media import MediaReference
-from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
+from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message
 from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.video_sampling import first_stated, of_all_videos, stated
+from service.api.chat.video_sampling import first_stated, of_all_videos, refuse_pixel_bounds, stated
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 
@@ -76,8 +76,12 @@ def _message(
         raise bad_request(f"{field}.role: {instead}.", f"{field}.role")
     if message.function_call:
         raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
+    if message.images:
+        reason = "not supported; use content parts of the type image_url"
+        raise bad_request(f"{field}.images: {reason}.", f"{field}.images", "unsupported_parameter")
     calls = earlier_calls(message, field)
-    reasoning = message.reasoning_content if role == "assistant" else None
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    reasoning = thought if role == "assistant" else None
     content: tuple[PromptPart, ...] = ()
     if not message.content and role == "assistant" and message.audio is not None:
         content = (PromptPart(text=transcript_of(message.audio, f"{field}.audio", transcripts)),)
@@ -110,25 +114,15 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
     media = part.image_url if kind == "image_url" else part.video_url
     if media is None:
         raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
-    if role != "user":
-        raise bad_request(f"{field}: images and videos are only allowed in user messages.", field)
-    _refuse_pixel_bounds(part, field)
+    if role not in ("user", "tool"):
+        raise bad_request(f"{field}: images and videos are only allowed in messages of users and tools.", field)
+    refuse_pixel_bounds(part, field)
     at = f"{field}.{kind}"
     if isinstance(media, str):
         media = MediaUrl(media)
     else:
-        _refuse_pixel_bounds(media, at)
+        refuse_pixel_bounds(media, at)
     sampling = first_stated((stated(media, at), stated(part, field)))
     at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
     references.append(MediaReference("image" if kind == "image_url" else "video", media, at, sampling))
     return PromptPart(item=len(references) - 1)
-
-
-def _refuse_pixel_bounds(fields: ContentPart | MediaUrl, at: str) -> None:
-    for name in PIXEL_BOUNDS:
-        if getattr(fields, name) is not None:
-            raise bad_request(
-                f"{at}.{name}: not supported; use detail for pictures, fps and max_frames for videos.",
-                f"{at}.{name}",
-                "unsupported_parameter",
-            )

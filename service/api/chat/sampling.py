@@ -7,24 +7,14 @@ import secrets
 from typing import Any
 
 from models.processor import ChatProcessor
-from service.api.chat.schema import REFUSED, ChatRequestBody
+from service.api.chat.refused_fields import INSTEAD, REFUSED
+from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import bad_request
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings import Settings
 
 MAX_STOP_LENGTH = 1000
-INSTEAD = {
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "enable_thinking": "chat_template_kwargs.enable_thinking",
-    "json_schema": "response_format.json_schema",
-    "n_probs": "logprobs and top_logprobs",
-    "regex": "structured_outputs.regex",
-    "repeat_penalty": "repetition_penalty",
-    "top_n_tokens": "logprobs and top_logprobs",
-}
-"""Fields here for what OpenAI's API has given up, and for what other servers call differently."""
 
 
 def refuse_unsupported(body: ChatRequestBody) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.detokenizer import FinishReason, TokenLogprob
+from service.api.chat.refused_fields import RefusedFields
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
 from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
 from service.api.step_report import StepReport
@@ -67,6 +68,12 @@ class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frames: Frames | None = None
 
 
+class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):
+    min_pixels: PixelBound = None
+    max_pixels: PixelBound = None
+    total_pixels: PixelBound = None
+
+
 class MediaIoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     video: VideoOptions | None = None
 
@@ -76,17 +83,19 @@ PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """reasoning_content, refusal, tool_calls: of an assistant's message. tool_call_id: of a message with role tool,
-    whose call it answers."""
+    """reasoning_content (or reasoning), refusal, tool_calls: of an assistant's message. tool_call_id: of a message with
+    role tool, whose call it answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Meta(description="not supported: use tool_calls")] = None
     audio: PastAudio | None = None
+    images: Annotated[Any, Meta(description="not supported: use content parts of the type image_url")] = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -130,11 +139,24 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
-Refused = Annotated[Any, Meta(description="not supported: refused unless the value changes nothing")]
 
 
-class ChatRequestBody(msgspec.Struct, frozen=True):
-    """Fields of OpenAI's chat completions and the sampling fields that vLLM adds."""
+class ThinkingSwitch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["enabled", "disabled"]
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenRouter's. effort and summary are hints that no model here follows."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    summary: str | None = None
+    exclude: Annotated[bool, Meta(description="true is not supported: reasoning is always sent")] | None = None
+
+
+class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
+    """Fields of OpenAI's chat completions and the sampling fields that vLLM adds. enable_thinking, think, thinking,
+    reasoning.enabled: other servers' names of chat_template_kwargs.enable_thinking."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -153,14 +175,19 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    think: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    reasoning: ReasoningOptions | None = None
     media_io_kwargs: MediaIoOptions | None = None
-    mm_processor_kwargs: VideoOptions | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -172,136 +199,7 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     guided_grammar: str | None = None
     modalities: Annotated[list[Modality], Meta(min_length=1)] | None = None
     audio: AudioParams | None = None
-    # Known fields that are refused unless their value is neutral: see REFUSED.
-    functions: Refused = None
-    function_call: Refused = None
-    web_search_options: Refused = None
-    logits_processors: Refused = None
-    allowed_token_ids: Refused = None
-    bad_words: Refused = None
-    best_of: Refused = None
-    use_beam_search: Refused = None
-    length_penalty: Refused = None
-    echo: Refused = None
-    prompt_logprobs: Refused = None
-    continue_final_message: Refused = None
-    add_generation_prompt: Refused = None
-    chat_template: Refused = None
-    documents: Refused = None
-    skip_special_tokens: Refused = None
-    include_stop_str_in_output: Refused = None
-    truncate_prompt_tokens: Refused = None
-    enable_thinking: Refused = None
-    thinking_token_budget: Refused = None
-    include_reasoning: Refused = None
-    separate_reasoning: Refused = None
-    return_tokens_as_token_ids: Refused = None
-    regex: Refused = None
-    ebnf: Refused = None
-    guided_whitespace_pattern: Refused = None
-    no_stop_trim: Refused = None
-    lora_path: Refused = None
-    moderation: Refused = None
-    grammar: Refused = None
-    json_schema: Refused = None
-    structural_tag: Refused = None
-    typical_p: Refused = None
-    tfs_z: Refused = None
-    top_a: Refused = None
-    epsilon_cutoff: Refused = None
-    eta_cutoff: Refused = None
-    xtc_probability: Refused = None
-    dry_multiplier: Refused = None
-    mirostat: Refused = None
-    mirostat_mode: Refused = None
-    dynatemp_range: Refused = None
-    smoothing_factor: Refused = None
-    repeat_penalty: Refused = None
-    no_repeat_ngram_size: Refused = None
-    do_sample: Refused = None
-    watermark: Refused = None
-    stop_regex: Refused = None
-    custom_logit_processor: Refused = None
-    repetition_detection: Refused = None
-    return_token_ids: Refused = None
-    return_hidden_states: Refused = None
-    return_tokens: Refused = None
-    n_probs: Refused = None
-    top_n_tokens: Refused = None
-    add_special_tokens: Refused = None
-    spaces_between_special_tokens: Refused = None
-    prompt_embeds: Refused = None
-    input_ids: Refused = None
-    kv_transfer_params: Refused = None
-    vllm_xargs: Refused = None
-    adapter_id: Refused = None
 
-
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "web_search_options": (),
-    "logits_processors": ([],),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "echo": (False,),
-    "prompt_logprobs": (False,),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "chat_template": (),
-    "documents": ([],),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "truncate_prompt_tokens": (),
-    "enable_thinking": (False,),
-    "thinking_token_budget": (),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "regex": (),
-    "ebnf": (),
-    "guided_whitespace_pattern": (),
-    "no_stop_trim": (False,),
-    "lora_path": (),
-    "moderation": (),
-    "grammar": ("",),
-    "json_schema": (),
-    "structural_tag": (),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "mirostat": (0,),
-    "mirostat_mode": (0,),
-    "dynatemp_range": (0,),
-    "smoothing_factor": (0,),
-    "repeat_penalty": (1,),
-    "no_repeat_ngram_size": (0,),
-    "do_sample": (True,),
-    "watermark": (False,),
-    "stop_regex": ([],),
-    "custom_logit_processor": (),
-    "repetition_detection": (),
-    "return_token_ids": (False,),
-    "return_hidden_states": (False,),
-    "return_tokens": (False,),
-    "n_probs": (0,),
-    "top_n_tokens": (0,),
-    "add_special_tokens": (False,),
-    "spaces_between_special_tokens": (True,),
-    "prompt_embeds": (),
-    "input_ids": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": ({},),
-    "adapter_id": (),
-}
-"""Unsupported fields, with the values that change nothing and are accepted."""
 
 # Responses
 
@@ -332,12 +230,19 @@ class Logprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+def reasoned(text: str) -> dict[str, Any]:
+    """The fields of a message or delta that have its reasoning, by the names that clients read: reasoning_content
+    (DeepSeek, SGLang, vLLM before 0.16) and reasoning (OpenRouter, Ollama, vLLM)."""
+    return {"reasoning_content": text or UNSET, "reasoning": text or UNSET}
+
+
 class AnswerMessage(msgspec.Struct, frozen=True):
     """content: null in an answer of calls alone, and when the answer is spoken: audio then has the transcript."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallEntry] | UnsetType = UNSET
     refusal: None = None
     audio: AnswerAudio | UnsetType = UNSET
@@ -351,6 +256,8 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
+    """unenforced: paths of keywords in the request's schemas that the answer may break, if there are any."""
+
     id: str
     created: int
     model: str
@@ -359,6 +266,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
+    unenforced: list[str] | UnsetType = UNSET
 
 
 class DeltaMessage(msgspec.Struct, frozen=True):
@@ -367,6 +275,7 @@ class DeltaMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     audio: DeltaAudio | UnsetType = UNSET
 
@@ -380,7 +289,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True):
     """usage: absent unless stream_options.include_usage is set, then null in every chunk but the last, which has
-    `steps`, too."""
+    `steps` and `unenforced`, too."""
 
     id: str
     created: int
@@ -390,3 +299,4 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
+    unenforced: list[str] | UnsetType = UNSET

@@ -15,7 +15,7 @@ import msgspec
 
 from models.errors import InputError
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs
+from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
 from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
 from service.api.concurrency import merged
 from service.api.context import ServerContext
@@ -31,12 +31,13 @@ from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.api.step_report import step_report
 from service.catalog import OPENAI_PCM_RATE, HostedModel
+from service.media.audio_formats import HEADERLESS, SPOKEN
 
 AHEAD = 2
 """Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is
 merged."""
 PIECE = 6
-"""Multiple of bytes of pcm16 that holds whole samples and whole base64 groups."""
+"""Multiple of bytes that holds whole samples and whole base64 groups."""
 
 Encode = Callable[[ChunkChoice], bytes]
 
@@ -62,8 +63,8 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
             raise bad_request(message, f"audio.{field}", "unsupported_parameter")
     if body.n is not None and body.n > 1:
         raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
-    if body.stream and audio.format != "pcm16":
-        raise bad_request("audio.format: must be pcm16 in a stream.", "audio.format")
+    if body.stream and SPOKEN[audio.format] not in HEADERLESS:
+        raise bad_request("audio.format: must be pcm16, ulaw or alaw in a stream.", "audio.format")
     options = _options(audio, _speech_model(context, audio), body.seed)
     chat_model = record.model
     try:
@@ -76,14 +77,15 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     return SpokenAnswer(context, job, streamed=bool(body.stream), logprobs=bool(body.logprobs))
 
 
-def check_audio(context: ServerContext, audio: AudioParams) -> None:
+def check_audio(context: ServerContext, audio: AudioParams, client: str) -> None:
     """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
     not be decided yet."""
     hosted = context.catalog.of_kind("speech")
     model = _named_model(context, audio) or (hosted[0] if len(hosted) == 1 else None)
     try:
         if audio.voice is not None:
-            find_voice(context, audio.voice if isinstance(audio.voice, str) else audio.voice.id, model)
+            name = audio.voice if isinstance(audio.voice, str) else audio.voice.id
+            find_voice(context, name, model, context.owner(client))
         if model is not None:
             solver_steps(context, model, audio.inference_timesteps)
     except ApiError as error:
@@ -117,14 +119,14 @@ def _speech_model(context: ServerContext, audio: AudioParams) -> str:
 
 
 def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
-    raw = audio.format == "pcm16"
+    pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
     return SpeechOptions(
         model=model,
         voice=audio.voice,
         instructions=audio.instructions,
-        response_format="pcm" if audio.format == "pcm16" else audio.format,
+        response_format=SPOKEN[audio.format],
         speed=audio.speed,
-        sample_rate=OPENAI_PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
+        sample_rate=pcm_rate if audio.sample_rate is None else audio.sample_rate,
         seed=seed if audio.seed is None else audio.seed,
         cfg_value=audio.cfg_value,
         inference_timesteps=audio.inference_timesteps,
@@ -199,7 +201,7 @@ class SpokenAnswer:
                     yield part
 
     async def events(self, deltas: AsyncGenerator[TextDelta], encode: Encode) -> AsyncGenerator[bytes]:
-        """The events of a stream: the transcript as it is written, pcm16 as it is spoken, calls, then the end of all.
+        """The events of a stream: the transcript as it is written, audio as it is spoken, calls, then the end of all.
         Calls without any text have no audio."""
         finish_reason = None
         begun = called = False
@@ -245,7 +247,7 @@ class SpokenAnswer:
         if not (delta.content or delta.reasoning or delta.logprobs):
             return None
         audio = DeltaAudio(msgspec.UNSET if named else self.id, delta.content) if delta.content else msgspec.UNSET
-        message = DeltaMessage(reasoning_content=delta.reasoning or msgspec.UNSET, audio=audio)
+        message = DeltaMessage(audio=audio, **reasoned(delta.reasoning))
         return ChunkChoice(0, message, Logprobs(list(delta.logprobs)) if self._logprobs else None)
 
     async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:

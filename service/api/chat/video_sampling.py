@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from models.media import VideoMetadata
 from models.processor import ChatProcessor
-from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, VideoOptions
+from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, ProcessorOptions, VideoOptions
 from service.api.http.errors import bad_request
 from service.media.loader import is_frame_list
 from service.settings import Settings
@@ -94,6 +94,7 @@ def of_all_videos(body: ChatRequestBody) -> VideoSampling:
     io = body.media_io_kwargs.video if body.media_io_kwargs else None
     found = [stated(io, "media_io_kwargs.video")] if io else []
     if body.mm_processor_kwargs:
+        refuse_pixel_bounds(body.mm_processor_kwargs, "mm_processor_kwargs")
         found.append(stated(body.mm_processor_kwargs, "mm_processor_kwargs"))
     return first_stated(found)
 
@@ -101,3 +102,13 @@ def of_all_videos(body: ChatRequestBody) -> VideoSampling:
 def first_stated(samplings: Sequence[VideoSampling]) -> VideoSampling:
     """The first choice that is not empty, else an empty one."""
     return next((sampling for sampling in samplings if sampling.says_something), VideoSampling(""))
+
+
+def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: str) -> None:
+    for name in PIXEL_BOUNDS:
+        if getattr(fields, name) is not None:
+            raise bad_request(
+                f"{at}.{name}: not supported; use detail for pictures, fps and max_frames for videos.",
+                f"{at}.{name}",
+                "unsupported_parameter",
+            )

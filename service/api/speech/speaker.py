@@ -89,11 +89,11 @@ async def resolve_speaker(
         message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
         raise bad_request(message, "instructions")
     if options.ref_audio:
-        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design, record)
+        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text or None, model, design, record)
         adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
         speaker = replace(speaker, adapter=adapter)
     else:
-        speaker = await _named_speaker(context, options, model, design)
+        speaker = await _named_speaker(context, options, model, design, context.owner(record.client))
     if not options.prompt_audio or not options.prompt_text:
         return speaker
     check_text(model, options.prompt_text, "prompt_text")
@@ -102,8 +102,10 @@ async def resolve_speaker(
     return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
 
 
-async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
-    voice = find_voice(context, _voice_name(options) or DEFAULT_VOICE, model)
+async def _named_speaker(
+    context: ServerContext, options: SpeechOptions, model: HostedModel, design: str, owner: str
+) -> Speaker:
+    voice = find_voice(context, _voice_name(options) or DEFAULT_VOICE, model, owner)
     if isinstance(voice, Adapter):
         return Speaker(design=design, adapter=voice.folder)
     if isinstance(voice, Voice):
@@ -121,15 +123,15 @@ def _voice_name(options: SpeechOptions) -> str:
     return voice if isinstance(voice, str) else "" if voice is None else voice.id
 
 
-def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | Adapter | str:
+def find_voice(context: ServerContext, name: str, model: HostedModel | None, owner: str) -> Voice | Adapter | str:
     """An uploaded voice, an adapter, or the name of a built-in one. model: the one that will speak, if it is known.
-    ApiError 404 for an unknown voice, 400 for one of another model."""
+    owner: as VoiceStore.find. ApiError 404 for an unknown voice, 400 for one of another model."""
     key = name_key(name) if len(name) <= LONGEST_NAME else ""
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
         return key
     if key in context.lora_voices:
         return Adapter(context.lora_voices[key])
-    voice = context.voices.find(name)
+    voice = context.voices.find(name, owner)
     if voice is None:
         raise _no_voice()
     if model is not None and voice.encoder != encoder_of(model):
@@ -158,7 +160,12 @@ async def _load_audio(
         rate = model.speech_processor.reference_sample_rate
         with phase("media", kind="audio"), Decoding(record.ticket) as decoding:
             wave = await context.media.audio(
-                url, sample_rate=rate, field=field, client=record.client, fetched=decoding.fetched
+                url,
+                sample_rate=rate,
+                field=field,
+                client=record.client,
+                reserve=decoding.reserve,
+                fetched=decoding.fetched,
             )
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
@@ -175,6 +182,8 @@ async def _stored_speaker(context: ServerContext, voice: Voice, design: str) -> 
     except VoiceStoreError as error:
         if error.reason == "gone":
             raise _no_voice() from error
+        if error.reason == "damaged":
+            raise bad_request(f"voice: {error}; upload the voice again.", "voice", "voice_unreadable") from error
         raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
     if design or voice.ref_text is None:
         return Speaker(latents["reference"], design=design)

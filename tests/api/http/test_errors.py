@@ -184,9 +184,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "template from the client": ({"chat_template": "{{ 1 }}"}, "chat_template"),
     "media options": ({"media_io_kwargs": {"video": {"backend": "other"}}}, "media_io_kwargs.video"),
     "media options of another kind": ({"media_io_kwargs": {"image": {"mode": "L"}}}, "media_io_kwargs"),
-    "thinking outside the template's options": ({"enable_thinking": True}, "enable_thinking"),
     "reasoning left out": ({"include_reasoning": False}, "include_reasoning"),
-    "processor options": ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs"),
+    "processor options": ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs"),
+    "pixels of all pictures": ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
+    "reasoning that is hidden": ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+    "a budget of reasoning": ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
+    "pictures beside a message": (
+        {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]},
+        "messages[0].images",
+    ),
     "template option": ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     "template option's type": (
         {"chat_template_kwargs": {"enable_thinking": "yes"}},

@@ -14,8 +14,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from service.api.chat.schema import REFUSED, ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
+from service.api.chat.refused_fields import REFUSED
+from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
 from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
+from service.api.http.field_warnings import MAX_NAMES
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.websocket import SessionConfig
 from service.catalog import Catalog, HostedModel
@@ -257,6 +259,13 @@ def test_null_is_served(server: RunningServer) -> None:
         ("stop_regex", ["a"]),
         ("prompt_logprobs", 0),
         ("best_of", True),
+        ("n_predict", 9),
+        ("stopping_strings", ["a"]),
+        ("top_n_sigma", 1),
+        ("options", {"temperature": 0}),
+        ("format", "json"),
+        ("system", "Be brief."),
+        ("max_new_tokens", 9),
     ],
 )
 def test_extensions_that_would_change_the_answer_are_refused(server: RunningServer, field: str, value: Any) -> None:
@@ -268,7 +277,37 @@ def test_extensions_that_would_change_the_answer_are_refused(server: RunningServ
 def test_and_served_where_they_change_nothing(server: RunningServer) -> None:
     harmless = {field: neutral[0] for field, neutral in REFUSED.items() if neutral}
     assert len(harmless) > 40 and {"typical_p", "return_token_ids", "grammar"} <= set(harmless)
-    assert post(server, **harmless, some_field_of_tomorrow={"a": 1}).status_code == 200
+    assert post(server, **harmless).status_code == 200
+
+
+def test_a_field_that_nothing_reads_is_logged_once(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A typo is found, habits of clients are not logged, and no client fills the log."""
+    for number in range(3):
+        assert (
+            post(server, max_token=1, user="x", seed=None, reasoning_effort="low", **{f"a {number}": 1}).status_code
+            == 200
+        )
+    assert [record.getMessage() for record in caplog.records if "nothing here reads it" in record.getMessage()] == [
+        "/v1/chat/completions: the field max_token is ignored: nothing here reads it"
+    ]
+    for number in range(2 * MAX_NAMES):
+        server.context.field_warnings.warn("/", [f"field_{number}"])
+    assert sum("the field field_" in record.getMessage() for record in caplog.records) < MAX_NAMES
+
+
+@pytest.mark.parametrize("name", ["transcriptions", "translations"])
+def test_who_asks_for_recognition_is_told_that_there_is_none(server: RunningServer, name: str) -> None:
+    url = f"{server.url}/v1/audio/{name}"
+    for answer in (httpx.post(url, files={"file": b"RIFF" * 99_999}, data={"model": "whisper-1"}), httpx.post(url)):
+        assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_speech_recognition"
+
+
+def test_models_say_what_they_take(server: RunningServer) -> None:
+    cards = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == ["tiny", "tiny-alias"] and len({card["root"] for card in cards}) == 1
+    assert cards[0]["root"] not in ("tiny", "tiny-alias"), "the checkpoint, not a name that it is served under"
+    taken = {"input_modalities": ["text", "image", "video"], "output_modalities": ["text"]}
+    assert [card["architecture"] for card in cards] == [taken, taken]
 
 
 def speakers(*names: str) -> list[HostedModel]:
@@ -278,7 +317,7 @@ def speakers(*names: str) -> list[HostedModel]:
 
 def test_clients_made_for_openai_find_the_only_speech_model() -> None:
     chat = fake_catalog().models[0]
-    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"):
+    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
         catalog = Catalog([chat, *speakers("voice")])
         found = catalog.get(name)
         assert found is not None and found.name == "voice" and name not in catalog.names()

@@ -81,10 +81,26 @@ def test_a_video_is_two_frames_a_second_or_fps(client: OpenAI, fps: float | None
 
 
 def test_thinking_has_no_switch(client: OpenAI) -> None:
-    for kind in BOTH:
-        with pytest.raises(BadRequestError, match="no switch") as refused:
-            ask(client, "why ?", model=kind, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
-        assert refused.value.param == "chat_template_kwargs.enable_thinking"
+    """What a checkpoint does anyway may be asked for, and so may, by clients that always ask, no thinking."""
+    for kind, golden in BOTH.items():
+        for body in (
+            *({"chat_template_kwargs": {name: False}} for name in ("enable_thinking", "thinking")),
+            *({name: False} for name in ("enable_thinking", "think", "thinking")),
+            {"thinking": {"type": "disabled"}, "reasoning": {"effort": "low", "exclude": False}},
+        ):
+            assert ask(client, "why ?", model=kind, max_tokens=2, extra_body=body)
+        for path, body in {
+            "chat_template_kwargs.enable_thinking": {"chat_template_kwargs": {"enable_thinking": True}},
+            "think": {"think": True},
+            "thinking": {"thinking": {"type": "enabled"}},
+            "reasoning.enabled": {"reasoning": {"enabled": True}},
+        }.items():
+            if golden.processor.reasoning_markers is not None:
+                assert ask(client, "why ?", model=kind, max_tokens=2, extra_body=body)
+                continue
+            with pytest.raises(BadRequestError, match="no reasoning mode") as refused:
+                ask(client, "why ?", model=kind, max_tokens=2, extra_body=body)
+            assert refused.value.param == path
 
 
 @pytest.mark.parametrize(("kind", "name"), OF_TOOLS)

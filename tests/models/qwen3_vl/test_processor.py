@@ -393,7 +393,7 @@ def test_sampling_and_stops_are_those_of_the_files() -> None:
 def test_pictures_where_the_template_takes_none_are_refused() -> None:
     item: MediaItem = DENSE.item(DENSE.images[0])
     message = ChatMessage("system", (ContentPart(item=0), ContentPart(text="look")))
-    with pytest.raises(InputError, match="takes 0 of 1 media items"):
+    with pytest.raises(InputError, match="shows 0 of the 1 pictures"):
         prompt_of(DENSE.processor, [message, say("user", "a")], [item])
 
 
