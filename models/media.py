@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -98,6 +98,7 @@ class Prompt:
     token_ids: int32 [n], placeholders expanded.
     positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
     next_position: position (all axes) of the first generated token; each later token adds one.
+    cache_salt: first part of the keys of the prefix cache; prompts with different salts share no cached page.
     """
 
     token_ids: np.ndarray
@@ -105,6 +106,13 @@ class Prompt:
     next_position: int
     items: tuple[MediaItem, ...] = ()
     placeholders: tuple[PlaceholderRange, ...] = ()
+    cache_salt: bytes = b""
+
+    def salted(self, salt: str) -> Prompt:
+        """Return the prompt with cache keys that only prompts with the same salt have, those of its media included."""
+        key = hashlib.blake2b(salt.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        items = tuple(replace(item, digest=source_digest(key + item.digest)) for item in self.items)
+        return replace(self, items=items, cache_salt=key)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ ABANDONED_SECONDS = 3600.0
 CLOCK_TICK = 2_000_000_000
 """Nanoseconds. Two changes of a directory within this time may have the same modification time."""
 CACHED_LATENTS = 32
+LARGEST_LATENT = 1000.0
 TENSORS = frozenset({"reference", "prompt"})
 ID = re.compile(r"voice_[0-9a-f]{24}")
 
@@ -46,6 +47,7 @@ ID = re.compile(r"voice_[0-9a-f]{24}")
 class Voice(msgspec.Struct, frozen=True):
     """encoder: the checkpoint that made the latents; no other checkpoint can use them. created_at: Unix time.
     ref_text: transcript of the reference audio. seconds: its length. consent: None for a voice made from a description.
+    owner: digest of the API key that it belongs to; "": everyone's.
     """
 
     id: str
@@ -56,11 +58,16 @@ class Voice(msgspec.Struct, frozen=True):
     seconds: float
     ref_text: str | None = None
     description: str | None = None
+    owner: str = ""
+
+    def belongs_to(self, owner: str) -> bool:
+        """Whether requests of `owner` ("": any) may see it."""
+        return not owner or self.owner in ("", owner)
 
 
 class VoiceStoreError(Exception):
     """A voice cannot be stored, read or deleted. reason: "full" (max_voices reached), "exists", "gone" (deleted in the
-    meantime), "disk_full" or "disk"."""
+    meantime), "damaged" (its file holds no latents that can be spoken with), "disk_full" or "disk"."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -137,31 +144,33 @@ class VoiceStore:
             self._skipped[path.name] = passing and ID.fullmatch(path.name) is not None
         return None
 
-    def voices(self) -> list[Voice]:
+    def voices(self, owner: str = "") -> list[Voice]:
         with self._lock:
             self._refresh()
-            return sorted(self._voices.values(), key=lambda voice: (voice.created_at, voice.id))
+            found = [voice for voice in self._voices.values() if voice.belongs_to(owner)]
+            return sorted(found, key=lambda voice: (voice.created_at, voice.id))
 
-    def find(self, key: str) -> Voice | None:
-        """The voice of this id or name; None if there is none."""
+    def find(self, key: str, owner: str = "") -> Voice | None:
+        """The voice of this id or name, among those that `owner` may see; None if there is none."""
         if len(key) > LONGEST_NAME:
             return None  # folding megabytes would hold the event loop for seconds
         with self._lock:
             self._refresh()
-            return self._voices.get(key) or self._by_name(key)
+            voice = self._voices.get(key)
+            return voice if voice is not None and voice.belongs_to(owner) else self._by_name(key, owner)
 
-    def _by_name(self, name: str) -> Voice | None:
-        key = name_key(name)
-        return next((voice for voice in self._voices.values() if name_key(voice.name) == key), None)
+    def _by_name(self, name: str, owner: str) -> Voice | None:
+        key, voices = name_key(name), self._voices.values()
+        return next((voice for voice in voices if name_key(voice.name) == key and voice.belongs_to(owner)), None)
 
-    def check_room(self, name: str) -> None:
+    def check_room(self, name: str, owner: str = "") -> None:
         """VoiceStoreError when a voice of that name cannot be added: check before its audio is encoded."""
         with self._lock:
-            self._check_room(name)
+            self._check_room(name, owner)
 
-    def _check_room(self, name: str) -> None:
+    def _check_room(self, name: str, owner: str) -> None:
         self._refresh()
-        if self._by_name(name) is not None:
+        if self._by_name(name, owner) is not None:
             raise VoiceStoreError("exists", "a voice of that name exists already; delete it first")
         if len(self._voices) >= self._max_voices:
             raise VoiceStoreError(
@@ -179,13 +188,14 @@ class VoiceStore:
         latents: Mapping[str, np.ndarray],
         ref_text: str | None = None,
         description: str | None = None,
+        owner: str = "",
     ) -> Voice:
         """Stores a voice. latents: "reference" and, with ref_text, "prompt": float32 [patches, frames, channels].
 
         Raises VoiceStoreError and then leaves nothing on disk.
         """
         id_ = f"voice_{secrets.token_hex(12)}"
-        voice = Voice(id_, name, encoder, consent, int(time.time()), round(seconds, 3), ref_text, description)
+        voice = Voice(id_, name, encoder, consent, int(time.time()), round(seconds, 3), ref_text, description, owner)
         unfinished, final = self._directory / f"{UNFINISHED}{id_}", self._directory / id_
         try:
             # Written without the lock: the event loop takes it for look-ups, and disks can be slow.
@@ -193,7 +203,7 @@ class VoiceStore:
             _write(unfinished / LATENTS, save(dict(latents)))
             _write(unfinished / METADATA, msgspec.json.encode(voice))
             with _among_processes(self._directory), self._lock:
-                self._check_room(name)
+                self._check_room(name, owner)
                 unfinished.rename(final)
                 self._voices[id_] = voice
             _sync_directory(self._directory)
@@ -248,21 +258,33 @@ class VoiceStore:
             return cached
         try:
             tensors = load_file(self._directory / voice.id / LATENTS)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, TypeError) as error:  # TypeError: of a dtype that NumPy has not
             if self.find(voice.id) is None:
                 raise VoiceStoreError("gone", "the voice was deleted") from error
             log.error("latents of voice %s cannot be read: %s", voice.id, error)
-            raise VoiceStoreError("disk", "the voice's latents cannot be read") from error
+            reason = "disk" if isinstance(error, OSError) else "damaged"
+            raise VoiceStoreError(reason, "the voice's latents cannot be read") from error
         if "reference" not in tensors or not tensors.keys() <= TENSORS:
-            raise VoiceStoreError("disk", "the voice's file of latents has other tensors than expected")
-        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-            raise VoiceStoreError("disk", "the voice's latents hold values that are not finite numbers")
+            raise VoiceStoreError("damaged", "the voice's file of latents has other tensors than expected")
+        for tensor in tensors.values():
+            if (problem := latents_problem(tensor)) is not None:
+                raise VoiceStoreError("damaged", f"the voice's latents {problem}")
         with self._lock:
             if voice.id in self._voices:  # what was deleted while it was read is not kept
                 self._cache[voice.id] = tensors
             if len(self._cache) > CACHED_LATENTS:
                 self._cache.popitem(last=False)
         return tensors
+
+
+def latents_problem(latents: np.ndarray) -> str | None:
+    """What is wrong with latents that a file holds; None for float32 [patches, frames, channels] that can be spoken
+    with; those of audio are of the order of 1."""
+    if latents.dtype != np.float32:
+        return f"are {latents.dtype}, not float32"
+    if latents.ndim != 3 or not latents.size:
+        return f"have the shape {list(latents.shape)}, not [patches, frames, channels]"
+    return None if (np.abs(latents) <= LARGEST_LATENT).all() else f"hold values beyond {LARGEST_LATENT:g}, or NaN"
 
 
 def _write(path: Path, data: bytes) -> None:

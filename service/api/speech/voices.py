@@ -47,7 +47,8 @@ RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
     adapters = map(Adapter, context.lora_voices.values())
-    listed: tuple[Voice | Adapter | str, ...] = (DEFAULT_VOICE, *OPENAI_VOICES, *adapters, *context.voices.voices())
+    uploaded = context.voices.voices(context.owner(record_of(request.scope).client))
+    listed: tuple[Voice | Adapter | str, ...] = (DEFAULT_VOICE, *OPENAI_VOICES, *adapters, *uploaded)
     voices = [_object(context, voice) for voice in listed]
     return _json(VoiceList(voices, voices))
 
@@ -55,7 +56,7 @@ async def list_voices(request: Request) -> Response:
 @get(router, PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    return _json(_object(context, find_voice(context, voice, None)))
+    return _json(_object(context, find_voice(context, voice, None, context.owner(record_of(request.scope).client))))
 
 
 @router.delete(
@@ -64,7 +65,7 @@ async def get_voice(request: Request, voice: str) -> Response:
 )
 async def delete_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    found = context.voices.find(voice)
+    found = context.voices.find(voice, context.owner(record_of(request.scope).client))
     if found is None:
         raise _not_found()
     try:
@@ -115,7 +116,7 @@ async def _store(context: ServerContext, form: Form, request: Request) -> Voice:
     elif consent is None or consent.lower() in NO_CONSENT:
         raise bad_request("consent: required: a statement that the speaker agrees, or true.", "consent")
     try:
-        context.voices.check_room(name)
+        context.voices.check_room(name, context.owner(record.client))
         if sample is not None:
             latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
         else:
@@ -129,6 +130,7 @@ async def _store(context: ServerContext, form: Form, request: Request) -> Voice:
                 latents=latents,
                 ref_text=ref_text,
                 description=description,
+                owner=context.owner(record.client),
             )
         )
     except VoiceStoreError as error:

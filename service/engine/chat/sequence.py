@@ -145,8 +145,8 @@ class ChatSequence:
     def extend_digests(self, num_tokens: int) -> None:
         """Computes the digests of all pages that the first `num_tokens` known tokens fill.
 
-        A digest covers everything that determines a page's keys and values: the digest of the page before, the token
-        ids, the positions, and for media the item's digest and rows.
+        A digest covers everything that determines a page's keys and values: the digest of the page before (of the first
+        page: the prompt's salt), the token ids, the positions, and for media the item's digest and rows.
         """
         size, done = self.page_size, len(self.digests) * self.page_size
         count = (num_tokens - done) // size
@@ -157,7 +157,7 @@ class ChatSequence:
         content = known.reshape(-1, count, size).swapaxes(0, 1).tobytes()
         width = len(content) // count
         media = list(self.media_rows(done, end)) if self.prompt.items else []
-        digest = self.digests[-1] if self.digests else b""
+        digest = self.digests[-1] if self.digests else self.prompt.cache_salt
         for page in range(count):
             parts = [digest, content[page * width : (page + 1) * width]]
             start = done + page * size

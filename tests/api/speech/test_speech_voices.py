@@ -21,6 +21,7 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save
 
 from service import voice_names
 from service import voice_store as voices
@@ -372,8 +373,8 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
     def add(store: VoiceStore) -> voices.Voice:
         return store.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
 
-    def held(name: str) -> None:
-        check(name)
+    def held(name: str, owner: str) -> None:
+        check(name, owner)
         looked.set()
         assert second_is_there.wait(GENEROUS)
 
@@ -527,14 +528,57 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
         again.latents(bad)
 
 
-def test_latents_that_are_not_finite_are_not_spoken(tmp_path: Path) -> None:
-    store = VoiceStore(tmp_path, 10)
-    broken = patches(1)
-    broken["reference"][0, 0, 0] = np.nan
-    voice = store.add(name="bad", encoder="e", consent="c", seconds=1, latents=broken)
-    with pytest.raises(VoiceStoreError, match="not finite"):
-        store.latents(voice)
-    assert store.cached(voice) is None
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda latents: latents.astype(np.float64), "are float64, not float32"),
+        (lambda latents: latents[:0], r"have the shape [0, 4, 8], not"),
+        (lambda latents: latents[0], r"have the shape [4, 8], not"),
+        (lambda latents: latents * np.float32(np.nan), "hold values beyond 1000, or NaN"),
+        (lambda latents: latents + np.float32(3e38), "hold values beyond 1000, or NaN"),
+        (lambda latents: latents[:, :, :6].copy(), "kept for another checkpoint"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_voice_whose_file_is_damaged_is_refused_by_name(
+    server: RunningServer, http: httpx.Client, directory: Path, change: Any, said: str
+) -> None:
+    id_ = upload(http, name="Broken").json()["id"]
+    file = directory / id_ / voices.LATENTS
+    latents = load_file(file)
+    file.write_bytes(b"{" if change is None else save({"reference": change(latents["reference"])}))
+    answer = speak(http, "Broken")
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+    assert "upload" in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "voice"
+    assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
+
+
+def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
+    shared = VoiceStore(tmp_path, 9).add(name="Old", encoder="e", consent="yes", seconds=1, latents=patches(1))
+    options = {"voices_dir": tmp_path, "model": (str(EMBEDDED / "voxcpm2"),), "api_key": ("a", "b")}
+    catalog = load_catalog(load_settings(options))
+    with running_server(catalog, InlineLink, **options, separate_keys=True, fixed_voices=False) as server:
+        a, b = (
+            httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=2 * GENEROUS)
+            for key in "ab"
+        )
+
+        def names(client: httpx.Client) -> set[str]:
+            found = client.get("/v1/audio/voices").json()["voices"]
+            return {voice["name"] for voice in found if voice["type"] == "uploaded"}
+
+        mine = upload(a, name="Ann").json()["id"]
+        assert names(a) == {"Old", "Ann"} and names(b) == {"Old"}
+        for name in ("Ann", mine):
+            assert b.get(f"/v1/audio/voices/{name}").status_code == 404
+            assert b.delete(f"/v1/audio/voices/{name}").status_code == 404
+            assert speak(b, name).status_code == 404 and speak(a, name).status_code == 200
+        other = upload(b, name="ann").json()["id"]
+        assert upload(b, name="Ann").status_code == 409 and upload(a, name="old").status_code == 409
+        assert b.delete("/v1/audio/voices/Ann").json()["id"] == other
+        assert b.delete("/v1/audio/voices/Old").json()["id"] == shared.id, "what nobody owns is everyone's"
+        assert names(a) == {"Ann"} and names(b) == set()
+    assert {voice.name for voice in VoiceStore(tmp_path, 9).voices()} == {"Ann"}, "without separation all are seen"
 
 
 @contextmanager

@@ -76,6 +76,23 @@ def test_one_prompt_is_computed_once_for_all_that_come_together(
         assert engine.tokens(str(index)) == alone(prompt, temperature=1.0, seed=index)
 
 
+@pytest.mark.parametrize("prompt", [TEXT, PICTURE], ids=["text", "picture"])
+def test_prompts_of_other_salts_are_not_found(prompt: Prompt) -> None:
+    engine = InlineEngine(num_pages=200, max_running=8, max_step_tokens=200)
+    for name, found in {
+        "none": prompt,
+        "a": prompt.salted("a"),
+        "b": prompt.salted("b"),
+        "a2": prompt.salted("a"),
+    }.items():
+        engine.submit(name, found)
+        engine.run()
+    hit = (len(prompt.token_ids) - 1) // 4 * 4
+    assert engine.cached_tokens() == {"none": 0, "a": 0, "b": 0, "a2": hit}
+    assert engine.counter("encoder_cache_misses_total") == 3 * len(prompt.items)
+    assert len({tuple(engine.tokens(name)) for name in ("none", "a", "b", "a2")}) == 1
+
+
 def test_guided_choices_share_their_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InlineEngine(num_pages=200, max_running=8, max_step_tokens=200)
     fields: dict[str, Any] = {"grammar": GRAMMAR, "temperature": 1.0, "max_tokens": 60, "stop_token_ids": (END_TOKEN,)}
