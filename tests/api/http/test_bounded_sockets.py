@@ -115,7 +115,8 @@ def test_pings_are_answered(server: RunningServer) -> None:
 
 
 def test_messages_that_have_not_come_whole_count_as_pending_bytes() -> None:
-    with running_server(max_pending_bytes=400_000) as server:
+    limits = {"max_pending_bytes": 416_000, "max_request_pixels": 1000, "max_body": 100_000}
+    with running_server(**limits) as server:
         admission = server.context.admission
         with opened(server) as first, opened(server) as second:
             first.sendall(begun(1_000_000, 300_000))

@@ -532,8 +532,8 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda latents: latents.astype(np.float64), "are float64, not float32"),
-        (lambda latents: latents[:0], r"have the shape [0, 4, 8], not"),
-        (lambda latents: latents[0], r"have the shape [4, 8], not"),
+        (lambda latents: latents[:0], "have the shape [0, "),
+        (lambda latents: latents[0], "have the shape [4, "),
         (lambda latents: latents * np.float32(np.nan), "hold values beyond 1000, or NaN"),
         (lambda latents: latents + np.float32(3e38), "hold values beyond 1000, or NaN"),
         (lambda latents: latents[:, :, :6].copy(), "kept for another checkpoint"),
