@@ -113,6 +113,10 @@ class SpeechProcessor(Protocol):
         """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""
         ...
 
+    def unspoken(self, text: str) -> str:
+        """The letters and digits of the text that the vocabulary lacks, each once: they are not spoken."""
+        ...
+
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         """Layout of zero-shot speech (no patches), of a reference, of a continuation (prompt_patches; text_ids hold
         transcript + text), or of both."""

@@ -61,6 +61,15 @@ class VoxCPM2Processor:
             return ids
         return [part for id_ in ids for part in self._characters.get(id_, (id_,))]
 
+    def unspoken(self, text: str) -> str:
+        """The letters and digits without a token, each once. Every vocabulary has those of ASCII."""
+        if text.isascii():
+            return ""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        spans = [span for span, id_ in zip(encoding.offsets, encoding.ids, strict=True) if id_ != self._unknown]
+        spoken = {place for begin, end in spans for place in range(begin, end)}
+        return "".join(dict.fromkeys(c for place, c in enumerate(text) if c.isalnum() and place not in spoken))
+
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         """[103 reference 104] text 101 [prompt]; raises InputError when no position is left to speak in."""
         reference: list[int] = []

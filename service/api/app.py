@@ -66,7 +66,10 @@ ENDPOINTS = {
     "/v1/realtime": "realtime",
 }
 """Paths with admission control, and the value of `endpoint` in their metrics."""
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-sample-rate", "x-channels", "x-bits-per-sample")
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "x-sample-rate", "x-channels", "x-bits-per-sample"),
+    "x-unspoken-text",
+)
 """Response headers that pages of other origins may read (CORS)."""
 BYTES_PER_PIXEL = 3
 LAG_PERIOD = 0.5

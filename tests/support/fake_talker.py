@@ -57,6 +57,9 @@ class FakeSpeechProcessor:
             raise InputError("input", "the text holds no character that this model can speak")
         return list(text.encode())
 
+    def unspoken(self, text: str) -> str:
+        return "".join(dict.fromkeys(character for character in text if character in "世界"))
+
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         length = len(text_ids) + reference_patches + prompt_patches
         return SpeechLayout(np.zeros(length, np.int32), np.zeros(length, bool))

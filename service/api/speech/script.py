@@ -75,8 +75,16 @@ def read_script(job: SpeechJob, text: str, *, written: bool) -> Script:
         if lexicon is not None and lexicon.full:
             raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
     if not lines:
-        raise InputError("input", "the text has nothing to speak: no letter or digit")
+        raise InputError("input", f"nothing to speak: {_reason(text, markup=job.markup)}")
     return Script(tuple(lines), pause)
+
+
+def _reason(text: str, *, markup: bool) -> str:
+    """Why nothing of the text is spoken."""
+    if not speakable(text):
+        return "the text has neither words nor numbers, and signs by themselves are not spoken"
+    removed = "blocks of code, tags, link targets and emoji are removed from it, which" if markup else "its markup"
+    return f"{removed} leaves no word or number"
 
 
 def _lines(job: SpeechJob, steps: Sequence[Sequence[Pair]], pause: float, *, first: bool, written: bool) -> list[Line]:

@@ -229,7 +229,7 @@ class SsmlReader:
                 self._complete = True
 
     def _spelled(self, text: str) -> str:
-        return spelled(text, self._language or language_of(self._heard, "english"))
+        return spelled(text, self._language or language_of(self._heard, None) or "english")
 
 
 def spelled(text: str, language: Language) -> str:

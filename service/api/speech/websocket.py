@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, WebSocket
+from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
 from models.errors import InputError
@@ -64,10 +65,13 @@ ClientMessage = SessionConfig | InputText | InputDone | SessionClose
 
 
 class AudioStart(msgspec.Struct, frozen=True, tag_field="type", tag="audio.start"):
+    """unspoken: letters and digits of the text that the model cannot speak, each once, if there are any."""
+
     sentence_index: int
     sentence_text: str
     format: str
     sample_rate: int
+    unspoken: str | UnsetType = UNSET
 
 
 class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done"):
@@ -344,7 +348,9 @@ class Utterance:
     async def _start(self) -> StreamingEncoder:
         """Announces the next file: of a segment, or of the pause after the last one, which has no text."""
         text = self._text.texts[self._files] if self._files < len(self._text.texts) else ""
-        start = AudioStart(self._files, text, self._job.response_format, self._job.sample_rate)
+        job = self._job
+        unspoken = job.processor.unspoken(text) or UNSET
+        start = AudioStart(self._files, text, job.response_format, job.sample_rate, unspoken)
         self._files += 1
         await send(self._context, self._socket, start)
         return self._job.encoder()

@@ -26,7 +26,7 @@ def spoken(text: str) -> Spoken:
         ("One. [pause:1.5s] Two.", [(0, "One."), (1.5, "Two.")]),
         ("One. [PAUSE: 300ms ]Two.[pause:.25s]", [(0, "One."), (0.3, "Two."), (0.25, "")]),
         ("[pause:2s]One.[pause:0s]Two.", [(0, ""), (2, "One.Two.")]),
-        ("**One.** [pause:1s] `code` [link](x)", [(0, "One."), (1, "link")]),
+        ("**One.** [pause:1s] `code` [link](x)", [(0, "One."), (1, "code link")]),
         ("An [aside] and [pause 1s].", [(0, "An [aside] and [pause 1s].")]),
     ],
 )

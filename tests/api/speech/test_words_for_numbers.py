@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -65,6 +66,21 @@ def test_a_text_is_short_enough_in_words(server: RunningServer) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "stream"
     assert "numbers in words" in answer.json()["error"]["message"]
+
+
+def test_what_the_model_cannot_speak_is_named(server: RunningServer) -> None:
+    assert unquote(speak(server, input="Hello 世界, 世.").headers["x-unspoken-text"]) == "世界"
+    assert '"unspoken":"世界"' in speak(server, input="Hello 世界", stream_format="sse").text
+    plain = speak(server, input="Hello", stream_format="sse")
+    assert "x-unspoken-text" not in plain.headers and "unspoken" not in plain.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("%", "signs by themselves"), ("```\nx = 1\n```", "blocks of code"), ("", "neither words")]
+)
+def test_why_nothing_is_spoken_is_said(server: RunningServer, text: str, reason: str) -> None:
+    answer = speak(server, input=text)
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])

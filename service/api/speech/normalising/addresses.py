@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from service.api.speech.normalising.numbers import cardinal
+from service.api.speech.normalising.numbers import cardinal, digits
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
@@ -53,7 +53,12 @@ def _dotted(match: re.Match[str]) -> str:
     if len(parts) == 3 and all(len(part) == 3 for part in parts[1:]):
         return match[0]  # 1.000.000: thousands
     between = " dot " if len(parts) == 4 and all(int(part) < 256 for part in parts) else " point "
-    return (match["before"] or "") + between.join(cardinal(int(part)) for part in parts)
+    spoken = between.join(cardinal(int(part)) for part in parts)
+    if match["mask"]:
+        spoken += f" slash {cardinal(int(match['mask']))}"
+    if match["port"]:
+        spoken += f" port {digits(match['port'])}"
+    return match["before"] + spoken + (" plus" if match["more"] else "")
 
 
 ADDRESSES: tuple[Rule, ...] = tuple(
@@ -69,12 +74,17 @@ ADDRESSES: tuple[Rule, ...] = tuple(
             rf"(?<![\w@.+-])[\w.+-]{{1,64}}@{LABEL}(?:\.{LABEL}){{1,8}}(?![\w@-])",
             lambda match: _spelled(match[0]),
         ),
-        (rf"(?<![\w@./:-])[\w-]{{1,60}}\.(?:{FILES})(?![\w./-])", lambda match: _spelled(match[0])),
+        (rf"(?<![\w@./:-])[\w-]{{1,60}}\.(?:{FILES})(?![\w/-]|\.\w)", lambda match: _spelled(match[0])),
         (
-            r"(?<![\w.,:/@#$€£¥&=+%~^*\\-])(?P<before>)(?P<parts>\d{1,3}(?:\.\d{1,3}){2,3})(?![\w/@=-]|\.\d)",
+            r"(?<![\w.,:/@#$€£¥&=+%~^*\\-])(?P<before>)(?P<parts>\d{1,3}(?:\.\d{1,3}){2,3})"
+            r"(?:/(?P<mask>\d\d?))?(?::(?P<port>\d{2,5}))?(?P<more>)(?![\w/@=-]|[.:]\d)",
             _dotted,
         ),
-        (rf"\b(?P<before>(?:{PRODUCTS}) )(?P<parts>\d{{1,3}}(?:\.\d{{1,3}}){{1,3}})(?![\w/@=-]|\.\d)", _dotted),
+        (
+            rf"\b(?P<before>(?:{PRODUCTS}) )(?P<parts>\d{{1,3}}(?:\.\d{{1,3}}){{1,3}})(?P<mask>)(?P<port>)(?P<more>\+?)"
+            r"(?![\w/@=-]|\.\d)",
+            _dotted,
+        ),
         (r"(?<![\w&#/])#(?=[A-Za-z])", lambda match: "hashtag "),
         (r"(?<![\w@./])@(?=[A-Za-z_])", lambda match: "at "),
     )

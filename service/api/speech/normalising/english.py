@@ -11,6 +11,22 @@ import re
 from collections.abc import Callable
 
 from service.api.speech.normalising.addresses import ADDRESSES
+from service.api.speech.normalising.dates import (
+    day_first,
+    days,
+    decade,
+    duration,
+    hours,
+    long_time,
+    month_year,
+    season,
+    slash_date,
+    spoken_date,
+    spoken_time,
+    spoken_year,
+    years,
+    years_short,
+)
 from service.api.speech.normalising.english_words import (
     BEFORE_NUMBERS,
     CODES,
@@ -23,6 +39,7 @@ from service.api.speech.normalising.english_words import (
     UNITS,
     WORDS,
 )
+from service.api.speech.normalising.neighbours import LENGTHS, counts, is_adjective, is_answer, words_beside
 from service.api.speech.normalising.numbers import cardinal, decimal, digits, ordinal, plural, year
 from service.api.speech.normalising.roman import NAMES, NOUNS, ROMAN
 from service.api.speech.normalising.signs import DAY as WEEKDAY
@@ -32,8 +49,8 @@ Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
 BEGIN = r"(?<![\w.,:/@#$€£¥₹₩=&+%~^*\\-])(?<!\d['’′])"
 """No number begins inside a word, another number, an address or a formula."""
-END = r"(?![\w/@=^*\\′″]|[.,:'’-]\d|-\w)"
-COMPOUND_END = r"(?![\w/@=^*\\′″]|[.,:'’]\d|-\d)"
+END = r"(?![\w/@=^*\\′″]|[.,:'’-]\d|-\w|:[\w:])"
+COMPOUND_END = r"(?![\w/@=^*\\′″]|[.,:'’]\d|-\d|:[\w:])"
 """As END, but a hyphen and a word may follow: 3-year-old."""
 NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,12})?"
 MINUS = r"(?P<minus>[-−](?=[\d$€£¥₹₩U]))?"
@@ -42,9 +59,6 @@ MONTH = (
     r"(?P<month>" + "|".join(rf"{name[:3]}(?:{name[3:]})?" if len(name) > 3 else name for name in MONTHS) + r"|Sept)"
 )
 DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
-DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-
-YEAR_CONTEXT = r"in|since|until|till|during|before|after|by|from|of|year|summer|winter|Q[1-4]|spring|autumn|fall|circa"
 
 
 def normalise_english(text: str) -> str:
@@ -57,97 +71,6 @@ def normalise_english(text: str) -> str:
 
 def _signed(match: re.Match[str], words: str) -> str:
     return f"minus {words}" if match["minus"] else words
-
-
-def _month(name: str) -> int:
-    return next(index for index, month in enumerate(MONTHS, 1) if month[:3] == name[:3])
-
-
-def _date(match: re.Match[str]) -> str:
-    """Groups month (a number or a name), day, and perhaps year; an impossible date stays."""
-    name, day = match["month"], int(match["day"])
-    month = int(name) if name.isdigit() else _month(name)
-    if not (1 <= month <= 12 and 1 <= day <= DAYS[month - 1]):
-        return match[0]
-    spoken = f"{MONTHS[month - 1]} {ordinal(day)}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
-
-
-def _day_first(match: re.Match[str]) -> str:
-    month, day = _month(match["month"]), int(match["day"])
-    if not 1 <= day <= DAYS[month - 1]:
-        return match[0]
-    spoken = f"the {ordinal(day)} of {MONTHS[month - 1]}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
-
-
-def _days(match: re.Match[str]) -> str:
-    """Nov 3-5, 2026."""
-    month, first, last = _month(match["month"]), int(match["first"]), int(match["last"])
-    if not 1 <= first < last <= DAYS[month - 1]:
-        return match[0]
-    spoken = f"{MONTHS[month - 1]} {ordinal(first)} to {ordinal(last)}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
-
-
-def _slash_date(match: re.Match[str]) -> str:
-    """11/22/2026, 22/11/2026 or 22.11.2026; a date that can be read both ways stays."""
-    first, second = int(match[1]), int(match[3])
-    month, day = (first, second) if first <= 12 else (second, first)
-    if (first <= 12 and second <= 12) or not (1 <= month <= 12 and 1 <= day <= DAYS[month - 1]):
-        return match[0]
-    return f"{MONTHS[month - 1]} {ordinal(day)} {year(int(match[4]))}"
-
-
-def _month_year(match: re.Match[str]) -> str:
-    return f"{MONTHS[_month(match['month']) - 1]} {year(int(match['year']))}"
-
-
-def _time(match: re.Match[str]) -> str:
-    hour, minute = int(match["hour"]), int(match["minute"] or 0)
-    half = match["half"]
-    if minute > 59 or hour > (12 if half else 23) or (half and not hour):
-        return match[0]
-    if minute:
-        spoken = f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
-    elif half:
-        spoken = cardinal(hour)
-    else:
-        spoken = f"{cardinal(hour)} o'clock" if 0 < hour <= 12 else f"{cardinal(hour)} hundred"
-    return f"{spoken} {half.upper()}M" if half else spoken
-
-
-def _long_time(match: re.Match[str]) -> str:
-    """11:59:59 PM; without AM or PM it may be a duration."""
-    hour, minute, second = (int(match[n]) for n in (1, 2, 3))
-    half = match["half"]
-    if minute > 59 or second > 59 or (half and not 1 <= hour <= 12):
-        return match[0]
-    seconds = _counted(second, "second")
-    if half:
-        spoken = f"{cardinal(hour)} {'oh ' if 0 < minute < 10 else ''}{cardinal(minute) if minute else ''}".strip()
-        return f"{spoken} and {seconds} {half.upper()}M"
-    return f"{_counted(hour, 'hour')} {_counted(minute, 'minute')} and {seconds}"
-
-
-def _duration(match: re.Match[str]) -> str:
-    """3h 20m, 1h 5m 30s, 5m 30s: m is no meter beside h or s."""
-    parts = [(int(number), unit) for number, unit in zip(match.groups(), DURATION, strict=True) if number is not None]
-    if any(number > 59 for number, _ in parts[1:]):
-        return match[0]
-    return " ".join(_counted(number, unit) for number, unit in parts)
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{cardinal(number)} {unit}{'' if number == 1 else 's'}"
-
-
-def _hours(match: re.Match[str]) -> str:
-    """9-5pm, 10:30-12am: the first of two times."""
-    minute = int(match[2] or 0)
-    if not 1 <= int(match[1]) <= 12 or minute > 59:
-        return match[0]
-    return f"{cardinal(int(match[1]))}{' ' + ('oh ' if minute < 10 else '') + cardinal(minute) if minute else ''} to "
 
 
 def _money_range(match: re.Match[str]) -> str:
@@ -178,6 +101,7 @@ def _money(match: re.Match[str]) -> str:
     one, many, cent, cents = CURRENCIES[match["currency"]]
     amount = match["amount"].replace(",", "")
     whole, _, fraction = amount.partition(".")
+    many = one if is_adjective(match) else many
     if scale := match["scale"]:
         return _signed(match, f"{decimal(amount)} {LARGE.get(scale, scale)} {many}")
     if len(fraction) != 2 or not cent:
@@ -197,6 +121,8 @@ def _phone(match: re.Match[str]) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     top, bottom = int(match["top"]), int(match["bottom"])
+    if top == bottom and not match["whole"]:
+        return f"{cardinal(top)} out of {cardinal(bottom)}"
     if not 0 < top < bottom or bottom > 10:
         return match[0]
     name = {2: "half", 4: "quarter"}.get(bottom) or ordinal(bottom)
@@ -204,16 +130,21 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{cardinal(int(match['whole']))} and {spoken}" if match["whole"] else spoken
 
 
-def _decade(match: re.Match[str]) -> str:
-    number = int(match[1])
-    if number % 100 == 0:
-        return plural(year(number)) if number >= 1000 else match[0]
-    century = f"{cardinal(number // 100)} " if number >= 100 else ""
-    return century + plural(cardinal(number % 100))
+def _house(match: re.Match[str]) -> str:
+    return year(int(match[1]))
 
 
-def _years(match: re.Match[str]) -> str:
-    return f"{year(int(match[1]))} to {year(int(match[2]))}"
+def _sides(match: re.Match[str]) -> str:
+    """3x4, 1920x1080."""
+    return " by ".join(year(int(side)) if len(side) == 4 else cardinal(int(side)) for side in match.groups())
+
+
+def _large(match: re.Match[str]) -> str:
+    """5m people, 100k users; 5m waves are meters."""
+    _, _, after, then = words_beside(match)
+    if not (counts(after, then) or (match[2] in ("m", "M") and PEOPLES.fullmatch(after))) or after in LENGTHS:
+        return match[0]
+    return f"{decimal(match[1])} {LARGE[match[2]]}"
 
 
 def _range(match: re.Match[str]) -> str:
@@ -245,31 +176,19 @@ def _times(match: re.Match[str]) -> str:
     return f"{first}{decimal(match[2])} {'times ' if match[3] else 'x'}"
 
 
-def _years_short(match: re.Match[str]) -> str:
-    """1914-18; but 2026-11 may be a month."""
-    first, last = int(match[1]), int(match[2])
-    if last <= max(first % 100, 12):
-        return match[0]
-    return f"{year(first)} to {cardinal(last)}"
-
-
-def _season(match: re.Match[str]) -> str:
-    """1990/91."""
-    if int(match[2]) != (int(match[1]) + 1) % 100:
-        return match[0]
-    return (
-        f"{year(int(match[1]))} to {year(int(match[1]) + 1).split()[-1] if int(match[2]) else year(int(match[1]) + 1)}"
-    )
-
-
 def _unit(match: re.Match[str]) -> str:
-    one, many = UNITS["sec" if match["unit"] == "s" else match["unit"]]
-    return _signed(match, f"{decimal(match['amount'])} {one if match['amount'] == '1' else many}")
+    unit = match["unit"]
+    one, many = UNITS["sec" if unit == "s" else unit]
+    attached = match[0][-len(unit) - 1].isdigit()
+    single = match["amount"] == "1" or is_adjective(match, unit, attached=attached)
+    return _signed(match, f"{decimal(match['amount'])} {one if single else many}")
 
 
 def _named_number(match: re.Match[str]) -> str:
+    if match[1].lower() == "no" and match[2] and is_answer(match):
+        return f"{match[1]}. {decimal(match[3]).capitalize()}"
     word = BEFORE_NUMBERS[match[1].lower()]
-    return f"{word.capitalize() if match[1][0].isupper() else word}{match[2] or ' '}"
+    return f"{word.capitalize() if match[1][0].isupper() else word}{match[2] or ' '}{match[3]}"
 
 
 def _ordinal(match: re.Match[str]) -> str:
@@ -300,8 +219,6 @@ TITLE = "|".join(TITLES)
 PAID_FOR = ("month", "year", "week", "day", "hour", "night", "person", "user", "seat", "unit", "token", *PERIODS)
 PERIOD = "|".join(PAID_FOR)
 
-DURATION = ("hour", "minute", "second", "minute", "second")
-"""Units of the groups of the next pattern."""
 HOURS = (
     r"(?:(\d{1,3}) ?h(?:rs?)? ?(\d{1,2}) ?m(?:ins?)?(?: ?(\d{1,2}) ?s(?:ecs?)?)?"
     r"|(\d{1,3}) ?m(?:ins?)? ?(\d{1,2}) ?s(?:ecs?)?)(?!\w)"
@@ -309,29 +226,32 @@ HOURS = (
 
 TERM = r"\d{1,4}(?:\.\d{1,2})?"
 """One end of a range."""
+ANY_YEAR = r"(?:10[1-9]\d|1[1-9]\d\d|2\d{3})"
+STREETS = r"Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Drive|Dr|Lane|Ln|Way|Court|Ct|Place|Pl|Parkway|Square"
+PEOPLES = re.compile(r"[A-Z]\w{2,20}s")
 
 RULES = _compile(
     *ADDRESSES,
     *ROMAN,
     *SIGNS,
-    (rf"{BEGIN}(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>\d\d)\2(?P<day>\d\d){END}", _date),
-    (rf"{BEGIN}(\d{{1,2}})([-/.])(\d{{1,2}})\2(1[1-9]\d\d|20\d\d){END}", _slash_date),
-    (rf"\b{MONTH}\.? (?P<first>\d{{1,2}})\s?[-–]\s?(?P<last>\d{{1,2}})(?:,? {YEAR})?{END}", _days),
-    (rf"\b{MONTH}\.? {DAY}(?:,? {YEAR})?{END}", _date),
-    (rf"{BEGIN}(?:the )?{DAY} (?:of )?{MONTH}\b(?:,? {YEAR}{END})?", _day_first),
-    (rf"\b{MONTH}\.? {YEAR}{END}", _month_year),
+    (rf"{BEGIN}(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>\d\d)\2(?P<day>\d\d){END}", spoken_date),
+    (rf"{BEGIN}(\d{{1,2}})([-/.])(\d{{1,2}})\2(1[1-9]\d\d|20\d\d){END}", slash_date),
+    (rf"\b{MONTH}\.? (?P<first>\d{{1,2}})\s?[-–]\s?(?P<last>\d{{1,2}})(?:,? {YEAR})?{END}", days),
+    (rf"\b{MONTH}\.? {DAY}(?:,? {YEAR})?{END}", spoken_date),
+    (rf"{BEGIN}(?:the )?{DAY} (?:of )?{MONTH}\b(?:,? {YEAR}{END})?", day_first),
+    (rf"\b{MONTH}\.? {YEAR}{END}", month_year),
     (
         r"(?:(?<=\d[aApP][mM])|(?<=\d [aApP][mM])|(?<=[aApP]\.[mM]\.)|(?<=\d:\d\d)) ?[-–] ?"
         r"(?=\d{1,2}(?::\d\d(?!\w)|(?::\d\d)? ?[aApP]\.?[mM](?!\w)))",
         lambda match: " to ",
     ),
-    (rf"{BEGIN}{HOURS}", _duration),
-    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d){HALF}", _long_time),
-    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d)(?P<half>){END}", _long_time),
-    (rf"{BEGIN}(\d{{1,2}})(?::(\d\d))?\s?[-–]\s?(?=\d{{1,2}}(?::\d\d)?\s?[aApP]\.?[mM]\b)", _hours),
-    (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d){HALF}", _time),
-    (rf"{BEGIN}(?P<hour>\d{{1,2}})(?P<minute>){HALF}", _time),
-    (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?P<half>){END}", _time),
+    (rf"{BEGIN}{HOURS}", duration),
+    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d){HALF}", long_time),
+    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d)(?P<half>){END}", long_time),
+    (rf"{BEGIN}(\d{{1,2}})(?::(\d\d))?\s?[-–]\s?(?=\d{{1,2}}(?::\d\d)?\s?[aApP]\.?[mM]\b)", hours),
+    (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d){HALF}", spoken_time),
+    (rf"{BEGIN}(?P<hour>\d{{1,2}})(?P<minute>){HALF}", spoken_time),
+    (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?P<half>){END}", spoken_time),
     (r"(?<![\w.,])([$€£])\.(?=\d\d(?!\d))", lambda match: f"{match[1]}0."),
     (
         rf"{BEGIN}(?:US)?(?P<currency>[$€£¥₹₩]){AMOUNT}{SCALE}\s?[-–]\s?(?P=currency)?"
@@ -345,7 +265,7 @@ RULES = _compile(
     ),
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<code>{'|'.join(CODES)})\b", _coded),
     (rf"\b(?P<minus>)(?P<code>{'|'.join(CODES)})\s?{AMOUNT}{END}", _coded),
-    (rf"{BEGIN}{MINUS}{AMOUNT}(?P<scale>)\s?(?P<currency>[€£])(?!\w)", _money),
+    (rf"{BEGIN}{MINUS}{AMOUNT}(?P<scale>)\s?(?P<currency>[$€£])(?![\w{{])", _money),
     (r"(?<![^\s(])\+(?=\d{1,6}(?:\.\d{1,4})?\s?[%°])", lambda match: "plus "),
     (rf"{BEGIN}({TERM})\s?%?\s?[-–~～]\s?({TERM})\s?(%)(?!\w)", _range),
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?%(?!\w)", lambda match: _signed(match, f"{decimal(match['amount'])} percent")),
@@ -355,25 +275,41 @@ RULES = _compile(
     (rf"{BEGIN}\d{{3}}-\d{{4}}{END}", _phone),
     (r"(?<![^\s(])\+(?=\d{1,6}(?:\.\d{1,4})?(?!\w|\.\d| ?[(-]))", lambda match: "plus "),
     (rf"(?:(?<=[Cc]all )|(?<=[Dd]ial ))(?:911|112|999){END}", _phone),
-    (rf"(?:(?<=[Ee]xtension )|(?<=[Ee]xt )|(?<=ZIP )|(?<=[Cc]ode )|(?<=PIN )|(?<=[Ee]rror ))\d{{3,8}}{END}", _phone),
+    (
+        r"(?:(?<=xtension )|(?<=[Ee]xt )|(?<=[Ee]xt\. )|(?<=ZIP )|(?<=ode )|(?<=ode is )|(?<=ode: )|(?<=PIN )"
+        rf"|(?<=PIN is )|(?<=PIN: )|(?<=OTP )|(?<=OTP is )|(?<=OTP: )|(?<=[Ee]rror )|(?<=[Pp]ort ))\d{{3,8}}{END}",
+        _phone,
+    ),
     (rf"{BEGIN}((?:\d{{1,3}}(?:,\d{{3}}){{1,4}})|\d{{1,9}})(?:st|nd|rd|th|ST|ND|RD|TH)\b", _ordinal),
     (rf"{BEGIN}24/7{END}", lambda match: "twenty-four seven"),
     (rf"{BEGIN}9/11{END}", lambda match: "nine eleven"),
     (rf"{BEGIN}50/50{END}", lambda match: "fifty-fifty"),
-    (rf"{BEGIN}((?:1[1-9]|20)\d\d)/(\d\d){END}", _season),
-    (rf"{BEGIN}((?:1[1-9]|20)\d\d)[-–](\d\d){END}", _years_short),
+    (rf"{BEGIN}((?:1[1-9]|20)\d\d)/(\d\d){END}", season),
+    (rf"{BEGIN}((?:1[1-9]|20)\d\d)[-–](\d\d){END}", years_short),
     (rf"{BEGIN}(\d{{1,3}}):(\d){END}", _score),
     (rf"{BEGIN}(?<![Oo]n )(?:(?P<whole>\d{{1,3}}) )?(?P<top>\d{{1,2}})/(?P<bottom>\d{{1,2}}){END}", _fraction),
-    (rf"(?:{BEGIN}|(?<=[a-z]-))((?:1[1-9]|20)\d0|[2-9]0)s\b", _decade),
-    (rf"{BEGIN}(1[1-9]\d\d|20\d\d)\s?[-–]\s?(1[1-9]\d\d|20\d\d){END}", _years),
-    (rf"\b(?i:({YEAR_CONTEXT})) (10[1-9]\d|1[1-9]\d\d|20\d\d){END}", lambda match: f"{match[1]} {year(int(match[2]))}"),
+    (rf"(?:{BEGIN}|(?<=[a-z]-))((?:1[1-9]|20)\d0|[2-9]0)s\b", decade),
+    (rf"{BEGIN}(1[1-9]\d\d|20\d\d)\s?[-–]\s?(1[1-9]\d\d|20\d\d){END}", years),
+    (rf"{BEGIN}(\d{{4}})(?= (?:[NSEW]\.? )?(?:[A-Z][a-z]{{1,20}} ){{1,3}}(?:{STREETS})\b)", _house),
+    (rf"(?:(?<=Room )|(?<=Suite )|(?<=Flight )|(?<=Route ))([1-9]\d{{3}}){END}", _house),
+    (
+        rf"(?:{BEGIN}|(?<=[Mm]id-))({ANY_YEAR})(?:(?:, (?:and )?| (?:and|or|to|until|through) ){ANY_YEAR}){{0,8}}"
+        rf"(?! ?(?:{UNIT})(?![\w'’])){END}",
+        spoken_year,
+    ),
     (rf"{BEGIN}(1\d{{3}}|20\d\d|[1-9]\d\d)(?= (?:AD|BC|CE|BCE)\b)", lambda match: year(int(match[1]))),
-    (rf"{BEGIN}({TERM})\s?[-–]\s?({TERM})\s?(?P<unit>{UNIT})(?![\w/²³°])", _unit_range),
+    (rf"{BEGIN}(\d{{1,3}}(?:\.\d{{1,2}})?)\s?(k|K|m|M|bn|B|b)(?= [A-Za-z])", _large),
+    (
+        rf"{BEGIN}(\d{{1,4}})[x×](\d{{1,4}}){END}",
+        _sides,
+    ),
+    (rf"{BEGIN}({TERM})\s?[-–~～]\s?({TERM})\s?(?P<unit>{UNIT})(?![\w/²³°])", _unit_range),
     (rf"{BEGIN}(?:({TERM})\s?[-–]\s?)?({TERM}) ?[x×](?!\w)( (?=\w{{1,12}}er\b|more\b|less\b|as\b|the\b))?", _times),
-    (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°])", _unit),
+    (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°]|['’]s\b|-\d)", _unit),
     (rf"{BEGIN}{MINUS}{AMOUNT} (?P<unit>s)(?![\w'’])", _unit),
     *POWERS,
-    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.( ?)(?=\d)", _named_number),
+    (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.( ?)(\d{{1,9}}(?!\d))", _named_number),
+    (r"(?<=-to-)\d{1,3}(?!\w)", lambda match: cardinal(int(match[0]))),
     (r"(?<![\w&#])#(?=\d{1,6}\b)", lambda match: "number "),
     (rf"{BEGIN}({TERM})\s?[–-]\s?({TERM}(?![.\d]))(){END}", _range),
     (rf"{BEGIN}(\d{{1,3}})[–-](\d{{1,3}}){END}", _score),
@@ -390,7 +326,7 @@ RULES = _compile(
 
 SHORT = "|".join((*TITLES, *(word.removesuffix(".") for word in WORDS if word.count(".") == 1)))
 TRIGGER = re.compile(
-    rf"[\d&@#/{''.join(sorted(MARKS))}]|\.\w|\) ?[+*=×÷≠]"
+    rf"[\d&@#/<>{''.join(sorted(MARKS))}]|\.\w|\) ?[+*=×÷≠]"
     rf"|\b(?:(?:{SHORT})\.|(?:{WEEKDAY})\.?[-–]|(?:{NOUNS})s? [IVX]|(?:{NAMES}) [IVX])"
 )
 """A text without a match is one that no rule changes."""

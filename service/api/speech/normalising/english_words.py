@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
 CURRENCIES = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "¥": ("yen", "yen", "", ""),
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-    "₩": ("won", "won", "", ""),
-}
+    "$": ("dollar", "dollars", "cent", "cents"), "€": ("euro", "euros", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"), "¥": ("yen", "yen", "", ""),
+    "₹": ("rupee", "rupees", "paisa", "paise"), "₩": ("won", "won", "", "")
+}  # fmt: skip
 DOLLARS = {
-    "A": "Australian",
-    "AU": "Australian",
-    "C": "Canadian",
-    "CA": "Canadian",
-    "HK": "Hong Kong",
-    "NZ": "New Zealand",
-    "S": "Singapore",
-}
+    "A": "Australian", "AU": "Australian", "C": "Canadian", "CA": "Canadian", "HK": "Hong Kong",
+    "NZ": "New Zealand", "S": "Singapore"
+}  # fmt: skip
 CODES = {
-    "USD": ("US dollar", "US dollars"),
-    "EUR": ("euro", "euros"),
-    "GBP": ("pound", "pounds"),
-    "JPY": ("yen", "yen"),
-    "CHF": ("Swiss franc", "Swiss francs"),
-    "CNY": ("yuan", "yuan"),
-    "INR": ("rupee", "rupees"),
-}
+    "USD": ("US dollar", "US dollars"), "EUR": ("euro", "euros"), "GBP": ("pound", "pounds"),
+    "JPY": ("yen", "yen"), "CHF": ("Swiss franc", "Swiss francs"), "CNY": ("yuan", "yuan"),
+    "INR": ("rupee", "rupees")
+}  # fmt: skip
 PERIODS = {
-    "mo": "month",
-    "yr": "year",
-    "hr": "hour",
-    "h": "hour",
-    "kg": "kilogram",
-    "lb": "pound",
-    "sq ft": "square foot",
-    "GB": "gigabyte",
-}
+    "mo": "month", "yr": "year", "hr": "hour", "h": "hour", "kg": "kilogram", "lb": "pound",
+    "sq ft": "square foot", "GB": "gigabyte"
+}  # fmt: skip
 """What money is paid for, besides whole words."""
 LARGE = {
     **dict.fromkeys(("k", "K"), "thousand"),
@@ -50,106 +34,42 @@ LARGE = {
     "tn": "trillion",
 }
 
-UNITS = {
-    "km/h": ("kilometer per hour", "kilometers per hour"),
-    "kph": ("kilometer per hour", "kilometers per hour"),
-    "m/s": ("meter per second", "meters per second"),
-    "mph": ("mile per hour", "miles per hour"),
-    "km²": ("square kilometer", "square kilometers"),
-    "m²": ("square meter", "square meters"),
-    "m³": ("cubic meter", "cubic meters"),
-    "km2": ("square kilometer", "square kilometers"),
-    "m2": ("square meter", "square meters"),
-    "m3": ("cubic meter", "cubic meters"),
-    "km/s": ("kilometer per second", "kilometers per second"),
-    "km": ("kilometer", "kilometers"),
-    "cm": ("centimeter", "centimeters"),
-    "mm": ("millimeter", "millimeters"),
-    "m": ("meter", "meters"),
-    "mi": ("mile", "miles"),
-    "ft": ("foot", "feet"),
-    "yd": ("yard", "yards"),
-    "kg": ("kilogram", "kilograms"),
-    "mg": ("milligram", "milligrams"),
-    **dict.fromkeys(("µg", "μg"), ("microgram", "micrograms")),  # two characters look like this
-    "g": ("gram", "grams"),
-    "lbs": ("pound", "pounds"),
-    "lb": ("pound", "pounds"),
-    "oz": ("ounce", "ounces"),
-    "ml": ("milliliter", "milliliters"),
-    "mL": ("milliliter", "milliliters"),
-    **dict.fromkeys(("µl", "μl", "µL", "μL"), ("microliter", "microliters")),
-    "L": ("liter", "liters"),
-    **dict.fromkeys(("°C", "℃"), ("degree Celsius", "degrees Celsius")),
-    **dict.fromkeys(("°F", "℉"), ("degree Fahrenheit", "degrees Fahrenheit")),
-    "°": ("degree", "degrees"),
-    "GB/s": ("gigabyte per second", "gigabytes per second"),
-    "MB/s": ("megabyte per second", "megabytes per second"),
-    "TB": ("terabyte", "terabytes"),
-    "GB": ("gigabyte", "gigabytes"),
-    "MB": ("megabyte", "megabytes"),
-    "KB": ("kilobyte", "kilobytes"),
-    "kB": ("kilobyte", "kilobytes"),
-    "GHz": ("gigahertz", "gigahertz"),
-    "MHz": ("megahertz", "megahertz"),
-    "kHz": ("kilohertz", "kilohertz"),
-    "Hz": ("hertz", "hertz"),
-    "kWh": ("kilowatt hour", "kilowatt hours"),
-    "kW": ("kilowatt", "kilowatts"),
-    "MW": ("megawatt", "megawatts"),
-    "W": ("watt", "watts"),
-    "V": ("volt", "volts"),
-    "Ω": ("ohm", "ohms"),
-    "kΩ": ("kiloohm", "kiloohms"),
-    "hrs": ("hour", "hours"),
-    "hr": ("hour", "hours"),
-    "mins": ("minute", "minutes"),
-    "min": ("minute", "minutes"),
-    "secs": ("second", "seconds"),
-    "sec": ("second", "seconds"),
-    "ms": ("millisecond", "milliseconds"),
-    **dict.fromkeys(("µs", "μs"), ("microsecond", "microseconds")),
-    "h": ("hour", "hours"),
-    "¢": ("cent", "cents"),
-    "‰": ("per mille", "per mille"),
-    **dict.fromkeys(("µm", "μm"), ("micrometer", "micrometers")),
-    "nm": ("nanometer", "nanometers"),
-    "cm²": ("square centimeter", "square centimeters"),
-    "cm³": ("cubic centimeter", "cubic centimeters"),
-    "kcal": ("kilocalorie", "kilocalories"),
-    "tsp": ("teaspoon", "teaspoons"),
-    "tbsp": ("tablespoon", "tablespoons"),
-    "dB": ("decibel", "decibels"),
-    "rpm": ("revolution per minute", "revolutions per minute"),
-    "bpm": ("beat per minute", "beats per minute"),
-    "fps": ("frame per second", "frames per second"),
-    "kbps": ("kilobit per second", "kilobits per second"),
-    "Mbps": ("megabit per second", "megabits per second"),
-    "Gbps": ("gigabit per second", "gigabits per second"),
-    "px": ("pixel", "pixels"),
-}
+
+def _plural(one: str) -> str:
+    """square meter -> square meters, mile per hour -> miles per hour."""
+    head, per, rest = one.partition(" per ")
+    if head.endswith("hertz") or one == "per mille":
+        return one
+    first, space, last = head.partition(" ") if head.startswith("degree") else ("", "", head)
+    plural = f"{first}s{space}{last}" if first else re.sub("foots$", "feet", f"{last}s")
+    return plural + per + rest
+
+
+UNIT_NAMES = (
+    "km/h kilometer per hour, kph kilometer per hour, m/s meter per second, mph mile per hour, km² square "
+    "kilometer, m² square meter, m³ cubic meter, km2 square kilometer, m2 square meter, m3 cubic meter, km/s "
+    "kilometer per second, km kilometer, cm centimeter, mm millimeter, m meter, mi mile, ft foot, yd yard, kg "
+    "kilogram, mg milligram, µg microgram, μg microgram, g gram, lbs pound, lb pound, oz ounce, ml milliliter, mL "
+    "milliliter, µl microliter, μl microliter, µL microliter, μL microliter, L liter, °C degree Celsius, ℃ degree "
+    "Celsius, °F degree Fahrenheit, ℉ degree Fahrenheit, ° degree, GB/s gigabyte per second, MB/s megabyte per "
+    "second, TB terabyte, GB gigabyte, MB megabyte, KB kilobyte, kB kilobyte, GHz gigahertz, MHz megahertz, kHz "
+    "kilohertz, Hz hertz, kWh kilowatt hour, kW kilowatt, MW megawatt, W watt, V volt, Ω ohm, kΩ kiloohm, hrs hour, "
+    "hr hour, mins minute, min minute, secs second, sec second, ms millisecond, µs microsecond, μs microsecond, h "
+    "hour, ¢ cent, ‰ per mille, µm micrometer, μm micrometer, nm nanometer, cm² square centimeter, cm³ cubic "
+    "centimeter, kcal kilocalorie, tsp teaspoon, tbsp tablespoon, dB decibel, rpm revolution per minute, bpm beat "
+    "per minute, fps frame per second, kbps kilobit per second, Mbps megabit per second, Gbps gigabit per second, "
+    "px pixel, ㎡ square meter"
+)
+UNITS = {unit: (one, _plural(one)) for unit, one in (entry.split(" ", 1) for entry in UNIT_NAMES.split(", "))}
+"""Each symbol with one and many of it."""
 
 BEFORE_NUMBERS = {
-    "no": "number",
-    "nos": "numbers",
-    "nr": "number",
-    "fig": "figure",
-    "figs": "figures",
-    "vol": "volume",
-    "ch": "chapter",
-    "sec": "section",
-    "eq": "equation",
-    "p": "page",
-    "pp": "pages",
-    "approx": "approximately",
-}
+    "no": "number", "nos": "numbers", "nr": "number", "fig": "figure", "figs": "figures", "vol": "volume",
+    "ch": "chapter", "sec": "section", "eq": "equation", "p": "page", "pp": "pages", "approx": "approximately",
+    "ext": "extension"
+}  # fmt: skip
 TITLES = {"Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "St": "Saint"}
 WORDS = {
-    "e.g.": "for example",
-    "i.e.": "that is",
-    "etc.": "et cetera",
-    "vs.": "versus",
-    "approx.": "approximately",
-    "Jr.": "Junior",
-    "Sr.": "Senior",
-}
+    "e.g.": "for example", "i.e.": "that is", "etc.": "et cetera", "vs.": "versus", "approx.": "approximately",
+    "Jr.": "Junior", "Sr.": "Senior"
+}  # fmt: skip

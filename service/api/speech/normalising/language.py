@@ -7,13 +7,14 @@ from typing import Literal
 
 from service.api.speech.normalising.english_words import UNITS, WORDS
 
-Language = Literal["english", "chinese", "other"]
-"""other: numbers are left to the model, which speaks many languages."""
+Language = Literal["english", "chinese", "other", "code"]
+"""other: numbers are left to the model, which speaks many languages. code: read digit by digit."""
 
 ADDRESS = re.compile(r"(?:https?://|www\.)\S{1,2000}|(?<![\w.+-])[\w.+-]{1,64}@[\w.-]{1,255}")
 """Its parts are no words of a language."""
 SYMBOLS = frozenset(unit for unit in UNITS if unit.isalpha() and not unit.isascii())
 """µg, kΩ: letters of another script in every language."""
+CHINESE_SIGNS = re.compile("[，；￥]")
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 KANA_OR_HANGUL = re.compile("[\u3040-\u30ff\u1100-\u11ff\uac00-\ud7af]")
 NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
@@ -63,11 +64,11 @@ LONG_WORD = 4
 """Letters. With a word of so many in capitals, a clause without small letters may be a foreign heading."""
 
 
-def language_of(clause: str, before: Language) -> Language:
+def language_of(clause: str, before: Language | None) -> Language | None:
     """before: the language of the clauses before this one, which holds where this one says nothing about its own."""
     if KANA_OR_HANGUL.search(clause):
         return "other"
-    if HAN.search(clause):
+    if HAN.search(clause) or (before is None and CHINESE_SIGNS.search(clause)):
         return "chinese"
     if "@" in clause or "://" in clause or "www." in clause:
         clause = ADDRESS.sub(" ", clause)

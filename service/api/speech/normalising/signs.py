@@ -57,6 +57,11 @@ def _angle(match: re.Match[str]) -> str:
     return f"{spoken} {SIDES[match[4]]}" if match[4] else spoken
 
 
+def _compared(match: re.Match[str]) -> str:
+    """x<y, 5 > 3."""
+    return " less than " if "<" in match[0] else " greater than "
+
+
 def _power(match: re.Match[str]) -> str:
     exponent = match[2].replace("−", "-")
     if exponent in ("2", "3"):
@@ -83,9 +88,13 @@ SIGNS: tuple[Rule, ...] = tuple(
         (r"(?<=[\d)]) ?([×÷≠]) ?(?=[-\d(])", lambda match: f" {OPERATORS[match[1]]} "),
         (r"(?<![A-Za-z_]\d)(?<=[\d)])=(?=-?\d)", lambda match: " equals "),
         (r"(?<=[\d)]) ([+*/=]) (?=[-\d(?])", lambda match: f" {OPERATORS[match[1]]} "),
+        (r"(?<=[\w)])([<>])(?=[a-z\d$(])|(?<=\d) ([<>]) (?=[\w$(])|(?<=\b[a-z]) ([<>]) (?=[a-z\d(])", _compared),
         (r"(?<=\d)\+(?=[\s,;!?)]|\.(?!\d)|\Z)|(?<=\d%)\+(?!\w)", lambda match: " plus"),
-        (r"(?<![\w<>=~+/%-])(>=|<=|\+/-|[<>≥≤~≈±]) ?(?=[$€£¥]?\d)", lambda match: f"{COMPARISONS[match[1]]} "),
-        (r"(?<![\w^.])(\d{1,6}|[A-Za-z]|\))\^([-−]?\d{1,3})(?![\w^])", _power),
+        (
+            r"(?<![\w<>=~+/%-])(?!<3 (?:you|u|this|it|him|her)\b|<3[\s.!]{0,4}\Z)(>=|<=|\+/-|[<>≥≤~≈±]) ?(?=[$€£¥]?\d)",
+            lambda match: f"{COMPARISONS[match[1]]} ",
+        ),
+        (r"(?<![\w^.])(\d{1,6}|[A-Za-z]{1,3}|\))\^([-−]?\d{1,3})(?![\w^])", _power),
         (r"§§? ?(?=\d)", lambda match: "section "),
         (r"© ?(?=\d|[A-Z])", lambda match: "copyright "),
         (r"(?<!\S)w/o(?= )", lambda match: "without"),

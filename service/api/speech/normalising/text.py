@@ -13,7 +13,8 @@ from service.api.speech.alignment import OnPiece
 from service.api.speech.normalising.chinese import normalise_chinese
 from service.api.speech.normalising.english import normalise_english
 from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
-from service.api.speech.normalising.language import GERMAN_ORDINAL, NUMERALS, Language, language_of
+from service.api.speech.normalising.language import GERMAN_ORDINAL, NUMERALS, WORD, Language, language_of
+from service.api.speech.normalising.numbers import digits
 from service.api.speech.normalising.roman import CONTEXT
 from service.api.speech.normalising.signs import DAYS
 from service.api.speech.text_splitting import ABBREVIATIONS
@@ -28,8 +29,14 @@ RULES: dict[Language, Callable[[str], str]] = {
     "english": normalise_english,
     "chinese": normalise_chinese,
     "other": lambda clause: clause,
+    "code": lambda clause: re.sub(r"\d+", lambda number: digits(number[0]), clause),
 }
 SENTENCE = frozenset(".!?…。！？")
+WIDE_SIGN = re.compile("[。！？：、（）％]")
+CODE = re.compile(r"\s?\d{5,9}(?<!00)[.\s]{0,2}")
+"""A whole text that is a number without end or comma is no amount."""
+LONGEST_WAIT = 200
+"""Characters at the begin of a text that wait for its language."""
 LONGEST = 600
 """Characters of a clause that are looked at together."""
 
@@ -44,32 +51,58 @@ class TextNormaliser:
         """The current clause."""
         self._released = 0
         """Characters of it that have been returned."""
-        self._language: Language = "english"
+        self._language: Language | None = None
+        """None: no clause has told it yet."""
         self._starts = False
         """The current clause is the first of a sentence, and not of the text."""
 
     def feed(self, text: str) -> str:
         """What is decided: whole clauses, and words at the beginning of the next."""
         self._pending += text
+        done = self._clauses(final=False)
+        plain = self._plain()
+        if plain > self._released:
+            words = self._pending[self._released : plain]
+            self.on_piece(words, words)
+            done += words
+            self._released = plain
+        return done
+
+    def flush(self) -> str:
+        """The rest; the text ends here. A new text may be fed afterwards."""
+        done = self._clauses(final=True)
+        rest = self._normalise(self._pending)
+        self._pending, self._language, self._starts = "", None, False
+        return done + rest
+
+    def _clauses(self, *, final: bool) -> str:
+        """The clauses that are complete; none while their language is not known."""
+        self._language = self._language or self._first_language(final=final)
+        if self._language is None:
+            return ""
         done: list[str] = []
         begin = 0
         while (end := self._end(begin)) is not None:
             done.append(self._normalise(self._pending[begin:end]))
             begin = end
         self._pending = self._pending[begin:]
-        plain = self._plain()
-        if plain > self._released:
-            words = self._pending[self._released : plain]
-            self.on_piece(words, words)
-            done.append(words)
-            self._released = plain
         return "".join(done)
 
-    def flush(self) -> str:
-        """The rest; the text ends here. A new text may be fed afterwards."""
-        rest = self._normalise(self._pending)
-        self._pending, self._language, self._starts = "", "english", False
-        return rest
+    def _first_language(self, *, final: bool) -> Language | None:
+        """Of a text that begins with a clause of numbers alone, the language of the first clause that has one. None:
+        later text will tell."""
+        end = self._end(0)
+        while end is not None:
+            if (language := language_of(self._pending[:end], None)) is not None:
+                return language
+            if end > LONGEST_WAIT or WORD.search(self._pending, 0, end):
+                return "english"
+            end = self._end(end)
+        if not final:
+            return None
+        if CODE.fullmatch(self._pending):
+            return "code"
+        return language_of(self._pending, None) or ("chinese" if WIDE_SIGN.search(self._pending) else "english")
 
     def _end(self, begin: int) -> int | None:
         """Where the clause that starts at begin ends; None while later text can change that."""
@@ -89,11 +122,14 @@ class TextNormaliser:
         return limit if space <= begin else space + 1
 
     def _goes_on(self, stop: int, end: int, begin: int) -> bool:
-        """Whether the mark at stop belongs to an abbreviation or a date: "Dr. Smith", "May 22, 2026", "am 12. März"."""
+        """Whether the mark at stop is inside an abbreviation, a date or an entry: "Dr. Smith", "May 22, 2026",
+        "am 12. März", "Code: 12"."""
         mark = self._pending[stop]
-        if mark != ".":
-            return mark == "," and self._pending[end].isdigit()
         before = self._pending[max(begin, stop - 12) : stop]
+        if mark != ".":
+            # A heading in capitals would hide the language of what follows.
+            named = mark == ":" and (not before.isupper() or before.endswith(("PIN", "OTP")))
+            return (mark == "," or named) and self._pending[end].isdigit()
         word = re.split(r"[\s(\[\"']", before)[-1].lower()
         ordinal = any(match.end() == len(before) for match in GERMAN_ORDINAL.finditer(before))
         return ordinal or (
@@ -113,7 +149,7 @@ class TextNormaliser:
 
     def _normalise(self, clause: str) -> str:
         """The rest of a clause."""
-        self._language = language_of(clause, self._language)
+        self._language = language_of(clause, self._language) or "english"
         words = RULES[self._language](clause)
         if self._starts and words != clause and not clause.lstrip()[0].isalpha():
             # "It is. 5 came": a word in lower case would not begin a sentence.
