@@ -210,6 +210,11 @@ COMMANDS: tuple[Command, ...] = (
         )
         for model in ("voxcpm2", "qwen2_5_vl_3b")
     ),
+    Command(
+        "first token and first sound right after readiness, and after settling",
+        "first_minutes_qwen2_vl_2b",
+        "python -m benchmarks.first_minutes",
+    ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")
