@@ -39,12 +39,15 @@ def unusable(module: str, error: object) -> str:
     )
 
 
-def begin_check() -> subprocess.Popen[str]:
-    """Start to import what is needed later, in a process beside this one, which then need not hold it. PackageError if
-    a package is missing."""
+def check_installed() -> None:
+    """Raise PackageError if a package is missing. Nothing is imported."""
     for module in (*IMPORTED_LATER, *OTHERS):
         if find_spec(name := module.partition(".")[0]) is None:
             raise PackageError(unusable(name, "it is not installed"))
+
+
+def begin_check() -> subprocess.Popen[str]:
+    """Start to import what is needed later, in a process beside this one, which then need not hold it."""
     command = [sys.executable, "-P", "-c", _TRY, *IMPORTED_LATER]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=python_environment())
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 import httpx
 
 from service.children import python_command, python_environment
+from service.media.file_formats import recognise
 
 LOCAL_START_SECONDS = 180.0
 MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")
@@ -54,7 +55,12 @@ class ApiClient:
             raise ServerError(f"{response.url} answered with no list of models: is it a server of models?") from error
 
     def answer(
-        self, messages: Sequence[dict[str, Any]], model: str, max_tokens: int, files: Sequence[Path] = ()
+        self,
+        messages: Sequence[dict[str, Any]],
+        model: str,
+        max_tokens: int,
+        files: Sequence[Path] = (),
+        temperature: float | None = None,
     ) -> Iterator[tuple[str, str]]:
         """(reasoning, answer), piece by piece; one of them is empty. files: those of the last message, which errors
         name."""
@@ -63,6 +69,7 @@ class ApiClient:
             "messages": list(messages),
             "max_tokens": max_tokens,
             "stream": True,
+            "temperature": temperature,
         }
         with self._reaching(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response, files)
@@ -134,7 +141,7 @@ def _is_of_tls(error: BaseException | None) -> bool:
 
 
 def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
-    """files: pictures and videos, distinguished by their suffixes."""
+    """files: pictures and videos, distinguished by their contents or else by their suffixes."""
     return {"role": "user", "content": [*map(_media_part, files), {"type": "text", "text": question}]}
 
 
@@ -145,9 +152,12 @@ def is_media_name(word: str) -> bool:
 
 
 def _media_part(file: Path) -> dict[str, Any]:
-    media_type = mimetypes.guess_type(file)[0] or "image/png"
-    kind = "video_url" if media_type.startswith("video/") else "image_url"
-    return {"type": kind, kind: {"url": f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"}}
+    data, named = file.read_bytes(), mimetypes.guess_type(file)[0] or ""
+    found = recognise(data)
+    kind = next((kind for kind in ("image", "video") if found and kind in found.holds), named.partition("/")[0])
+    field = "video_url" if kind == "video" else "image_url"
+    media_type = named if named.startswith(f"{kind}/") else {"video": "video/mp4"}.get(kind, "image/png")
+    return {"type": field, field: {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}}
 
 
 def _pieces(chunk: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,8 @@ def ask(
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
+    system: Annotated[str, typer.Option(help="System message before the question.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Limit of tokens of the answer.")] = 256,
     local: Local = False,
 ) -> None:
@@ -50,7 +52,8 @@ def ask(
     error."""
     question, files = _question_and_files(words or [])
     with connect(url, key, local) as client:
-        pieces = client.answer([user_message(question, files)], model, max_tokens, files)
+        first = [{"role": "system", "content": system}] if system else []
+        pieces = client.answer([*first, user_message(question, files)], model, max_tokens, files, temperature)
         said = False
         try:
             for reasoning, answer in until_first(pieces, "waiting for the first token"):
@@ -78,7 +81,8 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
     if len(others) > 1:
         # A question has no such suffix, names no folder, and is longer than the name of a file that was mistyped.
         file = min(others, key=lambda word: (not is_media_name(word), not os.path.lexists(word), len(word)))
-        raise typer.BadParameter(f"'{file}' is not a file; a question stands in quotes", param_hint="FILES")
+        advice = 'Put the question in quotes: reprise ask FILE "QUESTION"'
+        raise typer.BadParameter(f"'{file}' does not exist. {advice}", param_hint="FILES")
     return others[0], [Path(word) for word in words if word != others[0]]
 
 

@@ -27,7 +27,7 @@ from service.children import hidden_by_python_path, shadowing_packages
 from service.descriptors import attainable_limit, connections_within
 from service.engine_config import engine_gpus
 from service.media.audio_formats import FORMATS, LAME
-from service.packages import PackageError, begin_check, end_check
+from service.packages import PackageError, begin_check, check_installed, end_check
 from service.settings import Settings, load_settings, unknown_variables
 from service.settings_reading import SettingsError
 
@@ -210,6 +210,7 @@ def _no_cuda(built_for: str | None) -> Finding:
 
 def _packages() -> Finding:
     try:
+        check_installed()
         end_check(begin_check())
     except PackageError as error:
         return Finding("packages", str(error).partition(";")[0], False, str(error).partition("; ")[2])

@@ -31,7 +31,7 @@ from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
 from service.logs import configure_logging
-from service.packages import PackageError, begin_check, end_check, unusable
+from service.packages import PackageError, begin_check, check_installed, end_check, unusable
 from service.settings import Settings, load_settings, unknown_variables
 from service.settings_reading import SettingsError
 from service.tuning.command import tune
@@ -170,10 +170,11 @@ def _serve(settings: Settings) -> int:
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:
         with ended_by_ctrl_c():
-            packages = begin_check()
+            check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
+            packages = begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.api_process_count import api_process_count, with_count
             from service.processes.supervisor import serve_several

@@ -35,11 +35,13 @@ class ServeCommand(TyperCommand):
     it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Other servers take a model as an argument, and `--graphs off`."""
+        """Take models as arguments, too, as vLLM does: `serve OWNER/NAME` is `serve --model OWNER/NAME`."""
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
-        if ctx.args:
-            ctx.fail(f"{ctx.args[0]!r}: a model is named by --model, and a switch takes no value")
+        for name in ctx.args:
+            if "/" not in name:
+                ctx.fail(f"{name!r}: a model is OWNER/NAME or a path such as ./{name}, and a switch takes no value")
+        ctx.params["model"] = [*(ctx.params["model"] or ()), *ctx.args] or None
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
