@@ -10,6 +10,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from service.link.messages import ChatRequest
+from tests.api.chat.test_tools import fits
 from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE
 from tests.support.golden import media_files
 from tests.support.openai_chat import (
@@ -119,11 +120,36 @@ def test_a_required_call(client: OpenAI) -> None:
     check_required_call(client, "dense")
 
 
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
 def text_of_prompt(request: ChatRequest) -> list[int]:
     """Where the model thinks, after the end of a thought."""
     processor = BOTH[request.model].processor
     thought = "" if processor.reasoning_markers is None else "so < it is</think>\n\n"
+    if request.grammar:
+        assert fits(request.grammar, thought + CALL) and not fits(request.grammar, CALL)
+        assert not fits(request.grammar, f"{CALL}</think>") and not fits(request.grammar, f"{thought}No.")
+        return processor.tokenize(thought + CALL)
     return processor.tokenize(thought + processor.detokenize(request.prompt.token_ids.tolist()).decode())
+
+
+def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(client: OpenAI, scripted: OpenAI) -> None:
+    """Random weights never end their reasoning: those of the engine reach the limit without a call."""
+    fields: dict[str, Any] = {
+        "model": "mixture",
+        "messages": [{"role": "user", "content": "why ?"}],
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "tool_choice": "required",
+        "max_tokens": 20,
+    }
+    (answer,) = scripted.chat.completions.create(**fields).choices
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert answer.message.model_extra == {"reasoning_content": "so < it is", "reasoning": "so < it is"}
+    assert [call.function.name for call in answer.message.tool_calls or []] == ["look"]
+    (answer,) = client.chat.completions.create(**fields).choices
+    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
+    assert answer.message.model_extra and answer.message.model_extra["reasoning_content"]
 
 
 @pytest.fixture(scope="module")
