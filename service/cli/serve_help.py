@@ -40,7 +40,7 @@ class ServeCommand(TyperCommand):
         rest = super().parse_args(ctx, args)
         for name in ctx.args:
             if "/" not in name:
-                ctx.fail(f"{name!r}: a model is OWNER/NAME or a path such as ./{name}, and a switch takes no value")
+                ctx.fail(f"{name!r}: a model is OWNER/NAME or ./PATH, and a switch takes no value")
         ctx.params["model"] = [*(ctx.params["model"] or ()), *ctx.args] or None
         return rest
 

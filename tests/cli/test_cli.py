@@ -89,7 +89,7 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--gpu-memory", "24G"), "gpu_memory: goes with --dry-run"),
         (("--model", str(tmp_path / "keys")), "keys: a file, not a directory"),
         (("./modles/x",), "./modles/x: neither a directory nor a hub id"),
-        (("--graphs", "off"), "'off': a model is OWNER/NAME or a path such as ./off, and a switch takes no value"),
+        (("--graphs", "off"), "'off': a model is OWNER/NAME or ./PATH, and a switch takes no value"),
         (("--model", ""), "'': neither a directory nor a hub id"),
         (("--max-body", "5X", "--port", "many"), "max_body: must be a number of bytes, such as"),
     ]
