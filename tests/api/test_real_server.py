@@ -24,6 +24,8 @@ import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
 from benchmarks.servers.footprint import engine_pid
+from models.registry import family_of, resolve
+from service.hub import EMBEDDED
 from tests.media.samples import video
 from tests.support.endless import ENDLESS_TOKENS, FLAGS, endless_checkpoint
 from tests.support.processes import ROOT, ServerProcess, served, stand_still
@@ -140,6 +142,23 @@ def test_a_stop_string_ends_the_answer(client: OpenAI) -> None:
 def test_logit_bias_forces_a_token(client: OpenAI) -> None:
     answer = ask(client, text_part("Now."), logit_bias={"42": 100}, logprobs=True, max_tokens=4)
     assert len({entry.token for entry in answer.choices[0].logprobs.content}) == 1
+
+
+def test_values_end_in_json_though_digits_are_biased(client: OpenAI) -> None:
+    tokenize = resolve(family_of(EMBEDDED / "qwen2_vl").processor)(EMBEDDED / "qwen2_vl").tokenize
+    for part, digit in (
+        ({"type": "number"}, "0"),
+        ({"type": "number", "minimum": 0}, "7"),
+        ({"type": "integer"}, "7"),
+        ({"format": "date-time"}, "0"),
+        ({"format": "duration"}, "1"),
+        ({"format": "time"}, ""),
+    ):
+        schema = {"type": "object", "properties": {"x": {"type": "string"} | part}, "required": ["x"]}
+        bias = {str(token): 100 for token in tokenize(digit)}
+        fields = {"logit_bias": bias, "max_tokens": 200, "extra_body": {"guided_json": schema}}
+        answer = ask(client, text_part("Go on."), **fields).choices[0]
+        assert answer.finish_reason == "stop" and 4 * digit in answer.message.content, (part, answer)
 
 
 async def test_answers_in_a_batch_are_the_answers_alone(server: ServerProcess) -> None:

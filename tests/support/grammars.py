@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import problem
-from service.api.chat.schema_form import Unfit
+from service.api.chat.schema_form import Unfit, shown
 from service.engine.chat.guidance import Guidance
 from tests.support.waiting import wait
 
@@ -12,8 +12,9 @@ from tests.support.waiting import wait
 def check_grammar(grammar: str) -> None:
     """Unfit that says why it cannot be used."""
     check_bounds(grammar)
-    if reason := problem(grammar):
-        raise Unfit(reason)
+    reason, path = problem(grammar)
+    if reason:
+        raise Unfit(f"{shown(path)}: {reason}" if path else reason)
 
 
 def with_all_servers(guidance: Guidance) -> Guidance:

@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import llguidance
 import msgspec
 
-from service.api.chat.schema_form import (
-    LOWER,
-    MAX_DEPTH,
-    MAX_INTEGER,
-    MAX_LITERAL,
-    UPPER,
-    Unfit,
-    is_rounded,
-    target,
-    with_options,
-)
+from service.api.chat.schema_form import MAX_DEPTH, Unfit, as_grammar, schema_form, target
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
@@ -35,10 +24,7 @@ MAX_LEVELS = 1000
 """Sum of the depths of a schema and of all definitions that it refers to: no chain of references can be deeper."""
 MAX_RULES = 200
 """Rules of a Lark grammar; they may refer to each other in a chain."""
-MAX_MULTIPLE = 1000
-"""Largest multipleOf, in units of its last digit: a matcher has that many states."""
 
-_ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
 """A line that begins with a name. Counts every rule, and some lines that are not rules."""
 _AROUND_CHOICE = len('"" | ')
@@ -46,43 +32,64 @@ _AROUND_CHOICE = len('"" | ')
 _EMBEDDED = re.compile(r"%json\s*")
 
 
-def json_schema_grammar(schema: dict[str, Any]) -> str:
+def json_schema_grammar(schema: Mapping[str, Any], unenforced: list[str] | None = None) -> str:
     """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
-    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar."""
-    _check_size(len(msgspec.json.encode(schema)), MAX_SCHEMA_BYTES)
-    return _top_level({"json_schema": with_options(schema)})
+    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar.
+
+    unenforced: gets the paths of what is not enforced (schema_form).
+    """
+    check_size(len(msgspec.json.encode(schema)), MAX_SCHEMA_BYTES)
+    form, left_out = schema_form(schema)
+    if unenforced is not None:
+        unenforced += left_out
+    return form_grammar(form)
+
+
+def form_grammar(form: Mapping[str, Any]) -> str:
+    """Grammar of a schema that has its form already."""
+    return _top_level({"json_schema": as_grammar(form)})
 
 
 def regex_grammar(pattern: str) -> str:
     """Grammar of answers that match a regular expression as a whole, in the syntax of Rust's regex crate."""
-    _check_size(len(pattern))
+    check_size(len(pattern))
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """Grammar of answers that are one of these strings."""
-    _check_size(sum(map(len, choices)) + _AROUND_CHOICE * len(choices))
+    check_size(sum(map(len, choices)) + _AROUND_CHOICE * len(choices))
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return _top_level({"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(quoted)}"})
 
 
 def lark_grammar(text: str) -> str:
-    """Grammar of answers that match a grammar in llguidance's dialect of Lark."""
-    _check_size(len(text))
+    """Grammar of answers that match a grammar in llguidance's dialect of Lark. Schemas in it get their form."""
+    check_size(len(text))
+    parts, at = [], 0
+    for begin, end, schema in _embedded(text):
+        formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
+        parts += [text[at:begin], json.dumps(formed, ensure_ascii=False)]
+        at = end
+    return formed_lark_grammar("".join([*parts, text[at:]]))
+
+
+def formed_lark_grammar(text: str) -> str:
+    """Grammar of a text in Lark whose schemas have their form already."""
     return _top_level({"lark_grammar": text})
 
 
 def check_bounds(text: str) -> None:
     """Raises Unfit for a grammar that may cost too much, judging by what can be counted before it is built."""
-    _check_size(len(text.encode(errors="replace")))
+    check_size(len(text.encode(errors="replace")))
     for grammar in msgspec.json.decode(text)["grammars"]:
         if (schema := grammar.get("json_schema")) is not None:
-            _check_schema(schema)
+            _check_levels(schema)
         else:
             _check_lark(grammar["lark_grammar"])
 
 
-def _check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
+def check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
     """size: the bytes of a grammar, or what is known of them before the time is spent to make it."""
     if size > most:
         raise Unfit(f"too large: {size} bytes, at most {MAX_GRAMMAR_BYTES} allowed as a grammar")
@@ -92,39 +99,14 @@ def _top_level(grammar: dict[str, Any]) -> str:
     return msgspec.json.encode({"grammars": [grammar]}).decode()
 
 
-def _check_schema(schema: Any) -> None:
-    targets: set[str] = set()
-    levels = _depth(schema)
-    for key, value in _constraints(schema):
-        if isinstance(value, str) and len(value) > MAX_LITERAL:
-            raise Unfit(f"a string of {len(value)} characters given, at most {MAX_LITERAL} allowed")
-        if key == "multipleOf" and isinstance(value, int | float) and _units(value) > MAX_MULTIPLE:
-            raise Unfit(f"multipleOf: at most {MAX_MULTIPLE} units of its last digit allowed")
-        if isinstance(value, int | float) and (problem := _too_large(key, value)):
-            raise Unfit(problem)
-        if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
-            targets.add(value)
-    named = [target(schema, reference) for reference in targets]
+def _check_levels(schema: Any) -> None:
+    """Unfit for a schema that is too deep, together with all definitions that it refers to."""
     # Thousands of references may name one part, such as the whole schema.
+    named = [part for reference in set(_references(schema)) if (part := target(schema, reference)) is not None]
     depths = {place: _depth(part) for place, part in {id(part): part for part in named}.items()}
-    levels += sum(depths[id(part)] for part in named)
+    levels = _depth(schema) + sum(depths[id(part)] for part in named)
     if levels > MAX_LEVELS:
         raise Unfit(f"references too deep: {levels} levels given, at most {MAX_LEVELS} allowed")
-
-
-def _too_large(key: str | None, value: float) -> str:
-    """Why a number would be rounded to another one; "" if it would not be."""
-    # The library takes a larger integer as an upper bound: no answer reaches it.
-    if (key in LOWER and abs(value) > MAX_INTEGER) or (
-        key in UPPER and not -MAX_INTEGER <= value <= sys.float_info.max
-    ):
-        return f"{key}: too large: a number from -{MAX_INTEGER} to {MAX_INTEGER} allowed"
-    if key in LOWER | UPPER:
-        exclusive = key is not None and key.startswith("exclusive")
-        rounded = is_rounded(value) and (exclusive or (isinstance(value, int) and int(float(value)) != value))
-        return f"{key}: {value} cannot be told from the numbers beside it" if rounded else ""
-    large = isinstance(value, int) and abs(value) > MAX_INTEGER
-    return f"an integer of {len(str(abs(value)))} digits given, at most {MAX_INTEGER} allowed" if large else ""
 
 
 def _check_lark(text: str) -> None:
@@ -134,12 +116,18 @@ def _check_lark(text: str) -> None:
     levels = sum(1 + _brackets(rule) for rule in _RULE.split(text))
     if levels > MAX_LEVELS:
         raise Unfit(f"rules too deep: {levels} levels of brackets given, at most {MAX_LEVELS} allowed")
+    for _, _, schema in _embedded(text):
+        _check_levels(schema)
+
+
+def _embedded(text: str) -> Iterator[tuple[int, int, Any]]:
+    """(begin, end, schema) of the schemas in a text in Lark."""
     for found in _EMBEDDED.finditer(text):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             raise Unfit("%json must be followed by a JSON schema") from None
-        _check_schema(schema)
+        yield found.end(), end, schema
 
 
 def _brackets(rule: str) -> int:
@@ -154,17 +142,16 @@ def _brackets(rule: str) -> int:
     return deepest
 
 
-def _constraints(schema: Any) -> Iterator[tuple[str | None, Any]]:
-    """(key, value) of everything in a schema except annotations; names of properties count as values, too."""
-    stack = [(None, schema)]
+def _references(schema: Any) -> Iterator[str]:
+    stack = [schema]
     while stack:
-        key, value = stack.pop()
-        yield key, value
+        value = stack.pop()
         if isinstance(value, dict):
-            yield from ((None, name) for name in value)
-            stack += [(name, inner) for name, inner in value.items() if name not in _ANNOTATIONS or key == "properties"]
+            if isinstance(reference := value.get("$ref"), str):
+                yield reference
+            stack += value.values()
         elif isinstance(value, list):
-            stack += [(None, inner) for inner in value]
+            stack += value
 
 
 def _depth(value: Any) -> int:
@@ -176,12 +163,3 @@ def _depth(value: Any) -> int:
             raise Unfit(f"nested too deeply: at most {MAX_DEPTH} levels allowed")
         layer = [inner for outer in layer for inner in (outer.values() if isinstance(outer, dict) else outer)]
     return depth
-
-
-def _units(value: float) -> float:
-    """The number without its decimal point and the zeros after its last digit: 0.25 -> 25."""
-    if abs(value) > MAX_INTEGER:  # it may be too large for a float
-        return abs(value)
-    mantissa, _, exponent = f"{abs(value):.15e}".partition("e")
-    digits = mantissa.replace(".", "").rstrip("0")
-    return int(digits or "0") * 10 ** max(0, int(exponent) - len(digits) + 1)

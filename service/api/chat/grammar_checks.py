@@ -20,7 +20,7 @@ import msgspec
 
 from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import Tried, TryGrammar
-from service.api.chat.schema_form import Unfit
+from service.api.chat.schema_form import Unfit, shown
 from service.api.http.errors import ApiError, bad_request
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel
@@ -63,16 +63,20 @@ class GrammarChecks:
         """The grammar that `make` returns. ApiError 400 that names `field` and the reason if it cannot be used: it is
         over a limit, cannot be built, matches nothing or costs too much; 503 if its turn does not come. client:
         identifies the client, since clients take turns."""
+        grammar, tried = await self.tried(make, field, client)
+        if tried.problem:
+            raise refusal(field, tried)
+        return grammar
+
+    async def tried(self, make: Callable[[], str], field: str, client: str) -> tuple[str, Tried]:
+        """(the grammar that `make` returns, how it fared). ApiError as `checked` for one that could not be tried."""
         try:
             grammar = await self.made(lambda: self._bounded(make), client)
-            problem = await self._problem(grammar, client)
+            return grammar, await self._result(grammar, client)
         except (msgspec.DecodeError, RecursionError):
             raise bad_request(f"{field}: not the text of a JSON object.", field) from None
         except Unfit as unfit:
-            problem = str(unfit)
-        if problem:
-            raise bad_request(f"{field}: {problem}.", field, "invalid_grammar")
-        return grammar
+            raise refusal(field, Tried(str(unfit))) from None
 
     async def made(self, make: Callable[[], T], client: str) -> T:
         """The result of `make`, which runs in a thread when it is the client's turn. ApiError 503 if it takes too
@@ -92,14 +96,14 @@ class GrammarChecks:
         tried = self._results.get(_digest(grammar))
         return tried is not None and tried.cpu_seconds > SLOW_SECONDS
 
-    async def _problem(self, grammar: str, client: str) -> str:
+    async def _result(self, grammar: str, client: str) -> Tried:
         key = _digest(grammar)
         if key not in self._results:
             self._results[key] = await self._tried(grammar, client)
             if len(self._results) > _MOST_REMEMBERED:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
-        return self._results[key].problem
+        return self._results[key]
 
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
@@ -135,6 +139,11 @@ class GrammarChecks:
         """Ends the processes and threads."""
         self._makers.shutdown(wait=False, cancel_futures=True)
         self.workers.close()
+
+
+def refusal(field: str, tried: Tried) -> ApiError:
+    at = f"{shown(tried.path)}: " if tried.path else ""
+    return bad_request(f"{field}: {at}{tried.problem}.", field, "invalid_grammar")
 
 
 @asynccontextmanager

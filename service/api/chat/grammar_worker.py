@@ -8,7 +8,7 @@ reaches another one.
 
 from __future__ import annotations
 
-import re
+import json
 import signal
 import socket
 import sys
@@ -16,18 +16,34 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
+from urllib.parse import quote
 
 import llguidance
+import msgspec
 import numpy as np
 
-from service.api.chat.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS
+from service.api.chat.closed_objects import Path, children
+from service.api.chat.schema_form import without
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
 
 _STEPS = 16
 """Tokens of each answer that is followed."""
-_UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_REASONS = {
+    "fuel": "too complex: building it costs more than allowed",
+    "schema too large": "too complex: building it costs more than allowed",
+    "panic": "the library that compiles it fails on it",
+}
+"""By a sign of it in the library's message."""
+_FAULTS = {
+    "pattern": "no regular expression that a grammar can follow",
+    "patternProperties": "names that no grammar can follow, or that fit several of its patterns",
+    "oneOf": "its schemas must exclude each other, which cannot be seen of these; anyOf allows both",
+    "$ref": "it names no part of the schema",
+}
+"""By keyword."""
 _MAX_REASON = 200
 _BYTES = (1 << 256) - 1
 """The tokens of single bytes in a mask."""
@@ -42,24 +58,62 @@ class TryGrammar(Struct, frozen=True):
 
 
 class Tried(Struct, frozen=True):
-    """problem: why the grammar cannot be used; empty if it can. cpu_seconds: processor time that trying it took."""
+    """problem: why the grammar cannot be used; empty if it can. cpu_seconds: processor time that trying it took. path:
+    of the keyword of its schema that is the reason; empty if that is not known."""
 
     problem: str
     cpu_seconds: float = 0.0
+    path: Path = ()
 
 
-def problem(grammar: str) -> str:
-    """Why a grammar cannot be used; empty if it can. A hostile one may overflow the stack of the calling thread."""
-    limits = llguidance.LLParserLimits(**CHECK_LIMITS)
-    matcher = llguidance.LLMatcher(_tokenizer(), grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        return _reason(matcher.get_error())
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        impossible = matcher.get_error().startswith("NoExtension")
-        return "no answer can match it" if impossible else "too complex: its first token costs more than allowed"
-    _follow(matcher)
-    return ""
+def problem(grammar: str) -> tuple[str, Path]:
+    """(why a grammar cannot be used, empty if it can; the path of the keyword of its schema that is the reason, if it
+    is known). A hostile grammar may overflow the stack of the calling thread."""
+    matcher = _matcher(grammar)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            if matcher.get_error().startswith("NoExtension"):
+                return "no answer can match it", ()
+            return "too complex: its first token costs more than allowed", ()
+        _follow(matcher)
+        return "", ()
+    error = " ".join(matcher.get_error().split())
+    for sign, reason in _REASONS.items():
+        if sign in error:
+            return reason, ()
+    schema = msgspec.json.decode(grammar)["grammars"][0].get("json_schema")
+    if schema is None:
+        return error[:_MAX_REASON].rstrip(".") or "it cannot be compiled", ()
+    path = _fault(schema)
+    keyword = path[-1] if path else ""
+    return _FAULTS.get(str(keyword), "nothing fits it together with the rest, or no grammar can say it"), path
+
+
+def _matcher(grammar: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(_tokenizer(), grammar, log_level=0, limits=llguidance.LLParserLimits(**CHECK_LIMITS))
+
+
+def _fault(schema: dict[str, Any]) -> Path:
+    """The path of the keyword without which the innermost part that cannot be compiled could be."""
+    path: Path = ()
+    part = schema
+    while inner := next(((step, child) for step, child in children(part) if _fails(schema, (*path, *step))), None):
+        path, part = (*path, *inner[0]), inner[1]
+    keys = [key for key in part if key not in ("x-guidance", "$defs", "definitions", "$schema", "$id")]
+    keys.sort(key=lambda key: {"type": 1, "properties": 2, "enum": 2, "const": 2}.get(key, 0))
+    return next(((*path, key) for key in keys if not _fails(without(schema, (*path, key)), path)), path)
+
+
+def _fails(schema: dict[str, Any], path: Path) -> bool:
+    """Whether a part of a schema cannot be compiled on its own."""
+    # References of the schema are to lead to the same parts below a definition.
+    root = json.dumps({key: value for key, value in schema.items() if key != "$schema"})
+    pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+    about: dict[str, Any] = {key: schema[key] for key in ("$schema", "x-guidance") if key in schema}
+    inner = json.loads(root.replace('"$ref": "#', '"$ref": "#/$defs/root'))
+    whole = {**about, "$ref": f"#/$defs/root{quote(pointer)}", "$defs": {"root": inner}}
+    return _matcher(json.dumps({"grammars": [{"json_schema": whole}]})).is_error()
 
 
 def _follow(matcher: llguidance.LLMatcher) -> None:
@@ -77,25 +131,6 @@ def _follow(matcher: llguidance.LLMatcher) -> None:
             matchers[1].consume_token(highest.bit_length() - 1)
         if not lowest and not highest:
             return
-
-
-def _reason(error: str) -> str:
-    """llguidance's message in one line; it names unsupported keywords together."""
-    if unsupported := _UNSUPPORTED.search(error):
-        return f"unsupported JSON Schema keywords: {unsupported[1]}"
-    if "fuel" in error:
-        return "too complex: building it costs more than allowed"
-    if "panic" in error:
-        return "the library that compiles it fails on it"
-    if "coerce_one_of" in error:
-        return "oneOf: its schemas must exclude each other, which cannot be seen of these; anyOf allows both"
-    if "not present in a registry" in error:
-        return "$ref: only references inside the schema are supported"
-    line = " ".join(error.split())
-    if line.startswith("Unknown format"):
-        known = ", ".join((*LIBRARY_FORMATS, *PATTERNED_FORMATS))
-        return f"{line[: _MAX_REASON // 2].rstrip('.')}; those known are {known}"
-    return line[:_MAX_REASON].rstrip(".") or "it cannot be compiled"
 
 
 def _longer_tokens() -> Iterator[bytes]:
@@ -144,9 +179,9 @@ def _serve(channel: WorkerChannel, cpu_seconds: int) -> None:
         allow_cpu(cpu_seconds)
         signal.setitimer(signal.ITIMER_PROF, asked.cpu_seconds)
         begun = time.process_time()
-        found = problem(asked.grammar)
+        found, path = problem(asked.grammar)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        channel.send(Tried(found, time.process_time() - begun))
+        channel.send(Tried(found, time.process_time() - begun, path))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from service.api.chat.schema import (
     PromptTokensDetails,
     StreamOptions,
     Usage,
+    reasoned,
 )
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.chat.structured import answer_grammar
@@ -96,6 +97,8 @@ class ChatJob:
     """ChatRequest.grammar."""
     formatted: bool
     """Whether an answer that calls nothing has to match a format."""
+    unenforced: list[str] | UnsetType
+    """Paths of what the grammar does not enforce of the request's schemas."""
     record: RequestRecord
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
@@ -160,10 +163,10 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
     tools = await context.in_thread(partial(tool_use, body)) if body.tools else tool_use(body)
     record.ticket.grow(count - 1)
-    answer = await answer_grammar(context.grammars, body, record.client)
+    answer, unenforced = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
-    grammar = await _grammar(context, model, prompt, tools, answer, record.client)
+    grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
@@ -179,6 +182,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
         tools=tools,
         grammar=grammar,
         formatted=bool(answer),
+        unenforced=[*unenforced, *left_out] or UNSET,
         record=record,
         counts=[ChoiceCounts() for _ in sampling],
         spoken=spoken,
@@ -187,16 +191,17 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
 
 async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
-) -> str:
-    """The grammar that the answers must match. answer: the one for answers that call nothing."""
+) -> tuple[str, list[str]]:
+    """(the grammar that the answers must match, paths of what it does not enforce of the tools). answer: the one for
+    answers that call nothing."""
     markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
     reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
         return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
     if answer and reasoning is not None and opened:
         make = partial(reasoned_grammar, answer, reasoning)
-        return await context.grammars.checked(make, "response_format", client)
-    return answer
+        return await context.grammars.checked(make, "response_format", client), []
+    return answer, []
 
 
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
@@ -257,7 +262,9 @@ def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
 
 async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
     choices = await all_results([_choice(context, job, index) for index in range(len(job.sampling))])
-    return ChatCompletion(job.id, job.created, job.model.name, choices, job.usage(), steps=job.steps())
+    return ChatCompletion(
+        job.id, job.created, job.model.name, choices, job.usage(), steps=job.steps(), unenforced=job.unenforced
+    )
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
@@ -291,9 +298,7 @@ async def _collected(context: ServerContext, job: ChatJob, index: int) -> Choice
     thoughts, text = "".join(reasoning), "".join(content)
     silent = bool(calls) or (job.tools is not None and job.tools.forced)
     message = AnswerMessage(
-        text or None if silent else text,
-        reasoning_content=thoughts or UNSET,
-        tool_calls=joined(calls) if calls else UNSET,
+        text or None if silent else text, tool_calls=joined(calls) if calls else UNSET, **reasoned(thoughts)
     )
     if spoken is not None:
         audio = await spoken.audio(text) if text or not calls else UNSET
@@ -332,7 +337,8 @@ async def _events(context: ServerContext, job: ChatJob, options: StreamOptions) 
         async for data in events:
             yield data
     if options.include_usage:
-        yield event(msgspec.structs.replace(template, usage=job.usage(), steps=job.steps())) + DONE
+        report = msgspec.structs.replace(template, usage=job.usage(), steps=job.steps(), unenforced=job.unenforced)
+        yield event(report) + DONE
     else:
         yield DONE
 
@@ -351,7 +357,7 @@ async def _text_events(
                 begun[index] = True
                 events.append(chunk(ChunkChoice(index, first)))
             if text.content or text.reasoning or text.logprobs:
-                delta = DeltaMessage(content=text.content or UNSET, reasoning_content=text.reasoning or UNSET)
+                delta = DeltaMessage(content=text.content or UNSET, **reasoned(text.reasoning))
                 events.append(chunk(ChunkChoice(index, delta, _logprobs(job, text.logprobs))))
             events += [chunk(ChunkChoice(index, DeltaMessage(tool_calls=[call]))) for call in text.calls]
             if text.finish_reason is not None:

@@ -1,218 +1,462 @@
-"""A JSON schema in the form that llguidance compiles: what the library would read inexactly or refuse, although it can
-be said with what the library knows, is said that way, and objects are closed (closed_objects.py). Everything else stays
-as it is.
+"""A JSON schema in the form that llguidance compiles exactly.
+
+What generators write beside the standard is read as it is meant: null for absent, PHP's empty list for an empty object,
+dialects of any spelling, bounds of a type's whole range. What no grammar can say is refused by its path, or left out of
+a schema that is not strict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, TypeGuard
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
 
-from service.api.chat.closed_objects import NAMED, UNREAD, closed, may_be_joined
-from service.api.chat.patterns.automaton import MAX_STEPS
-from service.api.chat.patterns.look_ahead import LONGEST, Separated, separated, united
-from service.api.chat.unique_items import MAX_ORDERS, UNSUITABLE, unique_array
-from service.link.grammar_limits import MAX_GRAMMAR_BYTES, WHITESPACE
+from service.api.chat.closed_objects import LISTS, NAMED, SINGLE, Path, close_objects
+from service.api.chat.string_formats import (
+    FREE_FORMATS,
+    LIBRARY_FORMATS,
+    LONGEST,
+    LOOK_AROUND,
+    PATTERNED_FORMATS,
+    known_pattern,
+)
+from service.link.grammar_limits import WHITESPACE
 
 MAX_DEPTH = 64
 """Depth of nested containers in a JSON schema."""
-MAX_LITERAL = LONGEST
+MAX_LITERAL = 4096
 """Characters of a string that an answer is matched with: a name, a value, a pattern."""
 MAX_INTEGER = 2**63 - 1
-"""Largest integer that an answer is matched with, and largest bound of an integer."""
-MAX_PATTERN_STEPS = 2 * MAX_STEPS
-"""Steps for all patterns with look-ahead of a schema: a tenth of a second."""
-MAX_ALL_ORDERS = 4 * MAX_ORDERS
-"""Orders of the values of all arrays of a schema that have uniqueItems."""
+"""Largest integer in `enum` and `const`."""
+MAX_MULTIPLE = 1000
+"""Largest multipleOf, in units of its last digit: a matcher has that many states."""
 
+_EDGE = 2**63 - 1024
+"""Largest double that is an int64: the library reads bounds as doubles and writes them as integers."""
 _EXACT = 2**53
 """From this number on, doubles are farther apart than integers."""
-LOWER, UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
-LIBRARY_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-"""What llguidance has patterns for."""
-FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "password", "path"})
-"""What pydantic and OpenAPI say of strings that may be any. The library does not know them."""
-_H16 = "[0-9a-fA-F]{1,4}"
-_IPV6 = "|".join(
-    [f"(?:{_H16}:){{7}}{_H16}", f"(?:{_H16}:){{1,7}}:", f":(?::{_H16}){{1,7}}", "::"]
-    + [f"(?:{_H16}:){{1,{before}}}(?::{_H16}){{1,{7 - before}}}" for before in range(1, 7)]
-)
-_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-PATTERNED_FORMATS = {
-    "base64": "^(?:[0-9a-zA-Z+/]{4})*(?:[0-9a-zA-Z+/]{2}==|[0-9a-zA-Z+/]{3}=)?$",
-    "base64url": "^(?:[0-9a-zA-Z_-]{4})*(?:[0-9a-zA-Z_-]{2,3})?$",
-    "cidrv4": rf"^(?:{_BYTE}\.){{3}}{_BYTE}/(?:[12]?[0-9]|3[0-2])$",
-    "cidrv6": f"^(?:{_IPV6})/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9])$",
-    "cuid": "^[cC][0-9a-z]{6,}$",
-    "cuid2": "^[0-9a-z]+$",
-    "e164": r"^\+[1-9][0-9]{6,14}$",
-    "emoji": r"^[\p{Extended_Pictographic}\p{Emoji_Component}]+$",
-    "ksuid": "^[0-9A-Za-z]{27}$",
-    "lowercase": "^[^A-Z]*$",
-    "nanoid": "^[0-9A-Za-z_-]{21}$",
-    "ulid": "^[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{26}$",
-    "uppercase": "^[^a-z]*$",
-    "xid": "^[0-9a-vA-V]{20}$",
-}
-"""Formats that Zod has beside those of JSON Schema, as it checks them. base64url: Zod's own pattern allows lengths that
-its check does not."""
-ANY_NAME = {"type": "string"}
-"""propertyNames of Zod's records: every name is a string."""
+_FLOAT_MAX = 3.4e38
+"""Bounds beyond it are the range of a float or a double, and exclude nothing."""
+_SMALLEST = 1e-20
+"""The library writes bounds without an exponent. Smaller ones are moved inwards, to this number or to 0."""
+_ALONE = 10**17
+"""From here on, the library needs a bound on the other side, too."""
+_COUNT_MAX = 2**31 - 1
+"""No answer has as many characters, items or properties."""
 _SHOWN = 60
-"""Characters of a pattern in a message."""
+"""Characters of a name in a path."""
+_MOST_REFERENCES = 8
+
+LOWER, UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+_LEAST = LOWER | {"minLength", "minItems", "minProperties"}
+_MOST = UPPER | {"maxLength", "maxItems", "maxProperties"}
+_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+_NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"})
+UNSUPPORTED = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+    )
+)
+"""Keywords that no grammar here can say. Without one, a schema fits everything that it fitted before."""
+_DRAFT = re.compile(r"draft[-/]?0?([467])(?!\d)")
 
 
 class Unfit(Exception):
     """Why a grammar is not accepted."""
 
 
-def with_options(schema: dict[str, Any]) -> dict[str, Any]:
-    """The form of a schema inside a grammar, also after %json: with the rules for white space and unknown keywords.
-    Unfit for what can be said in no such form."""
-    return {
-        **_Form(schema).of(schema),
-        "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False},
-    }
+class _Fault(Exception):
+    """Why the value of a keyword cannot be used."""
+
+
+def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """(form, paths of what it does not enforce: `uniqueItems` and unknown formats, and if `loose`, whatever no grammar
+    can say). Unfit names the path of anything else, and what is over a limit."""
+    former = _Former(schema, loose)
+    form = former.of(schema)
+    close_objects(form)
+    return form, former.unenforced
+
+
+def as_grammar(form: Mapping[str, Any], whitespace: str = WHITESPACE) -> dict[str, Any]:
+    """The form with its options. whitespace: pattern of what may stand between JSON's tokens."""
+    return {**form, "x-guidance": {"whitespace_pattern": whitespace, "lenient": False, "coerce_one_of": False}}
 
 
 def target(schema: Any, reference: str) -> Any:
-    """The part of the schema that a reference names; the whole schema if it cannot be found that simply."""
+    """The part of the schema that a JSON pointer names; None if there is none."""
     found = schema
-    for step in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(found, dict):
-            return schema
-        found = found.get(step.replace("~1", "/").replace("~0", "~"), schema)
+    for step in unquote(reference).removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            found = found.get(step) if isinstance(found, dict) else None
     return found
 
 
-class _Form:
-    """Makes the form of one schema within the schema's budgets."""
+def shown(path: Path) -> str:
+    """A path in words: properties.a.anyOf[0]."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:_SHOWN]}" for step in path)
+    return "".join(steps).removeprefix(".")
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self.root = root
-        self.steps = MAX_PATTERN_STEPS
-        self.orders = MAX_ALL_ORDERS
-        self.characters = 0
-        self.seen: dict[tuple[bool, str], Separated] = {}
-        self.targets: dict[str, Any] = {}
-        self.inner_closed = not may_be_joined(root)
 
-    def of(self, schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-        """depth: of containers around it. What is too deep is left alone, and refused later."""
-        form = {key: self._inner(key, value, depth) for key, value in schema.items()}
-        if form.get("propertyNames") == ANY_NAME:
-            del form["propertyNames"]
-        _make_strings_known(form, lambda pattern: self._looked_up(separated, pattern).patterns)
-        _make_bounds_exact(form)
-        if self.inner_closed or depth == 0:
-            form = closed(form)
-        return self._unique(form) if "uniqueItems" in form else form
+def without(form: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A copy of the form that does not enforce the keyword, or the part, at `path`; oneOf becomes anyOf."""
+    copied, step, rest = dict(form), str(path[0]), path[1:]
+    if not rest:
+        dropped = copied.pop(step)
+        if step == "oneOf":
+            copied.setdefault("anyOf", dropped)
+        elif step == "patternProperties":
+            copied["additionalProperties"] = True  # otherwise it would forbid the names that fitted a pattern
+    elif step in NAMED or isinstance(rest[0], int):
+        group: Any = copied[step].copy()
+        group[rest[0]] = without(group[rest[0]], rest[1:]) if rest[1:] else {}
+        copied[step] = group
+    else:
+        copied[step] = without(copied[step], rest)
+    return copied
 
-    def _inner(self, key: str | None, value: Any, depth: int) -> Any:
-        """key: the keyword that the value belongs to; None for an item of a list, and for what has a name of its
-        own."""
-        if depth > MAX_DEPTH or key in UNREAD:
-            return value
-        if isinstance(value, dict) and key in NAMED:
-            inner = {name: self._inner(None, part, depth + 1) for name, part in value.items()}
-            return self._names(inner) if key == "patternProperties" else inner
-        if isinstance(value, dict):
-            return self.of(value, depth + 1)
-        return [self._inner(None, part, depth + 1) for part in value] if isinstance(value, list) else value
 
-    def _names(self, properties: dict[str, Any]) -> dict[str, Any]:
-        """patternProperties, of which each name is one pattern."""
-        form = {self._looked_up(united, name).patterns[0]: value for name, value in properties.items()}
-        if len(form) < len(properties):
-            raise Unfit("patternProperties: two patterns that mean the same")
+class _Former:
+    """Makes the form of one schema."""
+
+    def __init__(self, root: Mapping[str, Any], loose: bool) -> None:
+        self.root, self.loose = root, loose
+        self.unenforced: list[str] = []
+
+    def of(self, schema: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
+        if len(path) > MAX_DEPTH:
+            raise Unfit(f"nested too deeply: at most {MAX_DEPTH} levels allowed")
+        schema = self._with_listed_names(schema)
+        form: dict[str, Any] = {}
+        for key, value in schema.items():
+            # Go, C# and protobuf write null for absent.
+            if key in _NOTES or (value is None and key != "const"):
+                continue
+            try:
+                for name, made in self._entries(key, value, schema, (*path, key)).items():
+                    _add(form, name, made)
+            except _Fault as fault:
+                self._leave_out((*path, key), str(fault))
+                if key == "patternProperties":
+                    form["additionalProperties"] = True
+        for sign, bounds, others in ((1, LOWER, UPPER), (-1, UPPER, LOWER)):
+            if not others & form.keys() and any(sign * form[key] > _ALONE for key in bounds & form.keys()):
+                form["maximum" if sign > 0 else "minimum"] = sign * _EDGE
         return form
 
-    def _looked_up(self, make: Callable[[str], Separated], pattern: str) -> Separated:
-        key = (make is united, pattern)
-        self.characters += len(pattern)
-        if len(pattern) > MAX_LITERAL or self.characters > MAX_GRAMMAR_BYTES:
-            return Separated((pattern,), "", 0)  # The grammar will be refused as too large.
-        if key not in self.seen:
-            if self.steps < 0:
-                raise Unfit("too complex: its patterns with look-ahead take more steps than allowed")
-            self.seen[key] = make(pattern)
-            self.steps -= self.seen[key].steps
-        if problem := self.seen[key].problem:
-            shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}..."
-            raise Unfit(f"pattern {shown}: {problem}")
-        return self.seen[key]
+    def _leave_out(self, path: Path, reason: str) -> None:
+        if not self.loose:
+            raise Unfit(f"{shown(path)}: {reason}")
+        self.unenforced.append(shown(path))
 
-    def _resolved(self, reference: str) -> Any:
-        """None where a part with a name of its own may be what "#" stands for."""
-        if not reference.startswith("#/") or self._has_named_parts:
+    def _part(self, value: Any, path: Path) -> dict[str, Any] | bool:
+        """The form of a schema inside another one."""
+        if value is None or value == []:  # PHP's empty object
+            return {}
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, dict):
+            self._leave_out(path, "a schema expected")
+            return {}
+        return False if "not" in value and value["not"] in ({}, True) else self.of(value, path)
+
+    def _entries(self, key: str, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """What a keyword becomes: often itself, sometimes nothing."""
+        if key in LISTS or (key == "items" and isinstance(value, list) and value):
+            return self._parts(key, value, path)
+        if key in SINGLE:
+            return {key: self._part(value, path)}
+        if key in NAMED:
+            return self._named(key, value, path)
+        if key in LOWER | UPPER:
+            return _bound(key, value, schema)
+        if key in _LEAST | _MOST:
+            return _count(key, value)
+        if key in UNSUPPORTED:
+            if key == "propertyNames" and self._part(value, path) in ({}, True, {"type": "string"}):
+                return {}
+            raise _Fault("no grammar can enforce it")
+        match key:
+            case "type":
+                return _types(value)
+            case "enum" | "const":
+                if key == "enum" and not isinstance(value, list):
+                    raise _Fault("a list of values expected")
+                _check_values(value, path)
+                return {key: value} if key == "const" or value else {}
+            case "required":
+                if isinstance(value, bool) or value in ([], {}):  # a boolean of draft 3: see _named
+                    return {}
+                if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                    raise _Fault("a list of names expected")
+                return {key: value}
+            case "pattern":
+                return _pattern(value, path)
+            case "format":
+                return self._format(value, schema, path)
+            case "multipleOf":
+                return _multiple(value)
+            case "uniqueItems":
+                if value is True and schema.get("maxItems") not in (0, 1):
+                    self.unenforced.append(shown(path))
+                return {}
+            case "$ref":
+                return self._reference(value)
+            case "$schema" | "$id" | "id":
+                return self._identity(key, str(value), path)
+        return {key: value}
+
+    def _parts(self, key: str, value: Any, path: Path) -> dict[str, Any]:
+        if not isinstance(value, list):
+            raise _Fault("a list of schemas expected")
+        numbers = key == "anyOf" and any(_kinds(part) & {"integer", "number"} for part in value)
+        parts = [
+            False if numbers and _is_decimal(part) else self._part(part, (*path, index))
+            for index, part in enumerate(value)
+        ]
+        if key == "oneOf" and (excluding := self._excluding(parts)):
+            return {"anyOf": excluding}
+        return {key: parts} if parts else {}
+
+    def _named(self, key: str, value: Any, path: Path) -> dict[str, Any]:
+        if value == []:
+            return {}
+        if not isinstance(value, dict):
+            raise _Fault("an object of schemas expected")
+        named = {}
+        for name, part in value.items():
+            _check_values(name, path)
+            known = _pattern(name, path) if key == "patternProperties" else {"pattern": name}
+            if len(known) > 1:
+                raise _Fault(LOOK_AROUND)
+            named[known["pattern"]] = self._part(part, (*path, name))
+        if key != "properties":
+            return {key: named}
+        # Draft 3, as Jackson writes it: a property says itself that it is required.
+        required = [name for name, part in value.items() if isinstance(part, dict) and part.get("required") is True]
+        return {key: named, "required": required} if required else {key: named}
+
+    def _with_listed_names(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Maps with an enum as their names, as pydantic and Zod have them, list them as properties."""
+        names = self._followed(schema.get("propertyNames")).get("enum")
+        if not isinstance(names, list) or schema.keys() & {"properties", "patternProperties"}:
+            return schema
+        value = schema.get("additionalProperties", {})
+        listed = {"properties": {name: value for name in names if isinstance(name, str)}, "additionalProperties": False}
+        return {key: part for key, part in schema.items() if key != "propertyNames"} | listed
+
+    def _followed(self, part: Any) -> dict[str, Any]:
+        """The schema that a reference leads to; an empty one if that is not certain."""
+        for _ in range(_MOST_REFERENCES):
+            if not isinstance(part, dict) or not isinstance(part.get("$ref"), str):
+                break
+            part = target(self.root, part["$ref"]) if part["$ref"].startswith("#/") and not self._has_names else None
+        return part if isinstance(part, dict) and "$ref" not in part else {}
+
+    def _excluding(self, parts: list[Any]) -> list[Any] | None:
+        """The alternatives of oneOf, if no value fits two: by their types, or by the values of a property, then
+        required (a discriminator may have a default). None if that cannot be seen."""
+        followed = [self._followed(part) for part in parts]
+        kinds = [_kinds(part) for part in followed]
+        clashing = {
+            index
+            for pair in combinations(range(len(parts)), 2)
+            if not (kinds[pair[0]] and kinds[pair[1]] and kinds[pair[0]].isdisjoint(kinds[pair[1]]))
+            for index in pair
+        }
+        if not clashing:
+            return parts
+        if any(kinds[index] != {"object"} for index in clashing):
             return None
-        if reference not in self.targets:  # hundreds of arrays may have the same long one
-            self.targets[reference] = target(self.root, reference)
-        return self.targets[reference]
+        tags = [self._tags(followed[index]) for index in clashing]
+        for name in tags[0]:
+            values = [value for one in tags for value in one.get(name, ())]
+            if all(name in one for one in tags) and len(set(values)) == len(values):
+                for index in clashing:
+                    _add(parts[index], "required", [name])
+                return parts
+        return None
+
+    def _tags(self, part: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The strings that properties may be, for those that list them."""
+        properties, tags = part.get("properties"), {}
+        for name, given in properties.items() if isinstance(properties, dict) else ():
+            given = self._followed(given)
+            values = given.get("enum", [given["const"]] if "const" in given else None)
+            if isinstance(values, list) and all(isinstance(value, str) for value in values):
+                tags[name] = values
+        return tags
+
+    def _format(self, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """JSON Schema takes a format that is not known for an annotation."""
+        if not isinstance(value, str):
+            raise _Fault("a string expected")
+        if value in FREE_FORMATS or (_kinds(schema) and "string" not in _kinds(schema)):
+            return {}
+        if value in PATTERNED_FORMATS:
+            return _pattern(PATTERNED_FORMATS[value], path)
+        if value in LIBRARY_FORMATS:
+            return {"format": value} | ({"maxLength": LONGEST[value]} if value in LONGEST else {})
+        self.unenforced.append(shown(path))
+        return {}
+
+    def _reference(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, str):
+            raise _Fault("a string expected")
+        if not value.startswith("#") and "'$id'" not in self._text and "'id'" not in self._text:
+            raise _Fault("only references inside the schema are supported")
+        if value.startswith("#/") and not self._has_names and target(self.root, value) is None:
+            raise _Fault("it names no part of the schema")
+        return {"$ref": value}
+
+    def _identity(self, key: str, value: str, path: Path) -> dict[str, Any]:
+        """Names matter where references use them, and dialects as far as the library tells them apart."""
+        if key == "$schema":
+            draft = _DRAFT.search(value)
+            return {key: f"http://json-schema.org/draft-0{draft[1]}/schema#"} if draft and len(path) == 1 else {}
+        local = self._text.count("'$ref': '#") == self._text.count("'$ref': ") and not self._has_names
+        return {} if local or (key == "id" and not self._is_draft_4) else {key: value}
 
     @cached_property
-    def _has_named_parts(self) -> bool:
-        draft_4 = "draft-04" in str(self.root.get("$schema"))  # in which any "id" may be such a name
-        return draft_4 or str(self.root).count("'$id'") > ("$id" in self.root)
+    def _text(self) -> str:
+        return str(self.root)
 
-    def _unique(self, schema: dict[str, Any]) -> dict[str, Any]:
-        form = unique_array(schema, self._resolved)
-        if form is None:
-            raise Unfit(UNSUITABLE)
-        self.orders -= len(form.get("anyOf", ())) if "anyOf" not in schema else 0
-        if self.orders < 0:
-            raise Unfit(f"uniqueItems: at most {MAX_ALL_ORDERS} possible orders of all such arrays together allowed")
-        return form
+    @cached_property
+    def _is_draft_4(self) -> bool:
+        draft = _DRAFT.search(str(self.root.get("$schema")))
+        return draft is not None and draft[1] == "4"
 
-
-def _make_strings_known(schema: dict[str, Any], separate: Callable[[str], tuple[str, ...]]) -> None:
-    """Says patterns and formats with patterns that the library can compile. Several must all match."""
-    name, given = schema.get("format"), schema.get("pattern")
-    if isinstance(name, str) and name in FREE_FORMATS:
-        del schema["format"]
-    if not isinstance(given, str | None):
-        return
-    patterns = list(separate(given)) if given is not None else []
-    if isinstance(name, str) and name in PATTERNED_FORMATS:
-        del schema["format"]
-        patterns.append(PATTERNED_FORMATS[name])
-    if not patterns:
-        return
-    schema["pattern"], *more = dict.fromkeys(patterns)
-    others = schema.get("allOf", [])
-    if more and not isinstance(others, list):
-        raise Unfit("allOf: a list of schemas expected")
-    if more:
-        schema["allOf"] = [*others, *({"pattern": pattern} for pattern in more)]
+    @cached_property
+    def _has_names(self) -> bool:
+        """Whether a part of the schema may have a name of its own, in which "#" stands for that part."""
+        inner = self._text.count("'$id'") > ("$id" in self.root)
+        return inner or "'$anchor'" in self._text or (self._is_draft_4 and "'id': '" in self._text)
 
 
-def _make_bounds_exact(schema: dict[str, Any]) -> None:
-    """Adjusts bounds. The library reads them as floats, and subtracts 1 from exclusive ones. If floats are farther
-    apart than that, a bound becomes the next float inside."""
-    for key in (LOWER | UPPER) & schema.keys():
-        if isinstance(bound := schema[key], float) and bound.is_integer():
-            schema[key] = int(bound)  # The digits of a float with .0 are not read exactly either.
-    for key, stricter, inside in (("minimum", max, math.inf), ("maximum", min, -math.inf)):
-        exclusive = "exclusive" + key.capitalize()
-        if is_rounded(given := schema.get(key)):
-            schema[key] = _double(given, inside)
-        if is_rounded(given := schema.get(exclusive)):
-            del schema[exclusive]
-            bound = int(math.nextafter(_double(given, inside), inside))
-            given = schema.get(key, bound)
-            schema[key] = stricter(bound, given) if isinstance(given, int | float) else given
+def _add(form: dict[str, Any], name: str, made: Any) -> None:
+    """Adds a keyword that the form may have already: then both are in force."""
+    if name not in form:
+        form[name] = made
+    elif name in _LEAST:
+        form[name] = max(form[name], made)
+    elif name in _MOST:
+        form[name] = min(form[name], made)
+    elif name == "required":
+        form[name] = [*dict.fromkeys([*form[name], *made])]
+    elif name == "allOf":
+        form[name] = [*made, *form[name]]  # references name those that the schema has
+    elif name in ("pattern", "anyOf"):
+        form["allOf"] = [*form.get("allOf", ()), {name: made}]
 
 
-def is_rounded(bound: Any) -> TypeGuard[float]:
-    """Whether the library may read a bound as another number."""
-    return type(bound) in (int, float) and _EXACT <= abs(bound) <= MAX_INTEGER
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names; empty if it names none. An integer is a number."""
+    given = schema.get("type") if isinstance(schema, dict) else None
+    kinds = {str(kind).lower() for kind in (given if isinstance(given, list) else [given] if given else [])}
+    return kinds | ({"integer"} if "number" in kinds else set())
 
 
-def _double(bound: float, inside: float) -> float:
-    """The bound, or the next double in the direction of `inside`."""
-    nearest = float(bound)
-    outside = nearest < bound if inside > 0 else nearest > bound
-    nearest = math.nextafter(nearest, inside) if outside else nearest
-    return int(nearest) if isinstance(bound, int) else nearest
+def _is_decimal(schema: Any) -> bool:
+    """Whether a schema is pydantic's of a Decimal that is written as a string."""
+    return isinstance(schema, dict) and str(schema.get("pattern")).startswith("^(?!^[-+.]*$)")
+
+
+def _types(value: Any) -> dict[str, Any]:
+    """Types in lower case, as Gemini's are not; "any" is draft 3's."""
+    named = value if isinstance(value, list) else [value]
+    kinds = [str(kind).lower() for kind in named]
+    if "any" in kinds or not kinds:
+        return {}
+    if unknown := set(kinds) - _TYPES:
+        raise _Fault(f"{min(unknown)[:_SHOWN]} is none of {', '.join(sorted(_TYPES))}")
+    return {"type": kinds if isinstance(value, list) else kinds[0]}
+
+
+def _pattern(value: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise _Fault("a string expected")
+    _check_values(value, path)
+    try:
+        pattern, least, most = known_pattern(value)
+    except ValueError as error:
+        raise _Fault(str(error)) from None
+    return {"pattern": pattern} | ({} if most is None else {"minLength": least, "maxLength": most})
+
+
+def _count(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+        raise _Fault("a whole number from 0 on expected")
+    if value < _COUNT_MAX:
+        return {key: int(value)}
+    if key in _LEAST:
+        raise _Fault(f"at most {_COUNT_MAX} allowed")
+    return {}
+
+
+def _multiple(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise _Fault("a number above 0 expected")
+    if _units(value) > MAX_MULTIPLE or value < 1e-9:
+        raise _Fault(f"at most {MAX_MULTIPLE} units of its last digit, and at least 1e-9, allowed")
+    return {"multipleOf": value}
+
+
+def _units(value: float) -> float:
+    """The number without its decimal point and the zeros after its last digit: 0.25 -> 25."""
+    if value > MAX_INTEGER:  # it may be too large for a float
+        return value
+    mantissa, _, exponent = f"{value:.15e}".partition("e")
+    digits = mantissa.replace(".", "").rstrip("0")
+    return int(digits) * 10 ** max(0, int(exponent) - len(digits) + 1)
+
+
+def _bound(key: str, value: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A bound as the library reads it exactly: the next double inside, where doubles are rare."""
+    inclusive = "minimum" if key in LOWER else "maximum"
+    if isinstance(value, bool) and key != inclusive:  # draft 4
+        value = schema.get(inclusive) if value else None
+        if value is None:
+            return {}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Fault("a number expected")
+    sign, exclusive = 1 if key in LOWER else -1, key != inclusive
+    low = sign * value  # An upper bound is a lower one of the negative number.
+    if low <= -_FLOAT_MAX:
+        return {}
+    if low < -_EDGE:
+        low, exclusive = -_EDGE, False
+    elif 0 < abs(low) < _SMALLEST:
+        low, exclusive = _SMALLEST if low > 0 else 0, False
+    elif _EXACT <= abs(low) <= MAX_INTEGER:
+        double = float(low)
+        low, exclusive = math.nextafter(double, math.inf) if double < int(low) + exclusive else double, False
+    if low > _EDGE:
+        raise _Fault(f"a number from -{_EDGE} to {_EDGE} expected")
+    bound = int(low) if low == int(low) else low
+    return {key if exclusive else inclusive: sign * bound}
+
+
+def _check_values(value: Any, path: Path) -> None:
+    """Unfit for a value that is too long, or that the library would round."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str) and len(one) > MAX_LITERAL:
+            raise Unfit(f"{shown(path)}: a string of {len(one)} characters given, at most {MAX_LITERAL} allowed")
+        if isinstance(one, int) and abs(one) > MAX_INTEGER:
+            raise Unfit(
+                f"{shown(path)}: an integer of {len(str(abs(one)))} digits given, at most {MAX_INTEGER} allowed"
+            )
+        if isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list):
+            waiting += one

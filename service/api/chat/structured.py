@@ -17,31 +17,34 @@ from service.api.http.errors import bad_request
 from service.api.http.json_body import check_values
 
 
-async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> str:
-    """The grammar that the request's fields describe; "" for free text. ApiError 400 names the field."""
-    asked = list(_asked(body))
+async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> tuple[str, list[str]]:
+    """(the grammar that the request's fields describe, "" for free text; paths of what it does not enforce). ApiError
+    400 names the field."""
+    unenforced: list[str] = []
+    asked = list(_asked(body, unenforced))
     if not asked:
-        return ""
+        return "", []
     field, make = asked[0]
     if len(asked) > 1:
         raise bad_request(f"{asked[1][0]}: {field} says already what the answer has to match.", asked[1][0])
-    return await checks.checked(make, field, client)
+    return await checks.checked(make, field, client), [f"{field}.{path}" for path in unenforced]
 
 
-def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
-    """(field, function that makes its grammar) for each field that is set."""
+def _asked(body: ChatRequestBody, unenforced: list[str]) -> Iterator[tuple[str, Callable[[], str]]]:
+    """(field, function that makes its grammar) for each field that is set. unenforced: see json_schema_grammar."""
     if body.response_format is not None:
         _refuse_unread(body.response_format)
         if body.response_format.type != "text":
-            yield _of_format(body.response_format)
+            yield _of_format(body.response_format, unenforced)
     outputs = body.structured_outputs or StructuredOutputs()
+    schema = partial(_schema, unenforced=unenforced)
     values: list[tuple[str, Any, Callable[[Any], str]]] = [
-        ("structured_outputs.json", outputs.json, _schema),
+        ("structured_outputs.json", outputs.json, schema),
         ("structured_outputs.regex", outputs.regex, regex_grammar),
         ("structured_outputs.choice", outputs.choice, choice_grammar),
         ("structured_outputs.grammar", outputs.grammar, lark_grammar),
         ("structured_outputs.json_object", outputs.json_object or None, lambda _: _any_object()),
-        ("guided_json", body.guided_json, _schema),
+        ("guided_json", body.guided_json, schema),
         ("guided_regex", body.guided_regex, regex_grammar),
         ("guided_choice", body.guided_choice, choice_grammar),
         ("guided_grammar", body.guided_grammar, lark_grammar),
@@ -61,20 +64,20 @@ def _refuse_unread(given: ResponseFormat) -> None:
         raise bad_request(f"{field}: only with type json_schema; the type is {given.type}.", field)
 
 
-def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
+def _of_format(given: ResponseFormat, unenforced: list[str]) -> tuple[str, Callable[[], str]]:
     if given.type == "json_object":
         return "response_format", _any_object
     if given.json_schema is None:
         raise bad_request("response_format.json_schema: required with this type.", "response_format.json_schema")
-    return "response_format.json_schema.schema", partial(json_schema_grammar, given.json_schema.schema)
+    return "response_format.json_schema.schema", partial(json_schema_grammar, given.json_schema.schema, unenforced)
 
 
-def _schema(value: dict[str, Any] | str) -> str:
+def _schema(value: dict[str, Any] | str, unenforced: list[str]) -> str:
     """value: a schema, or its text."""
     if isinstance(value, str):
         check_values(value)
         value = msgspec.json.decode(value, type=dict[str, Any])
-    return json_schema_grammar(value)
+    return json_schema_grammar(value, unenforced)
 
 
 def _any_object() -> str:

@@ -4,27 +4,31 @@ answers that must match something after reasoning."""
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
 
 import msgspec
 
 from models.media import Tool
 from models.tools import CALL_END, CALL_START
-from service.api.chat.grammar import json_schema_grammar, lark_grammar
-from service.api.chat.grammar_checks import GrammarChecks
-from service.api.chat.loose_schema import looser_schemas
-from service.api.chat.schema_form import with_options
+from service.api.chat.grammar import form_grammar, formed_lark_grammar
+from service.api.chat.grammar_checks import GrammarChecks, refusal
+from service.api.chat.grammar_worker import Tried
+from service.api.chat.schema_form import Unfit, as_grammar, schema_form, shown, without
 from service.api.chat.tool_calls import CALL_HEAD
 from service.api.chat.tools import ToolUse
-from service.api.http.errors import ApiError
+from service.api.http.errors import ApiError, bad_request
+
+log = logging.getLogger(__name__)
 
 _BLANK = r"[\s\x1c-\x1f]"
 """Characters that may precede the opening marker of reasoning: Python's white space."""
 _TEXT = ("TEXT: /(.|\\n)*/", "BREAK: /\\n{0,2}/")
 BLANKS = " ?"
 """White space between JSON's tokens in arguments: as in training, which is how templates write earlier calls."""
+_MOST_LEFT_OUT = 32
+"""Keywords of a tool that are found and left out one by one, because no grammar can be made with them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Reasoning:
 
 
 def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None = None) -> str:
-    """Grammar of answers: only calls if calls are forced, else text that may end in calls.
+    """Grammar of answers: only calls if calls are forced, else text that may end in calls. The tools' parameters have
+    the form of a grammar (formed).
 
     answer: grammar of answers that call nothing; empty: any text.
     """
@@ -66,13 +71,15 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
         start = f"(TEXT | said {calls} | reasoning {start})"
         rules.append(f"said[lazy]: (TEXT {json.dumps(CALL_START)}) & ~({begun})")
         rules.append(f"reasoning[lazy]: {begun} {json.dumps(reasoning.end)}")
-    grammar = lark_grammar("\n".join([f"start: {start}", *rules]))
+    grammar = formed_lark_grammar("\n".join([f"start: {start}", *rules]))
     return grammar if use.forced or not answer else _beside(grammar, answer)
 
 
 def reasoned_grammar(answer: str, reasoning: Reasoning) -> str:
     """Grammar of reasoning that the prompt opened, followed by what matches the grammar `answer`."""
-    return _beside(lark_grammar("\n".join(["start: reasoning BREAK @answer", _reasoning(reasoning), *_TEXT])), answer)
+    return _beside(
+        formed_lark_grammar("\n".join(["start: reasoning BREAK @answer", _reasoning(reasoning), *_TEXT])), answer
+    )
 
 
 def _reasoning(reasoning: Reasoning) -> str:
@@ -81,47 +88,68 @@ def _reasoning(reasoning: Reasoning) -> str:
 
 async def checked_tool_grammar(
     checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
-) -> str:
-    """The result of tool_grammar after a check. Tools that are not strict may get looser parameters. ApiError 400 names
+) -> tuple[str, list[str]]:
+    """(the result of tool_grammar after a check, paths of what it does not enforce of the schemas). ApiError 400 names
     the tool whose parameters cannot be used, or `tools`."""
-    try:
-        make = partial(tool_grammar, use, answer=answer, reasoning=reasoning)
-        return await checks.checked(make, "tools", client)
-    except ApiError as error:
-        if error.status != 400:
-            raise
-        usable = tuple([await _usable(checks, use, tool, client) for tool in use.callable])
-        if usable == use.callable:
-            raise
-    make = partial(tool_grammar, replace(use, callable=usable), answer=answer, reasoning=reasoning)
-    return await checks.checked(make, "tools", client)
+    use, unenforced = await checks.made(partial(formed, use), client)
+    grammar, tried = await checks.tried(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
+    if tried.problem:
+        usable = [await _usable(checks, use, tool, client, unenforced) for tool in use.callable]
+        use = replace(use, callable=tuple(usable))
+        grammar = await checks.checked(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
+    for tool in use.callable if unenforced else ():
+        if count := sum(path.startswith(_field(use, tool)) for path in unenforced):
+            _tell(tool.name, count)
+    return grammar, unenforced
 
 
-async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) -> Tool:
-    """The tool with the first parameters that a grammar can say: its own, or looser ones unless it is strict."""
-    field = f"tools[{use.tools.index(tool)}].function.parameters"
-    refusal: ApiError | None = None
-    for parameters in await checks.made(partial(_candidates, use, tool), client):
+def formed(use: ToolUse) -> tuple[ToolUse, list[str]]:
+    """(the tools with parameters in the form of a grammar, paths of what is not enforced). ApiError names the tool with
+    a schema that has no such form."""
+    unenforced: list[str] = []
+    callable = []
+    for tool in use.callable:
+        field = _field(use, tool)
         try:
-            await checks.checked(partial(json_schema_grammar, parameters), field, client)
-            return replace(tool, parameters=parameters)
-        except ApiError as error:
-            if error.status != 400:
-                raise
-            refusal = error
-    assert refusal is not None
-    raise refusal
+            form, left_out = schema_form(tool.parameters, loose=tool.name not in use.strict)
+        except Unfit as unfit:
+            raise _naming(tool, refusal(field, Tried(str(unfit)))) from None
+        callable.append(replace(tool, parameters={**form, "type": "object"}))
+        unenforced += [f"{field}.{path}" for path in left_out]
+    return replace(use, callable=tuple(callable)), unenforced
 
 
-def _candidates(use: ToolUse, tool: Tool) -> list[dict[str, Any]]:
-    found = [dict(tool.parameters), *(() if tool.name in use.strict else looser_schemas(tool.parameters))]
-    return [parameters for index, parameters in enumerate(found) if parameters not in found[:index]]
+async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str, unenforced: list[str]) -> Tool:
+    """The tool with parameters that a grammar can say: unless it is strict, without the parts that none can say."""
+    field = _field(use, tool)
+    for _ in range(_MOST_LEFT_OUT):
+        _, tried = await checks.tried(partial(form_grammar, tool.parameters), field, client)
+        if not tried.problem:
+            return tool
+        if not tried.path or tool.name in use.strict:
+            break
+        tool = replace(tool, parameters=without(tool.parameters, tried.path))
+        unenforced.append(f"{field}.{shown(tried.path)}")
+    raise _naming(tool, refusal(field, tried))
+
+
+@lru_cache(1024)
+def _tell(name: str, count: int) -> None:
+    """Once for each tool: agents send the same ones with every request."""
+    log.warning("tool %s: %d keywords of its schema are not enforced; answers name them as unenforced", name, count)
+
+
+def _field(use: ToolUse, tool: Tool) -> str:
+    names = [one.name for one in use.tools]
+    return f"tools[{names.index(tool.name)}].function.parameters"
+
+
+def _naming(tool: Tool, error: ApiError) -> ApiError:
+    return bad_request(error.message.replace(": ", f": tool {tool.name}: ", 1), error.param, error.code)
 
 
 def _function(tool: Tool) -> str:
-    schema = with_options(dict(tool.parameters))
-    schema["x-guidance"]["whitespace_pattern"] = BLANKS
-    arguments = json.dumps(schema, ensure_ascii=False)
+    arguments = json.dumps(as_grammar(tool.parameters, BLANKS), ensure_ascii=False)
     return f"""{json.dumps(tool.name + '", "arguments": ')} %json {arguments}"""
 
 

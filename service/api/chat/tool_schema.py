@@ -9,12 +9,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):
-    """parameters: JSON Schema of an object; without it the function has none. strict: refuses a schema with keywords
-    that are not supported, which are otherwise not enforced."""
+    """parameters: JSON Schema of an object; without it the function has none. PHP writes an empty one as []. strict:
+    refuses a schema with keywords that are not supported, which are otherwise not enforced."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | list[Any] | None = None
     strict: bool | None = None
 
 

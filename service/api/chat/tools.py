@@ -124,11 +124,14 @@ def _tool(function: FunctionDefinition, field: str) -> Tool:
     if function.parameters is None:
         return Tool(function.name, function.description, NO_PARAMETERS)
     at = f"{field}.parameters"
-    _check_depth(function.parameters, at)
-    kind = function.parameters.get("type", "object")
-    if kind != "object":
-        raise bad_request(f'{at}.type: must be "object": arguments are named.', f"{at}.type")
-    return Tool(function.name, function.description, {"type": "object", **function.parameters})
+    parameters = function.parameters or {}
+    if isinstance(parameters, list):
+        raise bad_request(f"{at}: tool {function.name}: must be an object.", at)
+    _check_depth(parameters, at)
+    kind = parameters.get("type") or "object"
+    if "object" not in (str(one).lower() for one in (kind if isinstance(kind, list) else [kind])):
+        raise bad_request(f'{at}.type: tool {function.name}: must be "object": arguments are named.', f"{at}.type")
+    return Tool(function.name, function.description, {"type": "object", **parameters})
 
 
 def _earlier_call(call: ToolCallEntry, field: str) -> ToolCall:

@@ -53,8 +53,7 @@ def prepare(*kinds: Any) -> None:
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
     fit."""
-    if isinstance(raw, bytes):
-        raw = _without_mark(raw)
+    raw = _without_mark(raw) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
     check_values(raw)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -101,8 +100,10 @@ def choices_at(kind: Any, path: str) -> list[str]:
     for step in STEP.findall(path):
         found = [inner for outer in found for part in _inside(outer, step) for inner in _alternatives(part)]
     literals = [str(value) for one in found if isinstance(one, inspect.LiteralType) for value in one.values]
-    others = [NAMES[type(one)] for one in found if type(one) in NAMES]
-    return [*literals, *kinds(others)] if literals else []
+    tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field]
+    named = [f"an object of type {' or '.join(tags)}"] if tags else []
+    others = [NAMES[type(one)] for one in found if type(one) in NAMES and not getattr(one, "tag_field", None)]
+    return [*literals, *dict.fromkeys(kinds(others)), *named] if literals else []
 
 
 def _alternatives(described: inspect.Type) -> Iterator[inspect.Type]:

@@ -44,6 +44,10 @@ _MAX_KEPT = 64
 """Grammars whose matchers are kept to be copied, the least recently used go first."""
 _LONGEST_REASON = 200
 _NO_TOKEN = "no token can follow"
+_MAX_DIGITS = 20
+"""Digits that a number in JSON has at most in a row. The library's numbers have no end, and some models go on with
+zeros for ever."""
+_DIGITS = b"0123456789"
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
@@ -118,12 +122,16 @@ class MaskServer:
         self._tokenizer = self._builders[False].submit(self._read, tokenizer)
         self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}
         """Matchers by the number of their guide."""
+        self._digits: dict[int, int] = {}
+        """Digits at the end of the answer so far, by guide, for those in JSON."""
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
     def _read(self, tokenizer: Callable[[], llguidance.LLTokenizer]) -> llguidance.LLTokenizer:
         try:
-            return tokenizer()
+            read = tokenizer()
+            self._digit_tokens, self._quote_tokens = (_beginning(read, sign) for sign in ("[0-9]", '"'))
+            return read
         except Exception:
             log.exception("the vocabulary cannot be read")
             raise
@@ -148,7 +156,10 @@ class MaskServer:
             case Build(guide, grammar, slow):
                 builder = self._builders[slow and grammar not in self._kept]
                 self._matchers[guide] = self._submit(builder, guide, grammar)
+                if '"json_schema"' in grammar or "%json" in grammar:
+                    self._digits[guide] = 0
             case Forget(guide):
+                self._digits.pop(guide, None)
                 if self._matchers.pop(guide).cancel():
                     self._send(Built(guide, "its answer has ended"))
             case Compute(first, rows):
@@ -208,7 +219,27 @@ class MaskServer:
             # A matcher without a token that can follow, which only its mask shows, is in error now.
             if (verdict := _verdict(matcher)) is not None:
                 verdicts[row] = verdict
+            if guide in self._digits and tokens and self._count_digits(guide, tokens) >= _MAX_DIGITS:
+                self._end_number(masks[row])
         return verdicts
+
+    def _count_digits(self, guide: int, tokens: list[int]) -> int:
+        text = self._tokenizer.result().decode_bytes(tokens)
+        run = len(text) - len(text.rstrip(_DIGITS))
+        self._digits[guide] = run + (self._digits[guide] if run == len(text) else 0)
+        return self._digits[guide]
+
+    def _end_number(self, mask: np.ndarray) -> None:
+        """Takes the digits from a mask, unless the answer is in a string, which could end here, or needs a digit."""
+        others = mask & ~self._digit_tokens
+        if others.any() and not (mask & self._quote_tokens).any():
+            mask[:] = others
+
+
+def _beginning(tokenizer: llguidance.LLTokenizer, sign: str) -> np.ndarray:
+    """int32 [words], a mask of the tokens that begin with a sign, a regular expression."""
+    grammar = llguidance.LLMatcher.grammar_from_regex(f"{sign}(?s:.*)")
+    return np.frombuffer(llguidance.LLMatcher(tokenizer, grammar, log_level=0).compute_bitmask(), np.int32)
 
 
 def _verdict(matcher: llguidance.LLMatcher) -> str | None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import httpx
@@ -15,6 +16,7 @@ from openai import OpenAI
 from PIL import Image, ImageDraw
 from pydantic import BaseModel
 
+from service.api.chat.schema_form import Unfit
 from tests.api.chat.test_grammar import LARGE, REFUSED, TOO_LARGE
 from tests.support.processes import ServerProcess
 
@@ -87,7 +89,10 @@ def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: s
 
 def test_no_grammar_harms_the_server(embedded_server: ServerProcess) -> None:
     """Each is refused, or answered as far as its budget goes."""
-    grammars = {name: make() for name, (make, _) in REFUSED.items()} | {name: make() for name, make in LARGE.items()}
+    grammars = {name: make() for name, make in LARGE.items()}
+    for name, (make, _) in REFUSED.items():
+        with suppress(Unfit):  # it has no form that could be tried
+            grammars[name] = make()
     asked = [(name, *field) for name, text in grammars.items() for field in _fields(text)]
     assert len(asked) == len(grammars)
     for name, field, value in (*asked, *((name, *field) for name, field in TOO_LARGE.items())):

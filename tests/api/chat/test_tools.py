@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessage
 from models.media import Tool
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from service.api.chat.schema import ChatRequestBody
-from service.api.chat.tool_grammar import Reasoning, reasoned_grammar, tool_grammar
+from service.api.chat.tool_grammar import Reasoning, formed, reasoned_grammar, tool_grammar
 from service.api.chat.tools import ToolUse, arguments_of, tool_use
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
@@ -224,14 +224,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too many": ({"tools": [tool(f"f{index}") for index in range(129)]}, "tools"),
     "too large": (function(name="f", description="x" * 300_000), "tools"),
     "too deep": (function(name="f", parameters=deep(40)), "tools[0].function.parameters"),
-    "parameters are a list": (function(name="f", parameters=[]), "tools[0].function.parameters"),
+    "parameters are a list": (function(name="f", parameters=[1]), "tools[0].function.parameters"),
     "parameters of an array": (function(name="f", parameters={"type": "array"}), "tools[0].function.parameters.type"),
     "unsupported keyword": (
         {"tools": [TIME, *function(name="f", strict=True, parameters={"dependentSchemas": {"a": {}}})["tools"]]},
         "tools[1].function.parameters",
     ),
     "impossible": (
-        function(name="f", parameters={"properties": {"a": {"enum": []}}, "required": ["a"]}),
+        function(name="f", strict=True, parameters={"properties": {"a": {"enum": [1], "const": 2}}, "required": ["a"]}),
         "tools[0].function.parameters",
     ),
     "look-behind": (
@@ -470,14 +470,16 @@ def test_a_text_can_have_a_grammar_of_its_own() -> None:
 )
 def test_functions_take_what_is_listed_unless_the_schema_says_more(schema: dict[str, Any], open_: bool) -> None:
     tools = (Tool("f", None, {"type": "object", **schema}),)
-    grammar = tool_grammar(ToolUse(tools, tools, forced=True, several=False))
+    grammar = tool_grammar(formed(ToolUse(tools, tools, forced=True, several=False))[0])
     assert fits(grammar, call_text("f", x=1, y=2)) is open_
 
 
 def test_arguments_that_are_no_list_of_names_are_refused(server: RunningServer) -> None:
     x = {"x": {"type": "integer"}}
     for broken in ({"properties": 5}, {"properties": x, "required": 5}, {"properties": x, "required": [[]]}):
-        body = {"model": "tiny", "messages": [USER], "tools": [tool("f", None, {"type": "object", **broken})]}
+        given = tool("f", None, {"type": "object", **broken})
+        given["function"]["strict"] = True
+        body = {"model": "tiny", "messages": [USER], "tools": [given]}
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == "tools[0].function.parameters"

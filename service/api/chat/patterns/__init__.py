@@ -1,1 +1,0 @@
-"""Regular expressions of JSON Schema with look-ahead -> equivalent ones without, which llguidance can compile."""
