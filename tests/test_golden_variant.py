@@ -41,8 +41,11 @@ def test_networks(variant: Path, family: str) -> None:
 
 
 def test_the_engine_and_the_api(variant: Path) -> None:
-    files = ("engine/chat/test_chat_golden.py", "models/kimi_vl/test_engine.py", "models/kimi_vl/test_http.py")
-    status, output = run(variant, *(f"tests/{file}" for file in files))
+    of_chat = ("engine/chat/test_chat_golden.py", *(f"models/kimi_vl/test_{name}.py" for name in ("engine", "http")))
+    of_sizes = ("models/kimi_vl/test_replay.py", "models/qwen2_vl/test_replay.py")
+    of_speech = ("models/voxcpm2/test_streams.py", "engine/speech/test_voices.py")
+    files = (f"tests/{file}" for file in (*of_chat, *of_sizes, *of_speech))
+    status, output = run(variant, *files, "-m", "not slow and not gpu")
     assert status == 0, output
 
 

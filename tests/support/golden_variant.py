@@ -1,6 +1,8 @@
-"""Another golden directory, made out of tests/golden: other names, another order, fewer prompts, shorter answers.
+"""Another golden directory, made out of tests/golden: other names, another order, fewer prompts, shorter answers, other
+sizes.
 
-Its expected values are those of the first: what an answer begins with does not change with its length.
+Its expected values are those of the first: what an answer begins with does not change with its length, and what is
+added to widths are zeros, which change no value.
 """
 
 from __future__ import annotations
@@ -10,12 +12,18 @@ import re
 import shutil
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 PREFIX = "other_"
 TOKENS = 9
 """Of each answer."""
+MORE = 32
+"""Added to the width of the language models' MLPs."""
+CHANNELS = 4
+"""Added to those of a latent."""
 
 
 def make_variant(source: Path, target: Path) -> None:
@@ -24,8 +32,10 @@ def make_variant(source: Path, target: Path) -> None:
         shutil.copytree(folder, target / folder.name)
         if folder.name == "voxcpm2":
             _rename_modes(target / folder.name)
+            _add_channels(target / folder.name)
         else:
             _change_prompts(target / folder.name)
+            _widen(target / folder.name)
 
 
 def _change_prompts(directory: Path) -> None:
@@ -64,3 +74,52 @@ def _rename_modes(directory: Path) -> None:
     tensors = load_file(directory / "expected.safetensors")
     renamed = {PREFIX + name if name.split(".")[0] in modes else name: value for name, value in tensors.items()}
     save_file(renamed, directory / "expected.safetensors")
+
+
+def _widen(directory: Path) -> None:
+    """Wider MLPs in the language model, and twice as many positions."""
+    config = json.loads((directory / "config.json").read_text())
+    text = config.get("text_config", config)
+    width = text["intermediate_size"]
+    text["intermediate_size"] += MORE
+    text["max_position_embeddings"] *= 2
+    (directory / "config.json").write_text(json.dumps(config))
+    for file in directory.glob("model*.safetensors"):
+        tensors = load_file(file)
+        for name, value in tensors.items():
+            if not re.search(r"layers\.\d+\.mlp\.(gate|up|down)_proj\.weight$", name) or width not in value.shape:
+                continue
+            tensors[name] = F.pad(value, (0, MORE) if "down" in name else (0, 0, 0, MORE))
+        save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _add_channels(directory: Path) -> None:
+    """More channels in the latents of speech, which are zeros and read by nothing."""
+    config = json.loads((directory / "config.json").read_text())
+    before = config["feat_dim"]
+    config["feat_dim"] = config["audio_vae_config"]["latent_dim"] = before + CHANNELS
+    (directory / "config.json").write_text(json.dumps(config))
+    columns, rows = (0, CHANNELS), (0, 0, 0, CHANNELS)
+    for name, patterns in {
+        "model.safetensors": {r".*\.(cond|in)_proj\.weight": columns, r".*estimator\.out_proj\.weight": rows}
+        | {r".*estimator\.out_proj\.bias": columns},
+        "expected.safetensors": {
+            r".*\.(feat|patches)|in\.locenc\.x|vae\..*_patches": columns,
+            r".*\.noise|.*\.(cfm|dit)\..*|vae\.(decode\.z|encode\.latent)": rows,
+        },
+    }.items():
+        tensors = load_file(directory / name)
+        for key, value in tensors.items():
+            for pattern, pad in patterns.items():
+                if re.fullmatch(pattern, key) and before in value.shape[-len(pad) // 2 :][:1]:
+                    tensors[key] = F.pad(value, pad)
+        save_file(tensors, directory / name)
+    codec = torch.load(directory / "audiovae.pth", weights_only=True)
+    for key, value in codec["state_dict"].items():
+        if key.endswith("decoder.model.1.weight_v"):
+            codec["state_dict"][key] = F.pad(value, (0, 0, 0, CHANNELS))
+        elif re.search(r"encoder\.fc_(mu|logvar)\.|decoder\.model\.0\.", key):
+            # A direction that is not zero, and a length that is.
+            more = torch.full_like(value[:CHANNELS], float(key.endswith("weight_v")))
+            codec["state_dict"][key] = torch.cat((value, more))
+    torch.save(codec, directory / "audiovae.pth")

@@ -129,7 +129,7 @@ def replaced(heard: Heard, segment: int) -> Heard:
 
 
 def test_a_continued_clip_is_continued_again(rig: Rig) -> None:
-    clip = np.random.default_rng(1).standard_normal((5, 4, 8)).astype(np.float32)
+    clip = np.random.default_rng(1).standard_normal((5, *golden.PATCH_SHAPE)).astype(np.float32)
     voice = {"prompt": clip, "transcript_ids": segment(LATER, 3).text_ids}
     heard = rig.say(request(segment(LATER, 3), live=False, **voice), s0=1)
     assert rig.retried == 1

@@ -25,7 +25,7 @@ from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, decoded, reque
 from tests.models.voxcpm2 import golden
 from tests.support.lora import GROUPS, random_adapter, write_adapter
 
-CLIP = np.random.default_rng(4).standard_normal((20, 4, 8)).astype(np.float32)
+CLIP = np.random.default_rng(4).standard_normal((20, *golden.PATCH_SHAPE)).astype(np.float32)
 """Longer than a page."""
 
 

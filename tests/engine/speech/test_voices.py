@@ -30,13 +30,13 @@ def model() -> VoxCPM2:
 
 
 def reference(voice: int) -> np.ndarray:
-    return np.random.default_rng(voice).standard_normal((PATCHES[voice], 4, 8)).astype(np.float32)
+    return np.random.default_rng(voice).standard_normal((PATCHES[voice], *golden.PATCH_SHAPE)).astype(np.float32)
 
 
 def spoken(number: int, voice: int, segments: int = 1, retries: int = 0, continued: int = 0) -> SpeechRequest:
     """retries: of each segment, which never stops by itself. continued: patches of audio that it goes on with."""
     parts = [segment(TEXTS[(number + part) % len(TEXTS)], 4, 3 if retries else 4) for part in range(segments)]
-    prompt = np.random.default_rng(number).standard_normal((continued, 4, 8)).astype(np.float32)
+    prompt = np.random.default_rng(number).standard_normal((continued, *golden.PATCH_SHAPE)).astype(np.float32)
     return request(
         f"{number}",
         *parts,

@@ -241,7 +241,7 @@ def streams(count: int) -> list[SpeechRequest]:
     rng = np.random.default_rng(0)
     requests = []
     for i in range(count):
-        clip = rng.standard_normal((1 + i % 4, 4, 8)).astype(np.float32)
+        clip = rng.standard_normal((1 + i % 4, *golden.PATCH_SHAPE)).astype(np.float32)
         lengths = [2 + i % 3, 2][: 1 + (i % 5 == 0)]
         segments = [segment(TEXTS[(i + k) % len(TEXTS)], patches) for k, patches in enumerate(lengths)]
         requests.append(
@@ -323,7 +323,7 @@ def test_segments_join_as_one_decode_of_their_latents(model: VoxCPM2, rig: Worke
 
 
 def test_a_continuation_starts_from_the_end_of_its_clip(model: VoxCPM2, rig: WorkerRig) -> None:
-    clip = np.random.default_rng(1).standard_normal((5, 4, 8)).astype(np.float32)
+    clip = np.random.default_rng(1).standard_normal((5, *golden.PATCH_SHAPE)).astype(np.float32)
     ids = segment(TEXTS[1]).text_ids
     heard = rig.alone(request("continue", segment(TEXTS[1], 3), prompt=clip, transcript_ids=ids))
     whole = decoded(model, np.concatenate([clip[-3:], np.stack(heard.patches)]))
@@ -341,7 +341,7 @@ def test_later_segments_take_the_first_ones_voice(model: VoxCPM2, rig: WorkerRig
 
 @pytest.mark.parametrize("combined", [True, False])
 def test_later_segments_have_the_clip_once(model: VoxCPM2, rig: WorkerRig, combined: bool) -> None:
-    clips = np.random.default_rng(2).standard_normal((2, 3, 4, 8)).astype(np.float32)
+    clips = np.random.default_rng(2).standard_normal((2, 3, *golden.PATCH_SHAPE)).astype(np.float32)
     texts = segment(TEXTS[0], 4), segment(TEXTS[1], 3)
     voice = {"reference": clips[0]} if combined else {}
     heard = rig.alone(request(f"clips {combined}", *texts, prompt=clips[1], transcript_ids=texts[0].text_ids, **voice))
@@ -511,7 +511,7 @@ def test_a_clip_for_which_there_is_no_memory_fails_alone(rig: WorkerRig, monkeyp
 
 
 def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
-    clip = np.zeros((4000, 4, 8), dtype=np.float32)
+    clip = np.zeros((4000, *golden.PATCH_SHAPE), dtype=np.float32)
     failed = rig.alone(request("clip", reference=clip)).failed
     assert failed is not None and (failed.status, failed.field) == (400, "input")
     failed = rig.alone(request("other", reference=np.zeros((3, 4, 2), dtype=np.float32))).failed

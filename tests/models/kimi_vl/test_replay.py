@@ -99,7 +99,9 @@ def test_the_bucket_list_holds_every_picture_of_the_checkpoint(tmp_path: Path, l
 
 def test_the_encoder_passes_the_audit() -> None:
     for bucket in BUCKETS:
-        assert audit(model().encoder, bucket) == {"embeds": BufferSpec((bucket["patches"] // 4, 96), torch.float32)}
+        assert audit(model().encoder, bucket) == {
+            "embeds": BufferSpec((bucket["patches"] // 4, model().decoder.hidden_size), torch.float32)
+        }
 
 
 @pytest.mark.parametrize("full", [False, True])

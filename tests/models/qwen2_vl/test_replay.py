@@ -75,7 +75,7 @@ def test_buckets_hold_whole_embedding_rows() -> None:
 
 
 def test_the_encoder_reads_no_value() -> None:
-    assert audit(MODEL.encoder, BUCKETS[1]) == {"embeds": BufferSpec((15, 96), torch.float32)}
+    assert audit(MODEL.encoder, BUCKETS[1]) == {"embeds": BufferSpec((15, MODEL.decoder.hidden_size), torch.float32)}
 
 
 def test_a_decode_step_reads_no_value() -> None:

@@ -1,4 +1,5 @@
-"""The two golden directories of Qwen3-VL: dense with the Instruct template, a mixture with the Thinking template."""
+"""The two golden directories of Qwen3-VL: dense and a mixture, one with the Instruct template, one with the Thinking
+template."""
 
 from __future__ import annotations
 
@@ -86,3 +87,5 @@ class Golden:
 DENSE = Golden(GOLDEN / "qwen3_vl")
 MIXTURE = Golden(GOLDEN / "qwen3_vl_moe")
 BOTH = {"dense": DENSE, "mixture": MIXTURE}
+INSTRUCT, THINKING = sorted(BOTH, key=lambda kind: BOTH[kind].processor.reasoning_markers is not None)
+"""Their keys in BOTH."""

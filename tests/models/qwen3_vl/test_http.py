@@ -11,7 +11,7 @@ from openai import BadRequestError, OpenAI
 
 from service.link.messages import ChatRequest
 from tests.api.chat.test_tools import fits
-from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE
+from tests.models.qwen3_vl.golden import BOTH, DENSE, INSTRUCT, THINKING
 from tests.support.golden import media_files
 from tests.support.openai_chat import (
     EXACT,
@@ -117,7 +117,7 @@ def test_a_conversation_with_tools_gives_the_golden_prompt(kind: str, name: str)
 
 
 def test_a_required_call(client: OpenAI) -> None:
-    check_required_call(client, "dense")
+    check_required_call(client, INSTRUCT)
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -137,7 +137,7 @@ def text_of_prompt(request: ChatRequest) -> list[int]:
 def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(client: OpenAI, scripted: OpenAI) -> None:
     """Random weights never end their reasoning: those of the engine reach the limit without a call."""
     fields: dict[str, Any] = {
-        "model": "mixture",
+        "model": THINKING,
         "messages": [{"role": "user", "content": "why ?"}],
         "tools": [{"type": "function", "function": {"name": "look"}}],
         "tool_choice": "required",
@@ -166,9 +166,9 @@ def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
     ]
     prompt = "user\nwhy ?\nassistant\nIt is blue.\nuser\nI say </think> here.\nassistant\n<think>\n"
     for stream in (False, True):
-        answer = ask(scripted, messages, stream=stream, model="mixture")
+        answer = ask(scripted, messages, stream=stream, model=THINKING)
         assert (answer.content, answer.reasoning) == (prompt, "so < it is")
-    assert len(MIXTURE.processor.tokenize("</think>")) > 1  # of a user it is text
+    assert len(BOTH[THINKING].processor.tokenize("</think>")) > 1  # of a user it is text
 
 
 def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
@@ -177,7 +177,7 @@ def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> N
             {"role": "user", "content": "why ?"},
             {"role": role, "content": "It is blue.", "reasoning_content": reasoning},
         ]
-        return ask(scripted, messages, model="mixture").content
+        return ask(scripted, messages, model=THINKING).content
 
     question, opened = "user\nwhy ?\n", "assistant\n<think>\n"
     thought = f"{opened}long < thoughts\n</think>\n\nIt is blue.\n"
@@ -205,4 +205,4 @@ def test_the_times_of_a_video_are_its_own(scripted: OpenAI, way: str) -> None:
     """20 frames at 5 a second, and lists of frames: before each pair the mean of its two times."""
     part, times = TIMES[way]
     expected = "".join(f"<{time} seconds>" for time in times)
-    assert ask(scripted, [part], model="dense").content == f"user\n{expected}\nassistant\n"
+    assert ask(scripted, [part], model=INSTRUCT).content == f"user\n{expected}\nassistant\n"

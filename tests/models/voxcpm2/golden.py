@@ -24,6 +24,7 @@ PREFILLS = [
 INPUTS = inputs(DIRECTORY)
 MODES = tuple(INPUTS["modes"])
 CONFIG = read_json(DIRECTORY, "config.json")
+PATCH_SHAPE = CONFIG["patch_size"], CONFIG["feat_dim"]
 
 
 @cache
@@ -66,7 +67,7 @@ def clip(name: str) -> Tensor:
 def utterance(mode: str, **changes: int) -> Utterance:
     """The request of a golden mode, from text and clips through the processor and the codec."""
     options = INPUTS["modes"][mode]
-    nothing = torch.zeros(0, CONFIG["patch_size"], CONFIG["feat_dim"])
+    nothing = torch.zeros(0, *PATCH_SHAPE)
     reference, prompt = (
         torch.cat(list(model().encode_reference_pieces(clip(options[key]), pad))) if key in options else nothing
         for key, pad in (("reference_wav", "right"), ("prompt_wav", "left"))

@@ -22,7 +22,7 @@ from models.voxcpm2.model import load_model
 from models.voxcpm2.processor import load_processor
 from models.voxcpm2.stack import longrope_table
 from models.voxcpm2.vae_weights import load_audio_vae
-from tests.models.voxcpm2.golden import DIRECTORY, expected
+from tests.models.voxcpm2.golden import DIRECTORY, PATCH_SHAPE, expected
 from tests.support.speech import SpeechRig, Utterance
 
 CPU = torch.device("cpu")
@@ -142,8 +142,8 @@ def test_random_weights_speak(tmp_path: Path) -> None:
     model = load_model(tmp_path, CPU, torch.float32, "random")
     model.network.stop_head.weight.data.zero_()
     layout = load_processor(tmp_path).layout([5, 6, 7])
-    patches, audio = SpeechRig(model).speak({1: Utterance(layout, torch.zeros(0, 4, 8), seed=1, max_patches=5)})
-    assert patches[1].shape == (5, 4, 8)
+    patches, audio = SpeechRig(model).speak({1: Utterance(layout, torch.zeros(0, *PATCH_SHAPE), seed=1, max_patches=5)})
+    assert patches[1].shape == (5, *PATCH_SHAPE)
     assert 0 < audio[1].square().mean() < 0.5
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.processor import SpeechLayout
 from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
+from tests.models.voxcpm2.golden import PATCH_SHAPE
 from tests.support.audit import audit
 from tests.support.speech import SpeechRig, Utterance
 
@@ -75,7 +76,7 @@ def prompt(number: int, text: int, clip: int, *, continued: bool) -> Utterance:
     rng = np.random.default_rng(number)
     ids, mask = rng.integers(3, 90, text + clip), np.zeros(text + clip, dtype=np.bool_)
     mask[text if continued else 0 :][:clip] = True
-    patches = torch.from_numpy(rng.standard_normal((clip, 4, 8)).astype(np.float32))
+    patches = torch.from_numpy(rng.standard_normal((clip, *PATCH_SHAPE)).astype(np.float32))
     return Utterance(SpeechLayout(ids, mask), patches, seed=number, prompt_patches=clip if continued else 0)
 
 
