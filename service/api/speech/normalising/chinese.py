@@ -34,7 +34,7 @@ MEASURES = (
     "盘口趟声串"
 )
 """Before these, two is 两, not 二."""
-COUNTED = rf"(?!\d|[.,-]\d|[{MEASURES}年月日平多余分度克字级届股票票号%％‰+×*=])"
+COUNTED = rf"(?!\d|[.,-]\d|[{MEASURES}年月日平多余分度克字级届股票号%％‰+×*=A-Za-z])"
 """No number of this kind is an amount."""
 CODE = (
     r"(?:(?<![尺页数筹])码|(?:尾|卡|账|帐)号|请按|分机号?|QQ号?|[Qq]{2}群)[是为：:\s]{0,2}(?P<short>\d{2,20})"

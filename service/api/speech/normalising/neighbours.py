@@ -34,7 +34,8 @@ IRREGULAR = _set(
     "billion trillion"
 )
 SINGULAR = _set(
-    "was is has his its this as us yes series census news politics besides perhaps towards levels standards"
+    "was is has his its this as us yes series census news politics besides perhaps "
+    "towards onwards upwards afterwards always sometimes levels standards"
 )
 """Words in -s that are no plural, and plurals that are named after a year."""
 ADJECTIVES = _set(
@@ -114,7 +115,8 @@ def is_year(match: re.Match[str], number: int, *, followed: bool = True) -> bool
         return True
     if word in ("", "and", "but"):
         alone = match.string[match.end() :].strip(" .,;:!?\n\"')") == ""
-        return usual and (alone or after in VERBS or (after == "by" and then[:1].isupper()))
+        titled = after == "by" and then[:1].isupper()
+        return usual and (alone or titled or after in VERBS or (after != "" and after.lower() not in UNCOUNTED))
     return usual and before[0].isupper() and not counts(word, "") and word not in ARTICLES
 
 
