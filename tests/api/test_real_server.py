@@ -108,6 +108,9 @@ def test_the_same_prompt_again_hits_the_prefix(client: OpenAI) -> None:
     again = ask(client, picture_part(), text_part(words))
     assert again.choices[0].message.content == first.choices[0].message.content
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+    salted = [ask(client, picture_part(), text_part(words), extra_body={"cache_salt": salt}) for salt in "aba"]
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in salted]
+    assert cached == [0, 0, again.usage.prompt_tokens_details.cached_tokens]
 
 
 def test_the_usage_of_several_choices_counts_what_the_first_had_to_compute(client: OpenAI) -> None:
