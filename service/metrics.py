@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -377,9 +377,10 @@ class Metrics:
         memory = dict.fromkeys(last.device_memory, 0)
         self.observe_state(EngineState("down", "", models, 0, memory, process=last.process and ProcessUsage(0.0, 0, 0)))
 
-    def exposition(self) -> bytes:
-        """Prometheus text format."""
-        return generate_latest(self.registry)
+    def exposition(self, names: Collection[str] = ()) -> bytes:
+        """Prometheus text format. names: of samples, without the prefix; none: all."""
+        wanted = [f"{PREFIX}_{name}" for name in names]
+        return generate_latest(self.registry.restricted_registry(wanted) if wanted else self.registry)
 
 
 def _observe(histogram: Histogram, value: float, times: int = 1) -> None:

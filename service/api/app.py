@@ -273,6 +273,8 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
     context.engine.start()
     await _load_processors(context)
     lag = asyncio.create_task(_measure_lag(context.metrics))
+    if context.scrape is None and context.settings.page:
+        context.keep_task(asyncio.create_task(context.history.keep(context.metrics)))
     if context.makes_voices:
         context.keep_task(asyncio.create_task(make_voices(context)))
     try:

@@ -15,6 +15,7 @@ from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.transcripts import SharedTranscripts, Transcripts
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
+from service.api.history import History
 from service.api.http.admission import Admission
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, shutting_down
 from service.api.http.field_warnings import FieldWarnings, unread_fields
@@ -81,6 +82,8 @@ class ServerContext:
     unvoiced: set[object] = field(default_factory=set)
     """Spoken answers whose first words have not been sent to the speech model yet; the engine starts to drain only once
     there are none."""
+    history: History = field(default_factory=History)
+    """Of this process's metrics; empty where there are several API processes."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
     shared_transcripts: SharedTranscripts | None = None

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from service.api.context import ServerContext, context_of
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
+from service.api.history import PastReading
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, operation
 from service.api.http.routing import get
@@ -179,6 +180,15 @@ async def metrics(request: Request) -> Response:
     observe_life(context)
     page = await (context.in_thread(context.metrics.exposition) if context.scrape is None else context.scrape())
     return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+@get(
+    router,
+    "/metrics/history",
+    openapi_extra=operation("What the page shows of the last five minutes.", {JSON: list[PastReading]}),
+)
+async def metrics_history(request: Request) -> Response:
+    return Response(msgspec.json.encode(context_of(request).history.readings), media_type=JSON)
 
 
 def observe_life(context: ServerContext) -> None:

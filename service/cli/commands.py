@@ -179,6 +179,9 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
     Console(soft_wrap=True).print(f"{url}: {phases}, {device}{memory}", highlight=False)
+    if any(left := said.get("background", {}).values()):
+        captures, voices = left
+        typer.echo(f"still to do while there are no requests: {captures} captures, {voices} built-in voices")
     engines = found.engines()
     table = _table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
     for (name, card), engine in itertools.product(cards.items(), engines or [""]):

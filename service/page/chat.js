@@ -6,17 +6,17 @@ import { pcmDecoder } from "./pcm.js";
 const RATE = 24_000; // Hz, of pcm16 in spoken answers
 
 /**
- * Streams an answer. onText(text), onThought(text): what is added. speech: { model, voice } of a spoken answer, whose
+ * Streams an answer. temperature: null for the model's own. onText(text), onThought(text): what is added. speech: { model, voice } of a spoken answer, whose
  * sound goes to onAudio(samples, rate): Float32Array, in order.
  * Resolves to { usage, steps, finish, firstToken, seconds, sound }, times in seconds since the request was sent;
  * sound: { first, audio, seconds, steps }: when it began, its length, the time from the first token until all was
  * there, and the steps of the speech model.
  */
-export async function ask({ model, messages, speech, signal, onText, onThought, onAudio }) {
+export async function ask({ model, messages, temperature, speech, signal, onText, onThought, onAudio }) {
   const sent = performance.now();
   const since = () => (performance.now() - sent) / 1000;
   const result = { usage: null, steps: null, finish: null, firstToken: null, seconds: 0, sound: null };
-  const json = { model, messages, stream: true, stream_options: { include_usage: true } };
+  const json = { model, messages, temperature, stream: true, stream_options: { include_usage: true } };
   if (speech) Object.assign(json, { modalities: ["text", "audio"], audio: { ...speech, format: "pcm16" } });
   const response = await request("v1/chat/completions", { method: "POST", json, signal });
   const decode = pcmDecoder();

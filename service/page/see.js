@@ -143,7 +143,8 @@ async function answer(media) {
   try {
     const result = await ask({
       model: model.id,
-      messages,
+      messages: instructed(messages),
+      temperature: byId("temperature").value === "" ? null : Number(byId("temperature").value),
       speech: sound && speech(),
       signal: running.signal,
       onText: (added) => written.addText(added),
@@ -169,10 +170,16 @@ async function answer(media) {
   return true;
 }
 
+/** The messages behind the system prompt, if there is one. */
+function instructed(conversation) {
+  const content = byId("system").value.trim();
+  return content ? [{ role: "system", content }, ...conversation] : conversation;
+}
+
 /** What went wrong, with the name of the picture or video that the server names by its place in the last question. */
 function explainMedia(problem, media) {
   const place = /^messages\[(\d+)\]\.content\[(\d+)\]/.exec(problem.param ?? "");
-  const item = place && Number(place[1]) === messages.length - 1 ? media[Number(place[2])] : null;
+  const item = place && Number(place[1]) === instructed(messages).length - 1 ? media[Number(place[2])] : null;
   return item ? `${item.name}: ${explain(problem)}` : explain(problem);
 }
 

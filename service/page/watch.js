@@ -2,7 +2,7 @@
 
 import { getJson, LIMIT, request, stateOf } from "./api.js";
 import { byId, explain, h, show } from "./dom.js";
-import { duration } from "./facts.js";
+import { count, duration } from "./facts.js";
 import { growth, quantile, rate, Reading } from "./metrics.js";
 import { hosted } from "./models.js";
 import { Plot } from "./plot.js";
@@ -101,6 +101,7 @@ let readings = [];
 let plots = null;
 let timer = null;
 let reading = false; // it may take longer than PERIOD
+let drawn = 0; // readings that the plots show, by the time of the last
 
 /** Begins or ends reading. */
 export function watch(on) {
@@ -121,6 +122,7 @@ async function read() {
       getJson("health", options),
       getJson("version", { limit: LIMIT }),
     ]);
+    if (!readings.length) readings = await past();
     readings.push(new Reading(text));
     readings = readings.filter(({ time }) => time >= readings.at(-1).time - SPAN);
     show(byId("watch-error"), "");
@@ -133,22 +135,34 @@ async function read() {
   }
 }
 
+/** What the server has kept from before this view was opened. */
+async function past() {
+  const now = performance.now() / 1000;
+  return (await getJson("metrics/history", { limit: LIMIT })).map(({ age, metrics }) => new Reading(metrics, now - age));
+}
+
 function draw(ready, health, { version }) {
   const now = readings.at(-1);
-  const last = readings.at(-2);
   const minute = readings.find(({ time }) => time > now.time - WINDOW - PERIOD); // not those before a pause
   const device = now.of("engine_info")[0]?.labels.device ?? "–";
   byId("overview").replaceChildren(
     tile("State", stateOf(ready), ready.status === "ready" ? "good" : "bad"),
+    ...background(ready.background ?? {}),
     tile("Runs on", device === "cpu" ? "CPU" : device),
     tile("Requests, last minute", number(growth(now, minute, "requests_total"))),
     tile("Refused, last minute", number(growth(now, minute, "admission_rejections_total"))),
     tile("Engine restarts", number(health.restarts), health.restarts ? "bad" : ""),
     tile("Version", version),
   );
-  byId("hosted").replaceChildren(...hosted.all.map((model) => card(model, now, minute)));
+  byId("hosted").replaceChildren(...hosted.all.map((model) => card(model, device, now, minute)));
   if (hosted.all.length) plots ??= makePlots(now); // which plots there are depends on the models
-  for (const { plot, lines } of plots ?? []) plot.add(now.time, lines.map((line) => line(now, last, minute)));
+  if (!plots) return;
+  readings.forEach((one, index) => {
+    if (one.time <= drawn) return;
+    const before = readings.find(({ time }) => time > one.time - WINDOW - PERIOD);
+    for (const { plot, lines } of plots) plot.add(one.time, lines.map((line) => line(one, readings[index - 1], before)));
+  });
+  drawn = now.time;
 }
 
 function makePlots(now) {
@@ -162,6 +176,12 @@ function makePlots(now) {
   });
 }
 
+/** What still runs while there are no requests. */
+function background({ captures_left: captures, voices_left: voices }) {
+  const left = [captures && count(captures, "capture"), voices && count(voices, "voice")].filter(Boolean);
+  return left.length ? [tile("Left in the background", left.join(", "))] : [];
+}
+
 function tile(name, value, mark = "") {
   return h("div", { class: `tile ${mark}` }, h("span", {}, name), h("b", {}, value));
 }
@@ -171,7 +191,7 @@ function share(part, whole) {
 }
 
 /** One model: what it holds now, and shares over a minute. */
-function card(model, now, minute) {
+function card(model, device, now, minute) {
   const where = { model: model.id };
   const used = now.sum("kv_cache_usage_ratio", where) ?? 0;
   const grown = (name, more) => growth(now, minute, name, { ...where, ...more });
@@ -180,8 +200,8 @@ function card(model, now, minute) {
     ["running", number(now.sum("requests_running", where) ?? 0)],
     ["waiting", number(now.sum("requests_waiting", where) ?? 0)],
     ["context", `${number(model.max_model_len)} tokens`],
-    ["steps replayed", percent(share(grown("steps_total", { route: "replay" }), steps))],
   ];
+  if (device !== "cpu") facts.push(["steps replayed", percent(share(grown("steps_total", { route: "replay" }), steps))]);
   if (model.kind === "chat") {
     const hits = grown("encoder_cache_hits_total");
     const looked = grown("prefix_cache_query_tokens_total");

@@ -412,10 +412,8 @@ def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: Server
         "[...document.querySelectorAll('.line0')].filter((line) => /L/.test(line.getAttribute('d'))).length > 4"
     )
     page.wait_for("/first token.*p50 [0-9.]+ m?s/.test(document.getElementById('plots').textContent)")
-    page.wait_for(
-        "/[1-9][0-9]* %steps replayed|steps replayed[1-9]/.test(document.getElementById('hosted').textContent)"
-    )
     page.open(embedded_server.url, "watch")  # readings begin before the models are known
+    page.wait_for("/Requests, last minute[1-9]/.test(document.getElementById('overview').textContent)")
     page.wait_for("document.getElementById('plots').textContent.includes('Time to first audio')")
 
 

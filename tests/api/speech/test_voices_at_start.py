@@ -147,7 +147,7 @@ def say(server: RunningServer, voice: str) -> httpx.Response:
 
 
 def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
-    """If the weights are new: python -m models.embedded.ship_voices models/embedded/voxcpm2"""
+    """If the weights are new: python -m training.voice.built_in_voices models/embedded/voxcpm2"""
     with speaking(EMBEDDED / "voxcpm2", tmp_path, "none") as server:
         for voice in (DEFAULT_VOICE, *OPENAI_VOICES):
             assert say(server, voice).status_code == 200
