@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -21,10 +22,9 @@ from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
 from service.link.messages import Outputs
 from service.listener import bind
-from service.media import image_decode
 from service.media.fetch import FetchesBusy
-from service.media.image_decode import upright_picture
 from service.settings import Settings
+from service.settings_reading import SettingsError
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
 from tests.support.servers import RunningServer, running_server
@@ -36,9 +36,9 @@ def body(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
 
 
-def picture_body(size: int) -> dict[str, Any]:
+def picture_body(size: int, text: str = "!silent") -> dict[str, Any]:
     part = {"type": "image_url", "image_url": {"url": data_url(encoded(picture(size, size), "JPEG"))}}
-    return {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "!silent"}]}]}
+    return {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": text}]}]}
 
 
 def test_pieces_of_a_stream_are_not_held_back() -> None:
@@ -79,101 +79,107 @@ def test_isolated_pictures_are_answered_like_others() -> None:
     assert answers[0] == answers[1] and answers[0][1] == 400
 
 
-def test_a_body_of_undeclared_length_counts() -> None:
-    with running_server(max_pending_bytes=4000, max_body=100_000) as server:
-
-        def pieces(size: int) -> Iterator[bytes]:
-            yield json.dumps(body("x" * size, max_tokens=5)).encode()
-
-        async def scenario() -> None:
-            async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-                held = asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent" + "x" * 3000)))
-                await until(lambda: server.context.engine.in_flight == 1)
-                refused = await asyncio.to_thread(
-                    httpx.post, f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=GENEROUS
-                )
-                assert refused.status_code == 503 and refused.headers["retry-after"]
-                held.cancel()
-                await asyncio.gather(held, return_exceptions=True)
-                await until(lambda: server.context.admission.pending_bytes == 0)
-
-        asyncio.run(scenario())
-        alone = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=GENEROUS)
-        assert alone.status_code == 200
-        too_long = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(200_000))
-        assert too_long.status_code == 413
-        server.wait_idle()
+SMALL_LIMITS = {"max_pending_bytes": 4_000_000, "max_request_pixels": 180_000, "max_body": 600_000}
+"""Of 4 MB, 16 bytes for each of 180,000 pixels are set aside, and large requests can use 840 kB beside them."""
 
 
-async def test_decoded_pictures_count_against_the_bytes_in_progress() -> None:
-    """Small files, large pictures: what they take when they are decoded is what is bounded."""
-    with running_server(max_pending_bytes=1_500_000) as server:
+async def test_large_requests_wait_for_their_turn_and_small_ones_do_not() -> None:
+    """Bodies, declared and not, and pictures, which count by their size when they are decoded."""
+
+    def large(text: str) -> bytes:
+        return json.dumps(body(text, max_tokens=5)).encode() + b" " * 500_000
+
+    with running_server(**SMALL_LIMITS) as server:
+        admission = server.context.admission
         async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            held = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(600)))
-            await until(lambda: server.context.engine.in_flight == 1)
-            assert server.context.admission.pending_bytes > 600 * 600 * 3
-            refused = await http.post("/v1/chat/completions", json=picture_body(600))
-            assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
-            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
-            await until(lambda: server.context.admission.pending_bytes == 0)
-            alone = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(900)))
-            await until(lambda: server.context.engine.in_flight == 1)
-            alone.cancel()
-            await asyncio.gather(alone, return_exceptions=True)
+            post = partial(http.post, "/v1/chat/completions")
+            held = [asyncio.create_task(post(content=large("!silent"))) for _ in range(2)]
+            await until(lambda: server.context.engine.in_flight == 2)
+            waiting = [asyncio.create_task(post(content=large("hello")))]
+            await until(lambda: admission.num_waiting == 1)
+            sent = partial(httpx.post, f"{server.url}/v1/chat/completions", timeout=GENEROUS)
+            waiting.append(asyncio.create_task(asyncio.to_thread(sent, content=iter([large("hello")]))))
+            await until(lambda: admission.num_waiting == 2)
+            waiting.append(asyncio.create_task(post(json=picture_body(400, "hello"))))
+            await until(lambda: admission.num_waiting == 3)
+            assert (await post(json=body("hello"))).status_code == 200
+            assert (await post(json=picture_body(100, "hello"))).status_code == 200
+            await until(lambda: admission.in_flight == 3, what="bodies have no place yet")
+            assert not any(task.done() for task in waiting)
+            for task in held:
+                task.cancel()
+            answers = await asyncio.gather(*waiting)
+            assert [answer.status_code for answer in answers] == [200, 200, 200]
+            assert (await post(content=b" " * 700_000)).status_code == 413
+        await asyncio.to_thread(server.wait_idle)
 
 
-@pytest.mark.parametrize("path", ["chat", "realtime"])
-async def test_a_picture_without_room_is_refused_before_it_is_decoded(
-    path: str, monkeypatch: pytest.MonkeyPatch
+async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() -> None:
+    """Eight places for twelve clients with pictures and twelve without, each of which sends four requests and comes
+    back when Retry-After says so, as OpenAI's do. Pictures take no more than three quarters of the places."""
+    served, refused = Counter[str](), Counter[str]()
+
+    async def client(http: httpx.AsyncClient, kind: str, said: dict[str, Any]) -> None:
+        for _ in range(4):
+            while (answer := await http.post("/v1/chat/completions", json=said)).status_code == 503:
+                refused[kind] += 1
+                assert 1 <= float(answer.headers["retry-after"]) <= 60
+                await asyncio.sleep(0.02 * float(answer.headers["retry-after"]))
+            assert answer.status_code == 200, answer.text
+            served[kind] += 1
+            if not half and sum(served.values()) >= 48:
+                half.update(served)
+
+    half = Counter[str]()
+    with running_server(max_in_flight=8, **SMALL_LIMITS) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            kinds = {"picture": picture_body(400, "hello"), "text": body("hello")}
+            await asyncio.gather(*(client(http, kind, said) for kind, said in kinds.items() for _ in range(12)))
+        await asyncio.to_thread(server.wait_idle)
+    assert served == {"picture": 48, "text": 48}
+    assert min(half["picture"], half["text"]) >= 12, f"a quarter of the first half each: {half}, refused: {refused}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        ({"max_pending_bytes": 64_000_000}, ("max_pending_bytes", "max_request_pixels")),
+        ({"max_request_pixels": 500_000_000}, ("max_pending_bytes", "max_request_pixels")),
+        ({"max_image_pixels": 300_000_000}, ("max_pending_bytes", "max_image_pixels")),
+        ({"max_body": 2_000_000_000}, ("max_pending_bytes", "max_body")),
+        ({"max_video_bytes": 2_000_000_000, "media_urls": "public"}, ("max_pending_bytes", "max_video_bytes")),
+    ],
+    ids=str,
+)
+def test_limits_that_contradict_each_other_are_refused_at_the_start(
+    limits: dict[str, Any], names: tuple[str, str]
 ) -> None:
-    decoded: list[int] = []
-
-    def counting(image: Image.Image, data: bytes, *, field: str) -> Image.Image:
-        decoded.append(image.width)
-        return upright_picture(image, data, field=field)
-
-    monkeypatch.setattr(image_decode, "upright_picture", counting)
-    with running_server(max_pending_bytes=1_500_000) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            held = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(600)))
-            await until(lambda: server.context.engine.in_flight == 1)
-            if path == "chat":
-                refused = await http.post("/v1/chat/completions", json=picture_body(500))
-                assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
-            else:
-                url = picture_body(500)["messages"][0]["content"][0]["image_url"]["url"]
-                item = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": url}]}
-                with connect(f"{server.url.replace('http', 'ws')}/v1/realtime?model=tiny") as socket:
-                    socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-                    events = (json.loads(socket.recv(GENEROUS)) for _ in range(9))
-                    error = next(event["error"] for event in events if event["type"] == "error")
-                assert error["code"] == "overloaded"
-            assert decoded == [600]
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
-            await until(lambda: server.context.admission.pending_bytes == 0)
+    with pytest.raises(SettingsError) as refused, running_server(**limits):
+        raise AssertionError("it started")
+    assert all(name in str(refused.value) for name in names)
 
 
-@pytest.mark.parametrize("kind", ["image_url", "video_url"])
-def test_media_that_are_fetched_without_room_for_them_get_503(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fetch(url: str, *, admit: Callable[[int], None], **limits: object) -> bytes:
-        for _ in range(1000):
-            admit(1000)
-        raise AssertionError("nobody stopped it")
+async def test_fetches_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(url: str, **limits: object) -> bytes:
+        fetching.append(url)
+        await go_on.wait()
+        return encoded(picture(), "PNG")
 
-    with running_server(max_pending_bytes=200_000) as server:
+    fetching, go_on = list[str](), asyncio.Event()
+    with running_server(**SMALL_LIMITS, max_image_bytes=500_000) as server:
         monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
-        other = server.context.admission.ticket("chat")
-        other.grow(1, 1000)
-        part = {"type": kind, kind: {"url": "https://example.org/media"}}
-        said = {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=GENEROUS)
-        assert refused.status_code == 503 and refused.headers["retry-after"]
-        assert refused.json()["error"]["code"] == "overloaded"
-        other.release()
-        server.wait_idle()
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+
+            def said(number: int) -> dict[str, Any]:
+                part = {"type": "image_url", "image_url": {"url": f"https://example.org/{number}"}}
+                return body([part, {"type": "text", "text": "hello"}])  # type: ignore[arg-type]
+
+            tasks = [asyncio.create_task(http.post("/v1/chat/completions", json=said(number))) for number in range(4)]
+            await until(lambda: server.context.admission.num_waiting == 2)
+            assert len(fetching) == 2, "one beside the part set aside, one in it"
+            server.loop.call_soon_threadsafe(go_on.set)
+            assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
+        await asyncio.to_thread(server.wait_idle)
 
 
 def test_a_request_whose_url_gets_no_turn_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:

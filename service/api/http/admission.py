@@ -48,7 +48,7 @@ class Turn:
 
     @property
     def small(self) -> bool:
-        return self.ticket.size + self.size <= SMALL_BYTES
+        return max(self.ticket.size + self.size, self.ticket.body_size) <= SMALL_BYTES
 
 
 class Admission:
@@ -140,7 +140,7 @@ class Admission:
         queue, exceeds = self._waiting[ticket.kind], self._exceeding is ticket
         if waits and queue and turn not in queue and not exceeds and not turn.small:
             return False
-        if self._fits(ticket, size, ticket.size + size):
+        if self._fits(ticket.kind, size, small=turn.small):
             self.hold(ticket.kind, size=size)
         elif waits and self._may_exceed(ticket, size):
             self._exceeding = ticket
@@ -235,11 +235,11 @@ class Admission:
         self._retry_at[kind] = at
         return ApiError(503, message, code="overloaded", retry_after=max(MIN_RETRY_AFTER, at - now))
 
-    def _fits(self, ticket: Ticket, size: int, total: int) -> bool:
-        """Whether there is room beside the part set aside. total: bytes that the request will hold."""
+    def _fits(self, kind: str, size: int, *, small: bool) -> bool:
+        """Whether there is room beside the part set aside."""
         in_bytes = self._used(self._bytes, None if self._others is None else self._others.num_bytes())
-        room = self._room(in_bytes, ticket.kind, self._max_bytes)
-        return in_bytes[ticket.kind] + size <= (room if total <= SMALL_BYTES else int(LARGE_SHARE * room))
+        room = self._room(in_bytes, kind, self._max_bytes)
+        return in_bytes[kind] + size <= (room if small else int(LARGE_SHARE * room))
 
     def _may_exceed(self, ticket: Ticket, size: int) -> bool:
         """Whether a request may have `size` bytes of the part set aside. It has no other limit there than those on
@@ -253,7 +253,7 @@ class Admission:
         ticket = self._exceeding
         if ticket is None or ticket.decoding:
             return
-        if ticket.excess and self._fits(ticket, ticket.excess, ticket.size):
+        if ticket.excess and self._fits(ticket.kind, ticket.excess, small=ticket.size <= SMALL_BYTES):
             self.hold(ticket.kind, size=ticket.excess)
             ticket.excess = 0
         if not ticket.excess:
@@ -289,6 +289,8 @@ class Ticket:
         """Bytes."""
         self.excess = 0
         """Those of them in the part set aside. Written by Admission."""
+        self.body_size = 0
+        """Bytes that a body is expected to have, while it comes."""
         self.decoding = 0
         """Bytes of media that are being decoded."""
         self._requests = 0

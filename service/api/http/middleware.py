@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.http.admission import Admission
+from service.api.http.admission import SMALL_BYTES, Admission
 from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket, shutting_down
 from service.api.http.hosts import HostRule
 from service.api.http.record import RequestRecord
@@ -162,6 +162,7 @@ class RequestMiddleware:
         size = int(length) if length.isdecimal() else 0
         if size > self._max_body:
             raise self._too_large(size)
+        record.ticket.body_size = SMALL_BYTES + 1 if "transfer-encoding" in headers else size
         if record.endpoint != "other":
             record.ticket.check()
 
@@ -194,8 +195,9 @@ class RequestMiddleware:
                     await record.ticket.wait(size)
                 deadline += time.monotonic() - began  # nothing was read meanwhile
                 complete = not message.get("more_body", False)
-                if complete and admitted:
-                    record.ticket.grow(1)
+                if complete:
+                    record.ticket.body_size = 0
+                    record.ticket.grow(1 if admitted else 0)
             return message
 
         return bounded

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -154,24 +155,19 @@ async def test_requests_over_the_bound_are_refused_before_their_body_is_read() -
     assert 'outcome="overloaded"' in text
 
 
-async def test_bytes_in_progress_are_bounded() -> None:
-    with running_server(max_pending_bytes=4000) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            held = asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent" + "x" * 3000)))
-            await until(lambda: server.context.engine.in_flight == 1)
-            assert (await http.post("/v1/chat/completions", json=body("y" * 3000))).status_code == 503
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
-            await until(lambda: server.context.admission.pending_bytes == 0)
-
-
-def test_a_body_that_dribbles_is_cut_off() -> None:
-    with running_server(body_timeout=0.3) as server:
+async def test_bodies_that_dribble_take_no_place_and_are_cut_off() -> None:
+    with running_server(max_in_flight=2, body_timeout=1.0) as server, ExitStack() as stack:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
+        slow = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        for connection in slow:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: server.context.admission.pending_bytes == 8)
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
+        for connection in slow:
             connection.settimeout(GENEROUS)
-            assert b" 408 " in connection.recv(4096)
+            assert b" 408 " in await asyncio.to_thread(connection.recv, 4096)
+        await asyncio.to_thread(server.wait_idle)
 
 
 @pytest.mark.parametrize("stream", [False, True])
