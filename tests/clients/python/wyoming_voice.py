@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 import sys
+from pathlib import Path
 
 from wyoming.audio import AudioChunk, AudioStart
 from wyoming.client import AsyncTcpClient
@@ -63,7 +64,7 @@ async def main():
     flags = ["--uri", f"tcp://127.0.0.1:{port}", "--tts-openai-url", url, "--tts-openai-key", "none"]
     flags += ["--tts-models", model, "--tts-voices", "nova", "--tts-streaming-models", model]
     command = [sys.executable, "-c", RUN, *flags]
-    proxy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    proxy = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).parent)
     try:
         chunks = [SynthesizeChunk(piece) for piece in ("Good morn", "ing. How are", " you today?")]
         seen = {
@@ -72,7 +73,8 @@ async def main():
             "chunks": await heard(port, [SynthesizeStart(VOICE), *chunks, SynthesizeStop()], "synthesize-stopped"),
         }
     finally:
-        proxy.kill()
+        if proxy.returncode is None:
+            proxy.kill()
         await proxy.wait()
     print(json.dumps(seen))
 
