@@ -162,7 +162,10 @@ class Engine:
         for candidate in self._arbiter.candidates(now):
             before = candidate.worker.backlog(now)
             if candidate.worker.tick(now, candidate.allowance, must=candidate.must):
-                self._arbiter.launched(candidate.worker, now, candidate.worker.backlog(now) - before)
+                seconds = candidate.worker.backlog(now) - before
+                if not self._overlapped and (elapsed := self._clock() - now) > 0:
+                    seconds = elapsed
+                self._arbiter.launched(candidate.worker, now, seconds)
                 return True
         return False
 

@@ -26,11 +26,12 @@ class ChatLimits:
         prompt = len(request.prompt.token_ids)
         return min(request.sampling.max_tokens, self.max_context - prompt, self.cache_positions - prompt + 1)
 
-    def refusal(self, request: ChatRequest, num_waiting: int) -> Failed | None:
-        """Why the request is refused; None if it is accepted."""
+    def refusal(self, request: ChatRequest, num_waiting: int, retry_after: float) -> Failed | None:
+        """Why the request is refused; None if it is accepted. retry_after: seconds after which a place in the queue is
+        expected to be free."""
         name, length = request.request_id, len(request.prompt.token_ids)
         if num_waiting >= self.max_waiting:
-            return Failed(name, 503, "overloaded", "too many requests are waiting", retry_after=1.0)
+            return Failed(name, 503, "overloaded", "too many requests are waiting", retry_after=retry_after)
         if not length:
             return Failed(name, 400, "invalid_prompt", "the prompt is empty", "messages")
         if (problem := sampling_problem(request.sampling, self.vocab_limit)) is not None:

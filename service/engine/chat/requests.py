@@ -42,13 +42,17 @@ class ChatRequests:
         self._outbox = outbox
         self._context = context
         self._sequences: dict[str, ChatSequence] = {}
+        self._seconds = 1.0
+        """Mean time from the first step of a request to its end."""
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def submit(self, request: ChatRequest) -> None:
         """Queues a request or fails it; a bad one never raises."""
-        if (failure := self._limits.refusal(request, len(self._scheduler.waiting))) is not None:
+        waiting, running = len(self._scheduler.waiting), max(1, len(self._scheduler.running))
+        retry_after = min(60.0, max(1.0, self._seconds * waiting / running))
+        if (failure := self._limits.refusal(request, waiting, retry_after)) is not None:
             self._outbox.failed.append(failure)
             return
         cap, page_size = self._limits.length_cap(request), self._context.config.page_size
@@ -107,6 +111,8 @@ class ChatRequests:
     def finish(self, sequence: ChatSequence) -> None:
         """Forgets a request. Its slot and pages may be given away at once."""
         del self._sequences[sequence.request_id]
+        if sequence.tally.scheduled is not None:
+            self._seconds += 0.1 * (self._context.clock() - sequence.tally.scheduled - self._seconds)
         if sequence.guide is not None:
             self._guidance.forget(sequence.guide)
         self._scheduler.finish(sequence)

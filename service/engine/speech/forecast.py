@@ -24,7 +24,7 @@ from service.engine.speech.stream import Stream
 
 _LEAST_IDLE = 0.1
 """Share of the GPU that prefills are assumed to get at least, however many streams are heard."""
-_LEAST_RETRY = 1.0
+_LEAST_RETRY, _MOST_RETRY = 1.0, 60.0
 _LENGTH_WEIGHT = 0.05
 _SATURATED = 0.8
 """A step with this share of the seconds of two steps of half its rows gains little by its size."""
@@ -212,6 +212,12 @@ class Forecast:
     def next_finish(self, running: Sequence[Stream]) -> float:
         """Retry-After: seconds until one of them is expected to end, at least one second."""
         return max(_LEAST_RETRY, min((seconds for _, seconds in self._remaining(running)), default=_LEAST_RETRY))
+
+    def queue_seconds(self, running: Sequence[Stream], waiting: int) -> float:
+        """Retry-After: seconds until so many streams that wait are expected to have begun, from one to 60. What is left
+        of a running stream is half of it in the mean."""
+        left = [seconds for _, seconds in self._remaining(running)] or [_LEAST_RETRY]
+        return min(_MOST_RETRY, max(_LEAST_RETRY, 2 * sum(left) / len(left) ** 2 * waiting))
 
     def _remaining(self, running: Sequence[Stream]) -> list[tuple[Stream, float]]:
         """Expected seconds until each running stream has launched its last patch."""

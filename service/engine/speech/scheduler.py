@@ -82,7 +82,8 @@ class SpeechScheduler:
         if not self.room.fits_cache(stream.positions):
             return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
         if len(self._waiting) >= policy.max_waiting:
-            return Refusal("queue_full", f"{policy.max_waiting} requests are waiting already", 1.0)
+            message = f"{policy.max_waiting} requests are waiting already"
+            return Refusal("queue_full", message, self.forecast.queue_seconds(self.room.speaking, policy.max_waiting))
         self.room.voices.look_up(stream)
         if stream.live:
             heard, load = self._heard(now), self.load(now, extra=stream)
@@ -232,8 +233,7 @@ class SpeechScheduler:
         Waiting streams follow, live ones first, in order of arrival while slots and pages (to the length cap) suffice.
         A quarter of the slots is reserved for live streams. background: the others go first, up to a quarter. A stream
         whose adapter finds no slot can be overtaken only by streams without an adapter, so that its turn comes. Idle
-        streams are preempted for those that wait; one that was, and goes on, gets its slack back, and is as urgent as
-        if it had stayed: behind a stream that is less late it would hold up both.
+        streams are preempted for those that wait; one that goes on is as urgent as if it had stayed.
         """
         begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
         quarter = self.policy.max_streams // 4
