@@ -71,8 +71,8 @@ test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that 
 compile-kernels: $(TEST)  ## Compile all kernels for every supported GPU, which takes no GPU but half an hour on 2 cores
 	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.kernels.compile $(ARGS)
 
-voice: $(SERVE)  ## Train the embedded voice anew (50 minutes of one GPU; Debian's flite and wamerican-small)
-	$(BIN)/python -m models.embedded.make_voice build/voice --export build/voice/checkpoint $(ARGS)
+voice: $(SERVE)  ## Train the embedded voice anew (35 minutes of one GPU; Debian's flite and wamerican-small)
+	$(BIN)/python -m training.voice.make build/voice --export build/voice/checkpoint $(ARGS)
 
 lint: $(TEST)  ## Check style
 	$(BIN)/ruff check .
@@ -94,10 +94,10 @@ lock: $(BIN)/python  ## Write requirements*.lock anew; ARGS=--upgrade takes the 
 
 # Of the Debian packages that draw printed text for the model that sees; needs apt-get, installs nothing.
 fonts: $(SERVE)  ## Fetch the fonts that the embedded chat model was trained with into build/fonts
-	$(BIN)/python -m models.embedded.world.fonts build/fonts
+	$(BIN)/python -m training.vision.fonts build/fonts
 
 gates: $(SERVE)  ## Measure the embedded chat model on held-out pictures and questions (after `make fonts`)
-	$(BIN)/python -m models.embedded.gates_qwen2_vl $(ARGS)
+	$(BIN)/python -m training.vision.gates $(ARGS)
 
 clean:  ## Remove the environment and everything made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,9 +26,6 @@ from benchmarks import decode
 from benchmarks.measure.record import Row, record, table
 from benchmarks.steps.full_size import free, measure_each
 from models.checkpoint import Quantization
-from models.embedded.gates_qwen2_vl import DIRECTORY, NAMES, examples
-from models.embedded.world.conversations import Example
-from models.embedded.world.pictures import Picture
 from models.layers import gemm
 from models.layers.e4m3 import E4M3Weight, Weight, ordered, quantise_rows
 from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
@@ -38,6 +35,10 @@ from models.registry import family_of, resolve
 from tests.support.chat_golden import generate, golden_prompt
 from tests.support.golden import GOLDEN, inputs, prompts
 from tests.support.prompts import prompt_of
+from training.vision.conversations import Example
+from training.vision.gates import NAMES, examples
+from training.vision.pictures import Picture
+from training.vision.vocabulary import PUBLISHED
 
 CPU = torch.device("cpu")
 MOST_ROWS_OF_16_BITS = 64
@@ -185,9 +186,9 @@ def _item(processor: ChatProcessor, picture: Picture) -> MediaItem:
 
 
 def quality(number: int) -> Iterator[tuple[Row, dict[str, Any]]]:
-    processor: ChatProcessor = resolve(family_of(DIRECTORY).processor)(DIRECTORY)
+    processor: ChatProcessor = resolve(family_of(PUBLISHED).processor)(PUBLISHED)
     asked = [one for _, one in of_gates(processor, number)]
-    for row in compare(DIRECTORY, asked, frozenset(processor.stop_token_ids)):
+    for row in compare(PUBLISHED, asked, frozenset(processor.stop_token_ids)):
         yield {"model": "embedded", **row}, {"questions_of_each_gate": number, "gates": len(NAMES)}
     for directory in sorted(config.parent for config in GOLDEN.glob("*/config.json")):
         if family_of(directory).kind != "chat":

@@ -6,9 +6,10 @@ from functools import cache
 
 import pytest
 
-from tests.support.imports import ROOT, circle, edges, imported_from_elsewhere, modules_of, within
+from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, within
 
 LONGEST_FILE = 400
+MOST_LINES_OF_TRAINING = 6500
 
 MAY_IMPORT = {
     "models": {"models"},
@@ -79,6 +80,17 @@ def test_no_imports_in_a_circle() -> None:
 
 def test_names_are_imported_from_the_module_that_defines_them() -> None:
     assert not imported_from_elsewhere(MODULES)
+
+
+def test_nothing_that_serves_imports_training() -> None:
+    wrong = {
+        f"{module} -> {name}" for module, path in MODULES.items() for name in imported(path) if within(name, "training")
+    }
+    assert not wrong
+
+
+def test_training_stays_small() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in modules_of("training").values()) <= MOST_LINES_OF_TRAINING
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:

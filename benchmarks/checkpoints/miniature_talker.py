@@ -9,17 +9,21 @@ come out on every machine.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from models.embedded.voices import export
-from models.embedded.voices.config import SPECIAL
-
+EMBEDDED = Path(__file__).parents[2] / "models/embedded/voxcpm2"
+"""A checkpoint with the published special tokens."""
+ADDED_TOKENS = json.loads((EMBEDDED / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+SPECIAL = {token["id"]: token["content"] for token in ADDED_TOKENS}
 SEED = 20
 LOUDNESS = 0.03
 """Gain of the codec's last convolution: root mean square of the samples about 0.1."""
@@ -103,7 +107,7 @@ def tokenizer() -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": export.added_tokens(),
+        "added_tokens": ADDED_TOKENS,
         "normalizer": {
             "type": "Sequence",
             "normalizers": [
@@ -265,7 +269,14 @@ def codec_tensors(values: Values, vae: dict[str, Any]) -> dict[str, Tensor]:
 def write(directory: Path) -> None:
     values = Values(SEED)
     network, codec = network_tensors(values), codec_tensors(values, CONFIG["audio_vae_config"])
-    export.write(directory, network, codec, CONFIG, tokenizer())
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(network, directory / "model.safetensors")
+    save_file(codec, directory / "audiovae.safetensors")
+    for name, content in (("config.json", CONFIG), ("tokenizer.json", tokenizer())):
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        (directory / name).write_text(f"{text}\n", encoding="utf-8")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copyfile(EMBEDDED / name, directory / name)
 
 
 def main() -> None:

@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.embedded.voices.decoder import plain
-from models.embedded.voices.recogniser import Recogniser, distance, load
-from models.embedded.voices.resampling import down
 from service.media.resample import resample
 from tests.support.processes import ServerProcess
 from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS
+from training.voice.recogniser import Recogniser, distance, down, load, plain
 
-RECOGNISER = Path(__file__).parents[2] / "models" / "embedded" / "recogniser"
 SENTENCES = (
     "There are three yellow stars.",
     "I see a large blue square.",
@@ -43,7 +40,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def recogniser() -> Recogniser:
-    return load(RECOGNISER, torch.device("cpu"))
+    return load(torch.device("cpu"))
 
 
 def samples(audio: bytes, response_format: str) -> np.ndarray:

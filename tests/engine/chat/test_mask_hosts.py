@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from models.embedded.make_qwen2_vl import DIRECTORY
 from models.qwen2_vl.processor import load_processor
 from service.api.chat.grammar import choice_grammar
 from service.engine.chat import guidance as guidance_module
@@ -20,11 +19,13 @@ from service.engine.chat.guidance import Guidance
 from service.engine.chat.guide import Guide
 from service.engine.chat.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.mask_server import BROKEN
+from service.hub import EMBEDDED
 from service.link.config import EngineConfig, ModelConfig
 from tests.support.grammars import with_all_servers
 from tests.support.processes import stand_still
 from tests.support.waiting import wait
 
+DIRECTORY = EMBEDDED / "qwen2_vl"
 PROCESSOR = load_processor(DIRECTORY)
 WORDS = -(-PROCESSOR.vocab_size // 32)
 CONFIG = EngineConfig(models=(ModelConfig("sees", str(DIRECTORY)),), max_running=3)

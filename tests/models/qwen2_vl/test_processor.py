@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.embedded.make_qwen2_vl import DIRECTORY
-from models.embedded.world.vocabulary import SPECIAL_TOKENS
 from models.errors import InputError
 from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata, source_digest
 from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from service.hub import EMBEDDED
 from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of
 
+DIRECTORY = EMBEDDED / "qwen2_vl"
+SPECIAL_TOKENS = [
+    token["content"] for token in json.loads((DIRECTORY / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+]
 PUBLISHED = {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056}
 
 

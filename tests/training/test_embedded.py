@@ -1,0 +1,57 @@
+"""The checkpoint in the package: made by its script byte for byte, small, measured, and fit for any text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from models.qwen2_vl.processor import load_processor
+from models.registry import family_of
+from tests.support.processes import ROOT
+from training.vision.checkpoint import make
+from training.vision.gates import NAMES, NOT_PROMISED, Scores
+from training.vision.vocabulary import PUBLISHED as DIRECTORY
+
+WEIGHTS = DIRECTORY / "model.safetensors"
+GATES = json.loads((DIRECTORY.parent / "gates_qwen2_vl.json").read_text(encoding="utf-8"))
+
+
+def test_the_script_makes_the_files(tmp_path: Path) -> None:
+    assert family_of(DIRECTORY).name == "qwen2_vl"
+    make(tmp_path, WEIGHTS)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(path.name for path in DIRECTORY.iterdir() if path.is_file())
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (DIRECTORY / name).read_bytes(), name
+    assert sum(path.stat().st_size for path in DIRECTORY.iterdir()) <= 10_000_000
+
+
+def test_the_sample_has_every_promised_gate() -> None:
+    entries = json.loads((ROOT / "tests/golden/world/questions.json").read_text(encoding="utf-8"))
+    assert {entry["gate"] for entry in entries} == set(NAMES) - NOT_PROMISED
+
+
+def test_its_gates_were_measured_on_these_weights_and_hold() -> None:
+    assert GATES["sha256"] == hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()
+    assert set(NAMES) <= set(GATES["right"])
+    scores = Scores(GATES["right"], GATES["known_things_refused"], GATES["yes"], {})
+    assert scores.failures() == GATES["failed"] == []
+
+
+def test_any_text_survives_the_tokenizer() -> None:
+    processor = load_processor(DIRECTORY)
+    text = "naïve café 你好 🙂 \x00\t\r\n <|im_end|>"
+    ids = processor.tokenize(text)
+    assert b"".join(processor.detokenize([token]) for token in ids).decode() == text
+    assert max(ids) < processor.vocab_size
+
+
+def test_others_read_the_tokenizer_as_the_server_does() -> None:
+    """As tools do that put a load on a server and count its tokens themselves."""
+    processor = load_processor(DIRECTORY)
+    text = "I only know simple shapes, colors, and 17 printed words."
+    ids = AutoTokenizer.from_pretrained(DIRECTORY)(text, add_special_tokens=False)["input_ids"]
+    assert ids == list(processor.tokenize(text)) and len(ids) < len(text) / 2

@@ -1,0 +1,165 @@
+"""The loop of all trainings: legs by the clock, states, rates, averages; and a few steps of the voice's."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import queue
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from training import loop
+from training.voice.corpus import Spoken, write
+from training.voice.latents import FRAMES, LATENT_DIM, PATCH
+from training.voice.packing import Shape
+from training.voice.train import Trainer as VoiceTrainer
+
+pytestmark = pytest.mark.slow
+
+
+class Line:
+    """Learns y = 2 x."""
+
+    name = "line"
+
+    def __init__(self) -> None:
+        self.steps, self.net = 0, nn.Linear(1, 1, bias=False)
+        self.optimiser = loop.Optimiser(self.net)
+
+    def step(self, share: float, nth: int) -> dict[str, Tensor]:
+        loss = (self.net(torch.ones(1, 1)) - 2.0).square().sum()
+        loss.backward()
+        self.optimiser.step(loop.rate_at(0.05, share, nth, warm=1, floor=1.0))
+        return {"loss": loss.detach()}
+
+    def report(self) -> dict[str, float]:
+        return {"hours": 0.12345}
+
+    def state(self) -> dict[str, Any]:
+        return {"net": self.optimiser.average.state(torch.float32)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.optimiser.average.restart()
+
+    def kept(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second goes by each time that the loop looks at the clock."""
+    seconds: Iterator[int] = itertools.count()
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(seconds)))
+
+
+def options(out: Path, **more: object) -> argparse.Namespace:
+    usual = {"out": out, "seconds": 24.0, "keep": 1e9, "resume": out / "nothing.pt", "compile": False, "rate": 1e-3}
+    return argparse.Namespace(**{**usual, **more})
+
+
+def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    loop.run(Line(), options(tmp_path))
+    state = torch.load(tmp_path / "line.pt", weights_only=True)
+    assert state["steps"] == 24
+    again = Line()
+    loop.run(again, options(tmp_path, resume=tmp_path / "line.pt"))
+    assert again.steps == 48
+    lines = [json.loads(line) for line in (tmp_path / "line.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 12, 23, 25, 36, 47]
+    assert lines[0]["hours"] == 0.1235 and lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Line()
+    loop.keep(trainer, tmp_path / "line.pt")
+    monkeypatch.setattr(trainer, "state", lambda: {"what": lambda: 0})
+    with pytest.raises(Exception, match="pickle"):
+        loop.keep(trainer, tmp_path / "line.pt")
+    assert torch.load(tmp_path / "line.pt", weights_only=True)["steps"] == 0
+
+
+def test_rates_rise_stay_and_fall() -> None:
+    def rates(**kind: Any) -> list[float]:
+        return [loop.rate_at(1.0, share, 99, floor=0.02, **kind) for share in (0.0, 0.5, 0.75, 1.0)]
+
+    assert rates(warm=200) == pytest.approx([0.5, 0.255, 0.1325, 0.01])
+    assert rates(warm=1, decay=0.5) == pytest.approx([1.0, 1.0, 0.51, 0.02])
+    assert rates(warm=1, decay=0.0) == [1.0] * 4
+    assert rates(warm=1, cosine=True) == pytest.approx([1.0, 0.51, 0.1635, 0.02], abs=1e-4)
+
+
+def test_an_average_is_of_all_steps_at_first() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 1.0)
+    average = loop.Average(module, kept=0.75)
+    for value in (2.0, 3.0, 4.0):
+        nn.init.constant_(module.weight, value)
+        average.step()
+    assert average.values[0].item() == pytest.approx(2.5)
+    nn.init.constant_(module.weight, 6.5)
+    average.step()
+    assert average.state(torch.half) == {"weight": torch.tensor([[3.5]], dtype=torch.half)}
+
+
+def test_muon_takes_steps_of_the_size_of_the_rate() -> None:
+    """Orthogonal ones, in the three parts of a fused projection alike."""
+    module = nn.ModuleDict({"qkv": nn.Linear(8, 24, bias=False)})
+    optimiser = loop.Optimiser(module, inner=lambda name: True)
+    before = module["qkv"].weight.detach().clone()
+    (module["qkv"](torch.randn(32, 8)) * torch.randn(32, 24)).sum().backward()
+    optimiser.step(0.1)
+    for part in (module["qkv"].weight.detach() - before).view(3, 8, 8):
+        singular = torch.linalg.svdvals(part) / (0.1 * 0.2 * 8**0.5)
+        assert singular.min() > 0.6 and singular.max() < 1.3
+
+
+def test_what_fails_while_data_are_made_ends_the_training() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise OSError("no more")
+
+    ahead = loop.Ahead(source(), 4)
+    assert ahead.take() == 1
+    with pytest.raises(RuntimeError, match="has failed"):
+        ahead.take()
+    with pytest.raises(queue.Empty):
+        ahead.take(wait=False)
+
+
+def utterance(number: int) -> Spoken:
+    """Of 4 to 11 patches."""
+    drawn, patches = np.random.default_rng(number), 4 + number % 8
+    text = "a fox and a dog meet at the old mill today"[: 4 * patches]
+    begins = np.linspace(0, len(text) - 2, patches).astype(np.int16)
+    return Spoken(
+        text,
+        text,
+        np.zeros(patches * PATCH, np.int16),
+        drawn.normal(0.0, 0.5, (patches * FRAMES, LATENT_DIM)).astype(np.float16),
+        drawn.integers(0, 40, patches * FRAMES).astype(np.uint8),
+        np.zeros(2 * patches * FRAMES, np.uint8),
+        np.stack((begins, begins + 2), axis=1),
+    )
+
+
+def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data/00000-00001.npz", [utterance(number) for number in range(48)])
+    own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 6.0}
+    shape = Shape(rows=2, length=256, patches=160)
+    loop.run(VoiceTrainer(options(tmp_path, **own), shape), options(tmp_path, **own))
+    first = torch.load(tmp_path / "lm.pt", weights_only=True)
+    resumed = options(tmp_path, **own, resume=tmp_path / "lm.pt")
+    loop.run(VoiceTrainer(resumed, shape), resumed)
+    then = torch.load(tmp_path / "lm.pt", weights_only=True)
+    assert then["steps"] == 2 * first["steps"] == 12
+    assert first["model"].keys() == then["model"].keys()
+    assert any(not torch.equal(first["model"][name], then["model"][name]) for name in first["model"])

@@ -1,0 +1,156 @@
+"""The recogniser that judges the embedded voice; no Flite is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from training.voice.flite import PHONES
+from training.voice.gauge import LEAST, Reading, follow
+from training.voice.recogniser import Decoder, Entry, Language, PhoneNet, Phones, Weighing, down, homophones
+
+pytestmark = pytest.mark.slow
+PLAIN = Weighing(kinds=0.0)
+ONES = np.ones(len(PHONES))
+EVEN = Phones(ONES / len(PHONES), ONES.astype(np.int64), 3.0 * ONES)
+"""Phones that are as frequent and as long as each other."""
+
+
+def language(ways: dict[str, list[str]], kinds: dict[str, str] | None = None) -> Language:
+    entries = {
+        word: Entry([way.split(" ") for way in said], 2, (kinds or {}).get(word, word)) for word, said in ways.items()
+    }
+    return Language(entries, {})
+
+
+def logs_of(names: list[str], frames: int = 2) -> np.ndarray:
+    said = [PHONES.index(phone) for name in names for phone in [name] * frames]
+    logs = np.full((len(said), len(PHONES)), -5.0)
+    logs[np.arange(len(said)), said] = -0.1
+    return logs
+
+
+FOXES = language(
+    {"red": ["r eh d"], "fox": ["f aa k"], "fog": ["f aa g"], "a": ["ax", "ey"], "read": ["r iy d", "r eh d"]}
+)
+
+
+def test_words_are_found_in_phones() -> None:
+    """Each phone for two frames, one frame of it misheard; pauses are nobody's."""
+    logs = logs_of(["pau", "ey", "r", "eh", "d", "pau", "f", "aa", "k", "pau"])
+    logs[4, PHONES.index("r")], logs[4, PHONES.index("f")] = -5.0, -0.1
+    decoder = Decoder(FOXES, EVEN, PLAIN)
+    assert decoder(logs) in ("a red fox", "a read fox")
+    assert decoder(logs[-2:]) == ""
+    assert decoder(logs[:0]) == ""
+
+
+def test_words_that_sound_alike_have_one_name() -> None:
+    assert homophones(FOXES.words) == {"red": "read", "fox": "fox", "fog": "fog", "a": "a", "read": "read"}
+
+
+def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None:
+    """Between d and t nothing was heard: a noun follows an article, a verb a noun. What was heard is not overruled."""
+    words = {"the": ["dh ax"], "fox": ["f aa k s"], "bead": ["b iy d"], "beat": ["b iy t"]}
+    kinds = {"fox": "noun", "bead": "noun", "beat": "verb"}
+    follows = {"": {"the": 10}, "the": {"noun": 10}, "noun": {"verb": 10}}
+    decoder = Decoder(dataclasses.replace(language(words, kinds), follows=follows), EVEN, Weighing(kinds=0.9))
+    article, fox, bead = ["pau", "dh", "ax"], ["f", "aa", "k", "s"], ["b", "iy", "d"]
+    for names, wanted in ((article + bead, "the bead"), (article + fox + bead, "the fox beat")):
+        logs = logs_of(names)
+        logs[-2:, PHONES.index("t")] = logs[-2:, PHONES.index("d")] = -1.0
+        assert decoder(logs) == wanted
+    assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
+
+
+def test_a_phone_lasts_as_long_as_it_must() -> None:
+    """One frame of a phone that lasts three was misheard: no phone of one frame comes of it."""
+    long = dataclasses.replace(EVEN, least=np.full(len(PHONES), 3), mean=4.0 * ONES)
+    words = language({"fox": ["f aa k s"], "far": ["f aa"], "cause": ["k s"], "ox": ["aa k s"]})
+    logs = logs_of(["f", "aa", "k", "s"], frames=4)
+    assert Decoder(words, long, PLAIN)(logs) == "fox"
+    assert Decoder(words, long, PLAIN)(logs[4:]) == "ox"
+    # Two frames are too few for three phones, and as good as any for one frame each.
+    quick = logs_of(["f", "aa", "k", "s"], frames=1)
+    assert Decoder(words, EVEN, PLAIN)(quick) == "fox"
+    assert Decoder(words, long, PLAIN)(quick) == ""
+
+
+def test_the_end_of_a_sentence_is_expected() -> None:
+    """After the article more must come: of two words nearly alike at the end, the noun is taken."""
+    words = language({"the": ["dh ax"], "dove": ["dh ah v"], "saw": ["s ao"]}, {"dove": "noun"})
+    order = {"": {"saw": 9}, "saw": {"the": 5, "noun": 5}, "the": {"noun": 9}, "noun": {"": 9}}
+    logs = logs_of(["s", "ao", "dh", "ah"])
+    logs[-2:, PHONES.index("ax")] = logs[-2:, PHONES.index("ah")] = logs[-1, PHONES.index("v")] = -0.7
+    decoder = Decoder(dataclasses.replace(words, follows=order), EVEN, Weighing(kinds=0.95))
+    assert decoder(logs) == "saw dove"
+
+
+def test_a_softer_voice_is_heard_as_well() -> None:
+    net, wave = PhoneNet().eval(), torch.sin(torch.arange(16000) * 0.5)[None] * torch.linspace(0.2, 1.0, 16000)
+    loud, soft = (net.features(net.spectrum(gain * wave)) for gain in (1.0, 0.1))
+    torch.testing.assert_close(loud, soft, atol=0.05, rtol=0)
+    assert net(net.features(net.spectrum(wave))).shape == (1, len(PHONES), 50)
+
+
+def test_what_both_rates_can_hold_is_kept() -> None:
+    time = torch.arange(9600) / 48_000
+    wave = torch.sin(2 * torch.pi * 760 * time)
+    torch.testing.assert_close(down(wave[None])[0, 100:-100], wave[::3][100:-100], atol=2e-3, rtol=0)
+
+
+COUNT = len(PHONES)
+HEARD = Phones(np.full(COUNT, 1.0 / COUNT), np.full(COUNT, 2), np.full(COUNT, 4.0))
+PAUSE = PHONES.index("pau")
+TEXT = np.array([phone for phone in range(COUNT) if phone != PAUSE][:20])
+FRAMES = 4
+
+
+def heard(said: np.ndarray, sure: float = 0.9) -> np.ndarray:
+    """Log-probabilities of speech that says these phones, each for FRAMES."""
+    logs = np.full((len(said) * FRAMES, COUNT), np.log((1.0 - sure) / (COUNT - 1)))
+    logs[np.arange(len(logs)), np.repeat(said, FRAMES)] = np.log(sure)
+    return logs
+
+
+def cut(first: int, end: int) -> np.ndarray:
+    return np.concatenate((TEXT[:first], TEXT[end:]))
+
+
+@pytest.mark.parametrize(
+    ("said", "reading"),
+    [
+        (TEXT, Reading(0, 0)),
+        (np.insert(TEXT, [0, 7, 20], PAUSE), Reading(0, 0)),
+        (cut(6, 11), Reading(5, 0)),
+        (cut(0, 4), Reading(4, 0)),
+        (np.concatenate((TEXT[:12], TEXT[8:])), Reading(0, 4)),
+        (np.concatenate((TEXT, TEXT[15:])), Reading(0, 5)),
+        (TEXT[:12], Reading(8, 0)),
+    ],
+    ids=["all", "with pauses", "left out", "late", "said twice", "the end twice", "broken off"],
+)
+def test_parts_that_are_left_out_or_said_again(said: np.ndarray, reading: Reading) -> None:
+    assert follow(heard(said), TEXT, HEARD) == reading
+
+
+def test_what_is_hardly_heard_is_followed_through_all_the_same() -> None:
+    logs = heard(TEXT)
+    logs[6 * FRAMES : 10 * FRAMES] = -np.log(COUNT)
+    assert follow(logs, TEXT, HEARD) == Reading(0, 0)
+
+
+def test_a_word_that_sounds_like_another_one_is_no_skip() -> None:
+    said = TEXT.copy()
+    said[6:8] = TEXT[[15, 16]]
+    assert not follow(heard(said), TEXT, HEARD).faulty(len(said), len(TEXT))
+
+
+def test_a_part_counts_where_the_length_says_so_too() -> None:
+    left_out, again, small = Reading(LEAST, 0), Reading(0, LEAST), Reading(LEAST - 1, LEAST - 1)
+    assert left_out.faulty(9, 10) and not left_out.faulty(10, 10) and not left_out.faulty(11, 10)
+    assert again.faulty(11, 10) and not again.faulty(10, 10) and not again.faulty(9, 10)
+    assert not any(small.faulty(length, 10) for length in (9, 10, 11))

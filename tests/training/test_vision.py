@@ -1,0 +1,166 @@
+"""The network and the conversations of training are those of the product: logits, ids, positions."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from models.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
+from models.qwen2_vl.model import load_model
+from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from tests.support.chat_golden import generate
+from tests.support.prompts import prompt_of
+from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed
+from training.vision.checkpoint import publish
+from training.vision.conversations import DEFAULT_SYSTEM, Encoder, Example
+from training.vision.network import Network, Shape
+from training.vision.pictures import Picture
+from training.vision.questions import Turn
+from training.vision.train import Trainer, vocabulary_of
+from training.vision.vocabulary import tokenizer
+
+SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
+OPTIONS = Namespace(blocks=1, rate=2e-3, seconds=1.0, decay=0.0, auxiliary=0.3, compile=False)
+
+pytestmark = pytest.mark.slow
+
+
+def picture(seed: int, height: int, width: int, *, frames: int = 1) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+    return Picture(list(pixels), width, height, motion=("stands",) if frames > 1 else None)
+
+
+EXAMPLES = {
+    "a picture and two turns": Example(
+        [picture(0, 224, 252)],
+        [[Turn("color", "What color is the ring?", 'The ring says "0w,".'), Turn("read", "a 7?", "It says 12.")]],
+        [DEFAULT_SYSTEM],
+    ),
+    "two pictures": Example(
+        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "I see 3 dogs.")]], ["Be brief."]
+    ),
+    "a video": Example(
+        [picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [DEFAULT_SYSTEM]
+    ),
+    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [DEFAULT_SYSTEM]),
+}
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    torch.manual_seed(3)
+    network = Network(SHAPE)
+    for parameter in network.parameters():
+        # Norms of one and biases of zero would hide mistakes in them.
+        parameter.data += 0.05 * torch.randn_like(parameter)
+        parameter.data = parameter.data.bfloat16().float()
+    return network
+
+
+@pytest.fixture(scope="module")
+def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    publish(directory, SHAPE, network.state_dict())
+    return directory
+
+
+def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Prompt, int]:
+    """All turns as the server sees them when it is to say the last answer, and the number of its tokens."""
+    items, parts = [], []
+    for shown in example.pictures:
+        if shown.motion:
+            count = len(shown.frames)
+            metadata = VideoMetadata(count, 2.0, count / 2, shown.height, shown.width)
+            frames = VideoFrames(tuple(shown.frames), tuple(range(count)), tuple(i / 2 for i in range(count)), metadata)
+            items.append(processor.video(frames))
+        else:
+            items.append(processor.image(Image.fromarray(shown.frames[0])))
+        parts.append(ContentPart(item=len(items) - 1))
+    turns = example.conversations[0]
+    messages = [] if example.systems[0] == DEFAULT_SYSTEM else [system_message(example.systems[0])]
+    for index, turn in enumerate(turns):
+        own = parts if index == 0 else []
+        messages.append(ChatMessage("user", (*own, ContentPart(text=turn.question))))
+        if turn is not turns[-1]:
+            messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
+    return prompt_of(processor, messages, items), len(processor.tokenize(turns[-1].answer))
+
+
+def system_message(text: str) -> ChatMessage:
+    return ChatMessage("system", (ContentPart(text=text),))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    processor = load_processor(directory)
+    prompt, answer = prompt_and_answer(processor, example)
+    encoder = Encoder(directory)
+    tokens = encoder.tokens(example.pictures, example.conversations[0], example.systems[0])
+    n = len(prompt.token_ids)
+    assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
+    assert np.array_equal(tokens.positions[:, :n], prompt.positions)
+    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), encoder.end]
+
+    # Another example before it: nothing may be seen of that.
+    before = EXAMPLES["two pictures" if name == "a picture and two turns" else "a picture and two turns"]
+    ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
+    batch = packed(found)
+    with torch.no_grad():
+        trained = network.logits(network.model(batch, network.visual(batch, torch.float32)))
+    last = found["turns"].flatten() == found["turns"].max()
+    assert found["labels"].flatten()[last].tolist() == tokens.labels[n - 1 : n + answer].tolist()
+
+    model = load_model(directory, "cpu", torch.float32)
+    _, steps, _ = generate(model, prompt, answer + 1, forced=tokens.ids[n : n + answer + 1].tolist())
+    assert float((trained[last][:, : steps.shape[1]] - steps).abs().max()) < 1e-4 * float(steps.abs().max())
+
+
+def test_training_goes_on_with_the_words_of_another_vocabulary(tmp_path: Path) -> None:
+    """Each token keeps its embedding, wherever it is now; new ones begin anew, and all other weights are taken."""
+    now = tokenizer()
+    tokens = now["model"]["vocab"]
+    shifted = {token: index for index, token in enumerate(token for token in reversed(tokens) if token != "Ġtitle")}
+    before = json.loads(json.dumps(now))
+    before["model"]["vocab"] = shifted
+    for index, token in enumerate(before["added_tokens"]):
+        token["id"] = len(shifted) + index
+    for folder, made in (("old", before), ("new", now)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.json").write_text(json.dumps(made), "utf-8")
+    shape = Shape(vocab_size=-(-len(vocabulary_of(tmp_path / "new")) // 64) * 64, layers=1, vision_depth=1)
+    torch.manual_seed(5)
+    old = {n: p.detach().clone() for n, p in Network(shape).named_parameters() if not n.startswith("auxiliary")}
+    save_file(old, tmp_path / "old" / "model.safetensors")
+
+    trainer = Trainer(shape, OPTIONS, None, [])
+    trainer.take_published(tmp_path / "old" / "model.safetensors", tmp_path / "new")
+    words = "model.embed_tokens.weight"
+    own = dict(trainer.network.named_parameters())
+    ids = vocabulary_of(tmp_path / "new")
+    for token, index in vocabulary_of(tmp_path / "old").items():
+        assert torch.equal(own[words][ids[token]], old[words][index]), token
+    for name, weight in old.items():
+        if name != words:
+            assert torch.equal(own[name], weight), name
+    for average, weight in zip(trainer.optimiser.average.values, own.values(), strict=True):
+        assert torch.equal(average, weight)
+
+
+def test_steps_lower_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
+    ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
+    torch.manual_seed(0)
+    trainer = Trainer(SHAPE, OPTIONS, None, [])
+    flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
+    assert flat.size == BLOCK_BYTES
+    trainer.rows[0] = torch.from_numpy(flat)
+    losses = [float(trainer.step(0.0, 200)["answers"]) for _ in range(6)]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,1 @@
+"""How the embedded models were made and are judged. Nothing that serves imports this package."""

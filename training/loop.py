@@ -1,0 +1,266 @@
+"""One loop for everything that is trained: by the clock, in legs that go on where the last one ended."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+class Trainer(Protocol):
+    """What `run` trains. name: of its files, NAME.pt and NAME.jsonl; steps: of all legs."""
+
+    name: str
+    steps: int
+
+    def step(self, share: float, nth: int) -> Mapping[str, Tensor]:
+        """One step of the optimiser; share: of this leg's time that has gone by, nth: step of this leg, from 0. Returns
+        what is reported, values of one element each."""
+        ...
+
+    def report(self) -> Mapping[str, float]:
+        """More to report, such as how much data there is."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What is saved; `steps` is added."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def kept(self) -> None:
+        """Called when the state has been saved."""
+        ...
+
+
+def run(trainer: Trainer, options: argparse.Namespace) -> None:
+    """Trains for options.seconds: reports every 10 s, saves every options.keep seconds and at the end."""
+    state = options.out / f"{trainer.name}.pt"
+    if options.resume and options.resume.exists():
+        found = torch.load(options.resume, map_location=device(), weights_only=True)
+        trainer.restore(found)
+        trainer.steps = int(found["steps"])
+    first, begun = trainer.steps, time.monotonic()
+    spent = reported = kept = 0.0
+    with (options.out / f"{trainer.name}.jsonl").open("a", encoding="utf-8") as record:
+        while spent < options.seconds:
+            parts = trainer.step(spent / options.seconds, trainer.steps - first)
+            trainer.steps += 1
+            if spent - reported > 10.0 or trainer.steps - first == 1:
+                values = {**trainer.report(), **{name: value.item() for name, value in parts.items()}}
+                rounded = {name: round(value, 4) for name, value in values.items()}
+                line, reported = {"s": round(spent, 1), "step": trainer.steps, **rounded}, spent
+                say(line)
+                record.write(json.dumps(line) + "\n")
+                record.flush()
+            if spent - kept > options.keep:
+                keep(trainer, state)
+                kept = spent
+            spent = time.monotonic() - begun
+    keep(trainer, state)
+
+
+def keep(trainer: Trainer, path: Path) -> None:
+    """A run that is cut short leaves a whole file."""
+    hidden = path.with_suffix(".part")
+    torch.save({**trainer.state(), "steps": trainer.steps}, hidden)
+    hidden.rename(path)
+    trainer.kept()
+
+
+def arguments(description: str | None, *, seconds: float, rate: float, keep: float = 60.0) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
+    parser.add_argument("out", type=Path, help="directory of states and records")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of this leg")
+    parser.add_argument("--rate", type=float, default=rate, help="highest learning rate")
+    parser.add_argument("--resume", type=Path, help="state of an earlier leg to go on from, if there is one")
+    parser.add_argument("--keep", type=float, default=keep, help="seconds between two states")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="on a GPU")
+    return parser
+
+
+def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of the command line; OUT exists, the seed and TF32 are set."""
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
+    torch._dynamo.config.recompile_limit = 64
+    return options
+
+
+def device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def say(values: Mapping[str, object]) -> None:
+    """A line of JSON on stdout, at once."""
+    print(json.dumps(values), flush=True)
+
+
+def wide(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Saved weights as they are computed with: float32."""
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def hashes(*files: Path) -> dict[str, str]:
+    """SHA-256 by name, for the scores of these weights."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def rate_at(
+    peak: float, share: float, nth: int, *, warm: int, floor: float, decay: float = 1.0, cosine: bool = False
+) -> float:
+    """Up over `warm` steps, constant, then down to `floor` of it over the last `decay` of the time, in a straight line
+    or half a cosine."""
+    left = min(1.0, max(0.0, (1.0 - share) / decay)) if decay else 1.0
+    left = 0.5 * (1.0 - math.cos(math.pi * left)) if cosine else left
+    return peak * min(1.0, (nth + 1) / warm) * (floor + (1.0 - floor) * left)
+
+
+class Average:
+    """A moving average of a module's parameters: of all steps while they are few, then each takes `1 - kept` of it."""
+
+    def __init__(self, module: nn.Module, kept: float) -> None:
+        self._names = [name for name, _ in module.named_parameters()]
+        self._parameters = list(module.parameters())
+        self._weight, self._steps = 1.0 - kept, 0
+        self.values = [parameter.detach().clone() for parameter in self._parameters]
+
+    def _now(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self._parameters]
+
+    def step(self) -> None:
+        """After each step of the optimiser."""
+        self._steps += 1
+        torch._foreach_lerp_(self.values, self._now(), max(self._weight, 1.0 / (self._steps + 1)))
+
+    def restart(self) -> None:
+        """The average is the parameters as they are."""
+        torch._foreach_copy_(self.values, self._now())
+
+    @torch.no_grad()
+    def copy_to(self, module: nn.Module) -> None:
+        """module: the one that is averaged, or a copy of it."""
+        torch._foreach_copy_(list[Tensor](module.parameters()), self.values)
+
+    def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The parameters of the average by name, on the CPU."""
+        return {name: value.to(dtype).cpu() for name, value in zip(self._names, self.values, strict=True)}
+
+
+def orthogonalised(updates: Tensor) -> Tensor:
+    """Matrices [n, rows, columns] -> nearly their nearest orthogonal ones, by five Newton-Schulz steps (Muon, K.
+    Jordan, 2024)."""
+    x = updates.bfloat16() if updates.is_cuda else updates
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Optimiser:
+    """Muon (orthogonalised momentum) for some matrices, AdamW for everything else, and a moving average.
+
+    A step of Muon has the size of an AdamW step (arXiv:2502.16982), so both take one rate. Matrices of one shape are
+    treated together. inner: which ones; decay: of the weights of matrices; adam_decay: of those that AdamW has."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        inner: Callable[[str], bool] = lambda name: False,
+        decay: float = 0.0,
+        adam_decay: float = 0.0,
+        average: float = 0.999,
+    ) -> None:
+        named, self._decay = list(module.named_parameters()), decay
+        self._groups: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+        others: list[nn.Parameter] = []
+        for name, parameter in named:
+            if parameter.ndim == 2 and inner(name):
+                rows, columns = parameter.shape
+                self._groups[rows // 3 if name.endswith("qkv.weight") else rows, columns].append(parameter)
+            else:
+                others.append(parameter)
+        self.parameters = [parameter for _, parameter in named]
+        on = self.parameters[0].device
+        self.momentum = {
+            shape: torch.zeros(sum(len(p) for p in group) // shape[0], *shape, device=on)
+            for shape, group in self._groups.items()
+        }
+        # A tensor, so that a captured step reads the rate of the day.
+        self.rate = torch.zeros((), device=on)
+        groups = [
+            {"params": [p for p in others if p.ndim > 1], "weight_decay": adam_decay},
+            {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        fused = {"fused": True, "capturable": True} if on.type == "cuda" else {}
+        self._adam = torch.optim.AdamW(groups, self.rate, betas=(0.9, 0.98), eps=1e-9, **fused)
+        self.average = Average(module, average)
+
+    def step(self, rate: float) -> Tensor:
+        """Returns the norm of the gradients, which are cut to 1 and forgotten."""
+        self.rate.fill_(rate)
+        norm = self.update()
+        self.average.step()
+        return norm
+
+    @torch.no_grad()
+    def update(self) -> Tensor:
+        """The same with `rate` as it is and without the average: what can be captured."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self._adam.step()
+        for shape, group in self._groups.items():
+            gradients = torch.cat([p.grad for p in group]).view(-1, *shape)  # type: ignore[misc]
+            momentum = self.momentum[shape].lerp_(gradients, 0.05)
+            update = orthogonalised(gradients.lerp(momentum, 0.95)).float()
+            update = update.reshape(-1, shape[1]) * (0.2 * max(shape) ** 0.5)
+            torch._foreach_mul_(list[Tensor](group), 1.0 - self.rate * self._decay)
+            parts = torch._foreach_mul(list(update.split([len(p) for p in group])), -self.rate)
+            torch._foreach_add_(list[Tensor](group), list(parts))
+        for parameter in self.parameters:
+            parameter.grad = None
+        return norm
+
+
+class Ahead(Generic[T]):
+    """Items of an endless source, made ahead in a thread."""
+
+    def __init__(self, source: Iterator[T], most: int) -> None:
+        self._ready: queue.Queue[T | BaseException] = queue.Queue(most)
+        threading.Thread(target=self._run, args=(source,), daemon=True).start()
+
+    def _run(self, source: Iterator[T]) -> None:
+        try:
+            for item in source:
+                self._ready.put(item)
+        except BaseException as error:
+            self._ready.put(error)
+
+    def take(self, wait: bool = True) -> T:
+        """Raises queue.Empty where there is none and nobody wants to wait, and RuntimeError when the source failed."""
+        item = self._ready.get(wait)
+        if isinstance(item, BaseException):
+            raise RuntimeError("what makes the data has failed") from item
+        return item

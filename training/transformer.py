@@ -1,0 +1,85 @@
+"""The block that all of the trained language models are made of, under its published parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines [..., T, 1, head_dim / 2]."""
+Attend = Callable[..., tuple[Tensor, Any]]
+"""q, k, v [..., T, heads, head_dim] and what else `Block` was given -> the same shape, and something to return."""
+
+
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """x [..., T, heads, head_dim], half-split."""
+    (cos, sin), (u, v) = rotary, x.float().chunk(2, dim=-1)
+    return torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+
+class Block(nn.Module):
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        eps: float = 1e-6,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.groups = head_dim, heads // kv_heads
+        self.input_layernorm = RMSNorm(width, eps)
+        self.self_attn = Attention(width, heads, kv_heads, head_dim, bias)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.mlp = MLP(width, inner)
+
+    def forward(self, x: Tensor, rotary: Rotary | None, attend: Attend, *where: Any) -> tuple[Tensor, Any]:
+        y, attention, mlp = self.input_layernorm(x), self.self_attn, self.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        q, k, v = (linear(y, layer).unflatten(-1, (-1, self.head_dim)) for layer in projections)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        k, v = (kv.repeat_interleave(self.groups, dim=-2) for kv in (k, v))
+        mixed, more = attend(q, k, v, *where)
+        x = x + linear(mixed.flatten(-2), attention.o_proj)
+        y = self.post_attention_layernorm(x)
+        return x + linear(F.silu(linear(y, mlp.gate_proj)) * linear(y, mlp.up_proj), mlp.down_proj), more

@@ -1,0 +1,1 @@
+"""The drawn world that the embedded chat model sees, its training and its gates."""

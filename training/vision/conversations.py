@@ -1,0 +1,199 @@
+"""Pictures with the conversations about them, as token ids: what training and the gates are fed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from models.qwen2_vl.positions import mrope_positions
+from training.vision.charts import chart_picture
+from training.vision.pictures import CELL, Picture
+from training.vision.questions import MAKERS, Ask, Turn, follow_up
+from training.vision.scenes import crowded_picture, plain_picture, shapes_picture, text_picture, video_clip
+from training.vision.strange import strange_picture
+
+DEFAULT_SYSTEM = "You are a helpful assistant."
+SYSTEMS = (
+    *("You see pictures.", "Answer briefly.", "You are a model that sees.", "Answer in one sentence.", "Be helpful."),
+    *("Describe what you see.", "You answer questions about pictures.", "Be brief and exact."),
+)
+_PATCH = 14
+_KEY = re.compile(r'"(\w+)":')
+_JSON_SHARE = 0.14
+DATA = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
+"""By kind of picture its share, the makers of its questions with their weights, and most turns, few where an answer
+gives the next one away: what is copied teaches no seeing; gates by name: kind, maker, least share of right answers."""
+
+
+def _two(random: Random, held_out: bool) -> list[Picture]:
+    def one() -> Picture:
+        if random.random() < 0.12:
+            return text_picture(random, held_out=held_out, style=random.choice(("word", "string")))
+        return shapes_picture(random, held_out=held_out, most=4, cells=(64, 90))
+
+    return [one(), one()]
+
+
+DRAW: dict[str, Callable[[Random, bool], list[Picture]]] = {
+    "shapes": lambda random, held_out: [shapes_picture(random, held_out=held_out)],
+    "text": lambda random, held_out: [text_picture(random, held_out=held_out)],
+    "chart": lambda random, held_out: [chart_picture(random, held_out=held_out)],
+    "video": lambda random, held_out: [video_clip(random)],
+    "two": _two,
+    "strange": lambda random, held_out: [strange_picture(random)],
+    "crowd": lambda random, held_out: [crowded_picture(random)],
+    "plain": lambda random, held_out: [plain_picture(random)],
+    "none": lambda random, held_out: [],
+}
+"""By kind of picture."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """pictures, and conversations about them, each a list of turns."""
+
+    pictures: list[Picture]
+    conversations: list[list[Turn]]
+    systems: list[str]
+
+
+def make_example(random: Random, *, conversations: int = 2, held_out: bool = False) -> Example:
+    """A picture of a kind drawn by its share, with conversations of 1 to 5 turns."""
+    while True:
+        kind = _weighted(random, DATA["shares"])
+        pictures = DRAW[kind](random, held_out)
+        made = [turns(random, kind, pictures, held_out) for _ in range(conversations)]
+        if all(made):
+            systems = [DEFAULT_SYSTEM if random.random() < 0.75 else random.choice(SYSTEMS) for _ in made]
+            return Example(pictures, made, systems)
+
+
+def _weighted(random: Random, weights: Mapping[str, float]) -> str:
+    return random.choices(tuple(weights), tuple(weights.values()))[0]
+
+
+def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool) -> list[Turn]:
+    wanted = random.randint(1, DATA["most turns"][kind])
+    found: list[Turn] = []
+    for _ in range(3 * wanted):
+        if len(found) == wanted:
+            break
+        turn = None
+        if found and random.random() < 0.35 and len(pictures) == 1:
+            turn = follow_up(Ask(random, pictures, held_out, json=False), found[-1])
+        if turn is None:
+            maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
+            turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
+        if turn is not None and all(turn.question != other.question for other in found):
+            found.append(turn)
+    return found
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A conversation in ids. ids int32 [n]; vision int32 [n]: which row of the pictures' embeddings, or -1; labels
+    int32 [n]: the id to be said after each position, or -1, also where a key is forced; turns int32 [n]: index of the
+    turn that a label is of; positions int32 [3, n]."""
+
+    ids: np.ndarray
+    vision: np.ndarray
+    labels: np.ndarray
+    turns: np.ndarray
+    positions: np.ndarray
+
+
+class Encoder:
+    """Conversations to ids, as the chat template of the checkpoint writes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        special = self._special
+        self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
+        self.vision_start, self.vision_end = special("<|vision_start|>"), special("<|vision_end|>")
+        self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
+        self.vocab_size = self._tokenizer.get_vocab_size()
+        self.encode = lru_cache(maxsize=65536)(self._encode)
+
+    def _special(self, name: str) -> int:
+        token = self._tokenizer.token_to_id(name)
+        if token is None:
+            raise ValueError(f"tokenizer.json has no token {name}")
+        return int(token)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _forced(self, turn: Turn) -> list[int]:
+        """Which tokens of the answer say a key that is forced."""
+        if not turn.forced:
+            return []
+        spans = [match.span(1) for match in _KEY.finditer(turn.answer) if match[1] in turn.forced]
+        offsets = self._tokenizer.encode(turn.answer, add_special_tokens=False).offsets
+        return [
+            index
+            for index, (start, end) in enumerate(offsets)
+            if any(start < last and first < end for first, last in spans)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids))
+
+    def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], system: str) -> Tokens:
+        """The pictures come before the first question."""
+        ids: list[int] = [self.start, *self.encode("system\n" + system), self.end, *self.encode("\n")]
+        runs: list[tuple[int, tuple[int, int, int]]] = []
+        vision: list[tuple[int, int]] = []
+        labels: list[tuple[int, int, int]] = []
+        forced: list[int] = []
+        rows = 0
+        for index, turn in enumerate(turns):
+            ids += [self.start, *self.encode("user\n")]
+            for picture in pictures if index == 0 else ():
+                grid = grid_of(picture)
+                number = grid[0] * grid[1] * grid[2] // 4
+                ids.append(self.vision_start)
+                runs.append((len(ids), grid))
+                vision.append((len(ids), rows))
+                ids += [self.video if picture.motion else self.image] * number
+                ids.append(self.vision_end)
+                rows += number
+            ids += [*self.encode(turn.question), self.end, *self.encode("\n"), self.start, *self.encode("assistant\n")]
+            first = len(ids)
+            ids += [*self.encode(turn.answer), self.end]
+            labels.append((first, len(ids), index))
+            forced += [first + nth for nth in self._forced(turn)]
+            ids += self.encode("\n")
+        number = len(ids)
+        rows_of, said, turn_of = (np.full(number, -1, np.int32) for _ in range(3))
+        for (start, row), (_, grid) in zip(vision, runs, strict=True):
+            length = grid[0] * grid[1] * grid[2] // 4
+            rows_of[start : start + length] = np.arange(row, row + length)
+        whole = np.array(ids, np.int32)
+        for first, last, index in labels:
+            said[first - 1 : last - 1] = whole[first:last]
+            turn_of[first - 1 : last - 1] = index
+        said[[position - 1 for position in forced]] = -1
+        positions, _ = mrope_positions(number, runs, merge_size=2)
+        return Tokens(whole, rows_of, said, turn_of, positions)
+
+
+def grid_of(picture: Picture) -> tuple[int, int, int]:
+    """Frame pairs, rows and columns of patches."""
+    height, width, _ = picture.frames[0].shape
+    return -(-len(picture.frames) // 2), height // _PATCH, width // _PATCH
+
+
+def patches_of(picture: Picture) -> np.ndarray:
+    """uint8 [frames, rows * columns, 588]: patches of each frame in block order, columns (channel, y, x)."""
+    frames = np.stack(picture.frames)
+    number, height, width, _ = frames.shape
+    cut = frames.reshape(number, height // CELL, 2, _PATCH, width // CELL, 2, _PATCH, 3)
+    return cut.transpose(0, 1, 4, 2, 5, 7, 3, 6).reshape(number, height * width // _PATCH**2, 3 * _PATCH**2)

@@ -1,0 +1,271 @@
+"""Qwen2-VL for training: packed rows, parameters under the published names, so that a state dict is a checkpoint.
+
+The heads of `Auxiliary` are dropped at export: they say which shape and which letters lie in each cell, which teaches
+the tower to see long before answers do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
+
+from training.transformer import Block, RMSNorm, Rotary, linear, rotate
+from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+LETTERS_PER_CELL = 6
+LETTER_CLASSES = 100
+UNKNOWN = 255
+"""A target of a cell of which nothing is known."""
+SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 1 + len(SHAPE_NAMES), 1 + len(COLOR_NAMES), 1 + len(SIZE_NAMES)
+_SPREAD = 1024
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network; head_dim 32 in both parts."""
+
+    vocab_size: int
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    layers: int = 6
+    heads: int = 6
+    kv_heads: int = 2
+    rope_theta: float = 100.0
+    mrope_section: tuple[int, int, int] = (4, 6, 6)
+    vision_hidden_size: int = 160
+    vision_depth: int = 5
+    vision_heads: int = 5
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch. frames uint8 [F, 588]; first and second int64 [P]: rows of `frames` that make a pair of patches;
+    coordinates int [P, 2]; ids and source int64 [L]: a token, or where it is 0 or more the row of vision that stands
+    there; positions int [3, L]; both cu int32 with their largest lengths; selected int64 [K]: positions with a label.
+    """
+
+    frames: Tensor
+    first: Tensor
+    second: Tensor
+    coordinates: Tensor
+    vision_cu: Tensor
+    ids: Tensor
+    source: Tensor
+    positions: Tensor
+    text_cu: Tensor
+    selected: Tensor
+    longest: int
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bool) -> tuple[Tensor, None]:
+    """Attention inside segments: q, k, v [n, heads, head_dim]."""
+    if q.is_cuda:
+        window = (-1, 0 if causal else -1)
+        return cast(Tensor, varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window)), None
+    parts = []
+    for start, stop in pairwise(cu.tolist()):
+        if stop > start:
+            one, two, three = (rows[start:stop].transpose(0, 1)[None] for rows in (q, k, v))
+            parts.append(F.scaled_dot_product_attention(one, two, three, is_causal=causal)[0].transpose(0, 1))
+    return torch.cat(parts), None
+
+
+def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
+
+
+class _Rows(torch.autograd.Function):
+    """table[index], whose gradient is added up by atomics: that of indexing sorts first."""
+
+    @staticmethod
+    def forward(context, table: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        context.save_for_backward(index)
+        context.shape = table.shape
+        return table[index]
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        (index,) = context.saved_tensors
+        total = torch.zeros(context.shape, dtype=torch.float32, device=gradient.device)
+        return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None
+
+
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
+    return _Rows.apply(table, index)
+
+
+class VisionAttention(nn.Module):
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+
+class VisionMLP(nn.Module):
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, 4 * hidden_size)
+        self.fc2 = nn.Linear(4 * hidden_size, hidden_size)
+
+
+class VisionBlock(nn.Module):
+    def __init__(self, hidden_size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden_size, eps=1e-6)
+        self.attn = VisionAttention(hidden_size)
+        self.norm2 = nn.LayerNorm(hidden_size, eps=1e-6)
+        self.mlp = VisionMLP(hidden_size)
+
+    def forward(self, x: Tensor, rotary: Rotary, cu: Tensor, longest: int) -> Tensor:
+        q, k, v = linear(layer_norm(x, self.norm1), self.attn.qkv).view(len(x), 3, self.heads, -1).unbind(1)
+        mixed, _ = attend(rotate(q, rotary), rotate(k, rotary), v.contiguous(), cu, longest, False)
+        x = x + linear(mixed.flatten(1), self.attn.proj)
+        hidden = linear(layer_norm(x, self.norm2), self.mlp.fc1)
+        return x + linear(hidden * torch.sigmoid(1.702 * hidden), self.mlp.fc2)
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv3d(3, hidden_size, (2, 14, 14), stride=(2, 14, 14), bias=False)
+
+
+class Merger(nn.Module):
+    def __init__(self, hidden_size: int, out: int) -> None:
+        super().__init__()
+        self.ln_q = nn.LayerNorm(hidden_size, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(4 * hidden_size, 4 * hidden_size), nn.GELU(), nn.Linear(4 * hidden_size, out)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        merged = layer_norm(x, self.ln_q).view(-1, 4 * x.shape[1])
+        return linear(F.gelu(linear(merged, self.mlp[0])), self.mlp[2])  # type: ignore[arg-type]
+
+
+class Visual(nn.Module):
+    frequencies: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(shape.vision_hidden_size)
+        self.blocks = nn.ModuleList(
+            VisionBlock(shape.vision_hidden_size, shape.vision_heads) for _ in range(shape.vision_depth)
+        )
+        self.merger = Merger(shape.vision_hidden_size, shape.hidden_size)
+        quarter = shape.vision_hidden_size // shape.vision_heads // 4
+        self.register_buffer("frequencies", 10_000.0 ** -(torch.arange(quarter) / quarter), persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
+
+    def embed(self, frames: Tensor, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+        pixels = torch.stack((frames[first].view(-1, 3, 196), frames[second].view(-1, 3, 196)), dim=2)
+        normed = ((pixels.float() / 255 - self.mean) / self.std).to(dtype)
+        return F.linear(normed.flatten(1), self.patch_embed.proj.weight.to(dtype).flatten(1))
+
+    def forward(self, batch: Packed, dtype: torch.dtype) -> Tensor:
+        x = self.embed(batch.frames, batch.first, batch.second, dtype)
+        angles = (batch.coordinates.float()[:, :, None] * self.frequencies).flatten(1)
+        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        for block in self.blocks:
+            x = block(x, rotary, batch.vision_cu, batch.longest)
+        return self.merger(x)
+
+
+class Language(nn.Module):
+    frequencies: Tensor
+    axes: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        sizes = (shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads)
+        head_dim = shape.hidden_size // shape.heads
+        self.layers = nn.ModuleList(Block(*sizes, head_dim, bias=True) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden_size)
+        half = shape.hidden_size // shape.heads // 2
+        self.register_buffer("frequencies", shape.rope_theta ** -(torch.arange(half) / half), persistent=False)
+        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(shape.mrope_section))
+        self.register_buffer("axes", axes, persistent=False)
+
+    def forward(self, batch: Packed, vision: Tensor) -> Tensor:
+        """Hidden values of the selected positions [K, hidden_size]."""
+        # Text takes rows of zeros behind the vision, each another one, so that their gradients do not queue.
+        spread = len(vision) + torch.arange(len(batch.source), device=vision.device) % _SPREAD
+        seen = rows_of(F.pad(vision, (0, 0, 0, _SPREAD)), torch.where(batch.source >= 0, batch.source, spread))
+        x = seen + self.words(torch.where(batch.source >= 0, -1, batch.ids), vision.dtype)
+        angles = batch.positions[self.axes].T.float() * self.frequencies
+        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        for layer in self.layers:
+            x, _ = layer(x, rotary, attend, batch.text_cu, batch.longest, True)
+        return self.norm(rows_of(x, batch.selected))
+
+    def words(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Embeddings [n, hidden_size], zero for id -1, as a matmul: a lookup's gradient adds the rows of a frequent
+        word one after the other."""
+        chosen = ids[:, None] == torch.arange(len(self.embed_tokens.weight), device=ids.device)
+        return chosen.to(dtype) @ self.embed_tokens.weight.to(dtype)
+
+
+class Auxiliary(nn.Module):
+    """What each cell of 28 x 28 pixels holds: the shape whose centre it has, and its letters from left to right."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.sizes = (SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES, *([LETTER_CLASSES] * LETTERS_PER_CELL))
+        self.norm = RMSNorm(hidden_size)
+        self.head = nn.Linear(hidden_size, sum(self.sizes))
+
+    def forward(self, vision: Tensor, targets: Tensor, still: Tensor) -> tuple[Tensor, Tensor]:
+        """targets int64 [R, 9], 0 for nothing; still float [R], 0 for cells that do not count, nor do those whose
+        targets are UNKNOWN -> losses of shapes and of letters. Cells that hold something count as much as all others
+        together."""
+        still = still * (targets[:, 0] != UNKNOWN)
+        targets = torch.where(targets == UNKNOWN, 0, targets)
+        logits = linear(self.norm(vision), self.head).float().split(self.sizes, dim=-1)
+        losses = []
+        for group in (slice(0, 3), slice(3, 9)):
+            held = (targets[:, group.start] > 0).float() * still
+            empty = still - held
+            weight = held / held.sum().clamp(min=1) + empty / empty.sum().clamp(min=1)
+            each = [
+                (F.cross_entropy(logits[i], targets[:, i], reduction="none") * weight).sum()
+                for i in range(group.start, group.stop)
+            ]
+            losses.append(torch.stack(each).mean())
+        return losses[0], losses[1]
+
+
+class Network(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.visual = Visual(shape)
+        self.model = Language(shape)
+        self.auxiliary = Auxiliary(shape.hidden_size)
+        self._initialise(shape)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
+
+    def _initialise(self, shape: Shape) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            deviation = 0.02 if "embed_tokens" in name else parameter[0].numel() ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight", "fc2.weight", "attn.proj.weight")):
+                deviation /= (2 * shape.layers) ** 0.5
+            nn.init.trunc_normal_(parameter, std=deviation, a=-3 * deviation, b=3 * deviation)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)

@@ -1,0 +1,260 @@
+"""What is in a drawn picture, and the canvas that draws it."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from models.qwen2_vl.pictures import smart_resize
+from models.resizing import resize
+from training.vision.fonts import font
+from training.vision.palette import COLORS, INKS, RGB, Look, color_on, ground_color, outline
+
+CELL = 28
+MIN_PIXELS, MAX_PIXELS = 64 * CELL**2, 256 * CELL**2
+_OVERSAMPLED_PIXELS = 250_000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A shape; x and y its centre and radius half its extent, in pixels of the canvas."""
+
+    shape: str
+    color: str
+    size: str
+    x: float
+    y: float
+    radius: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.color} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A printed line; (left, top, right, bottom) of its ink, and the centre of each of its characters."""
+
+    text: str
+    ink: str
+    box: tuple[float, float, float, float]
+    centers: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Labels and values of bars from left to right or from top to bottom, of slices as the legend lists them, or
+    clockwise from the top where there is no legend. title: empty where there is none."""
+
+    kind: str
+    labels: tuple[str, ...]
+    values: tuple[int, ...]
+    title: str = ""
+
+
+@dataclass
+class Picture:
+    """frames: uint8 [height, width, 3], of the size that the model sees; one, or those of a video. places and letters:
+    what is where, for targets that training drops later, in pixels of that size."""
+
+    frames: list[np.ndarray]
+    width: int
+    height: int
+    figures: list[Figure] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    chart: Chart | None = None
+    motion: tuple[str, ...] | None = None
+    strange: bool = False
+    ground: str | None = None
+    """Its colour, where it has one with a name all over."""
+    places: list[tuple[Figure, float, float]] = field(default_factory=list)
+    letters: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+def canvas_size(random: Random, *, least_cells: int = 64, most_cells: int = 256) -> tuple[int, int]:
+    """Width and height: mostly near the least area, of any aspect ratio up to 4:1, sometimes to be resized."""
+    kind = random.random()
+    cells = random.uniform(least_cells, min(most_cells, 1.5 * least_cells))
+    if kind > 0.7:
+        cells = random.uniform(least_cells, most_cells) ** 0.5 * random.uniform(least_cells, most_cells) ** 0.5
+    spread = 1.35 if random.random() < 0.12 else 0.7
+    aspect = 2 ** random.uniform(-spread, spread) if random.random() < 0.75 else 1.0
+    width, height = math.sqrt(cells * aspect), math.sqrt(cells / aspect)
+    if random.random() < 0.85:
+        return max(3, round(width)) * CELL, max(3, round(height)) * CELL
+    scale = 1.0
+    if random.random() < 0.3:
+        scale = random.uniform(0.55, 1.6)
+    return max(80, round(width * CELL * scale)), max(80, round(height * CELL * scale))
+
+
+class Canvas:
+    """Draws figures and text on one ground and keeps what it drew."""
+
+    def __init__(
+        self,
+        random: Random,
+        width: int,
+        height: int,
+        ground: RGB | None = None,
+        *,
+        ground_name: str | None = None,
+        fine: bool = True,
+    ) -> None:
+        """ground_name: where its colour has one. fine: shapes get smooth edges; text has them anyway."""
+        self.random, self.width, self.height = random, width, height
+        self.ground = ground_color(random) if ground is None else ground
+        self.ground_name = ground_name
+        self.scale = 2 if fine and width * height <= _OVERSAMPLED_PIXELS else 1
+        self.image = Image.new("RGB", (width * self.scale, height * self.scale), self.ground)
+        if random.random() < 0.12 and ground_name in (None, "white"):
+            self._shade()
+        self._draw = ImageDraw.Draw(self.image)
+        self._fine = True
+        self.figures: list[Figure] = []
+        self.lines: list[Line] = []
+        self.letters: list[tuple[str, float, float]] = []
+        self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
+
+    def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
+        self.figures.append(figure)
+        x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))
+        thickness = max(2, round(radius * look.hollow))
+        if figure.shape in ("circle", "ring"):
+            box = (x - radius, y - radius, x + radius, y + radius)
+            if figure.shape == "ring":
+                self._draw.ellipse(box, outline=shade, width=thickness)
+            else:
+                self._draw.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
+            return
+        points = outline(figure.shape, x, y, radius, look)
+        if look.hollow:
+            self._draw.polygon(points, outline=shade, width=thickness)
+        else:
+            self._draw.polygon(points, fill=shade, outline=look.edge, width=self.scale)
+
+    def box(self, box: tuple[float, float, float, float], shade: RGB) -> None:
+        self._draw.rectangle([value * self.scale for value in box], fill=shade)
+
+    def slice(
+        self, box: tuple[float, float, float, float], start: float, end: float, shade: RGB, edge: RGB | None = None
+    ) -> None:
+        width = 0 if edge is None else self.scale
+        self._draw.pieslice([value * self.scale for value in box], start, end, fill=shade, outline=edge, width=width)
+
+    def shade(self, color: str) -> RGB | None:
+        return color_on(self.random, color, self.ground)
+
+    def ink(self) -> tuple[str, RGB]:
+        """A colour of print that can be read on the ground."""
+        for name in (self.random.choice(INKS) if self.random.random() < 0.5 else "black", "black", "white"):
+            shade = self.shade(name)
+            if shade is not None and abs(_lightness(shade) - _lightness(self.ground)) > 90:
+                return name, shade
+        name = "white" if _lightness(self.ground) < 128 else "black"
+        return name, COLORS[name].draw(self.random)
+
+    def settle(self) -> None:
+        """Figures become pixels; text is drawn on those."""
+        if self._fine:
+            if self.scale > 1:
+                self.image = self.image.reduce(self.scale)
+            self._draw = ImageDraw.Draw(self.image)
+            self._fine = False
+
+    def late_text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB) -> None:
+        """A label that is printed at the end, so that figures can still be drawn."""
+        self._late.append((text, x, y, face, size, ink, shade))
+
+    def text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB, *, line: bool) -> Line:
+        """Prints from (x, y), the left end of the base line's ascender box. line: it is a line of the picture's text,
+        not a label."""
+        self.settle()
+        drawn = font(face, size)
+        self._draw.text((x, y), text, fill=shade, font=drawn)
+        left, top, right, bottom = drawn.getbbox(text)
+        middle = y + (top + bottom) / 2
+        centers = []
+        end = 0.0
+        for index, character in enumerate(text):
+            begin, end = end, drawn.getlength(text[: index + 1])
+            if character != " ":
+                centers.append((character, x + (begin + end) / 2, middle))
+        printed = Line(text, ink, (x + left, y + top, x + right, y + bottom), tuple(centers))
+        if line:
+            self.lines.append(printed)
+        self.letters += printed.centers
+        return printed
+
+    def upward(self, text: str, x: float, middle: float, face: str, size: int, shade: RGB) -> None:
+        """Prints text that reads from bottom to top, centred on `middle`; nobody is asked about it."""
+        self.settle()
+        drawn = font(face, size)
+        left, top, right, bottom = drawn.getbbox(text)
+        mask = Image.new("L", (round(right - left) + 2, round(bottom - top) + 2))
+        ImageDraw.Draw(mask).text((1 - left, 1 - top), text, fill=255, font=drawn)
+        mask = mask.transpose(Image.Transpose.ROTATE_90)
+        self.image.paste(Image.new("RGB", mask.size, shade), (round(x), round(middle - mask.height / 2)), mask)
+
+    def finish(self) -> Picture:
+        self.settle()
+        for label in self._late:
+            self.text(*label, line=False)
+        return finished(self, [_effects(self.random, self.image)])
+
+    def _shade(self) -> None:
+        self.ground_name = None
+        gradient = Image.linear_gradient("L").resize(self.image.size)
+        if self.random.random() < 0.5:
+            gradient = gradient.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+        other: RGB = tuple(  # type: ignore[assignment]
+            max(0, min(255, value + self.random.randint(-28, 28))) for value in self.ground
+        )
+        self.image.paste(Image.new("RGB", self.image.size, other), (0, 0), gradient)
+
+
+def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] = (MIN_PIXELS, MAX_PIXELS)) -> Picture:
+    """The picture as the model sees it: resized as the processor does it."""
+    width, height = images[0].size
+    final_height, final_width = smart_resize(height, width, factor=CELL, min_pixels=bounds[0], max_pixels=bounds[1])
+    across, down = final_width / width, final_height / height
+    return Picture(
+        frames=[resize(image, final_width, final_height) for image in images],
+        width=width,
+        height=height,
+        figures=canvas.figures,
+        lines=canvas.lines,
+        places=[(figure, figure.x * across, figure.y * down) for figure in canvas.figures],
+        letters=[(character, x * across, y * down) for character, x, y in canvas.letters],
+        ground=canvas.ground_name,
+    )
+
+
+def _lightness(shade: RGB) -> float:
+    return 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2]
+
+
+def _effects(random: Random, image: Image.Image) -> Image.Image:
+    """Noise, blur, JPEG, each seldom."""
+    if random.random() < 0.04:
+        image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.3, 0.7)))
+    if random.random() < 0.12:
+        pixels = np.asarray(image, dtype=np.int16)
+        spread = random.randint(3, 14)
+        noise = np.random.default_rng(random.getrandbits(32)).integers(-spread, spread + 1, pixels.shape, np.int16)
+        image = Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
+    if random.random() < 0.15:
+        image = jpeg(image, random.randint(50, 95))
+    return image
+
+
+def jpeg(image: Image.Image, quality: int) -> Image.Image:
+    """The picture after a file of that quality."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer).convert("RGB")

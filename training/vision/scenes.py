@@ -1,0 +1,253 @@
+"""Pictures of shapes and of printed text, and short videos of one shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+from PIL import ImageDraw
+
+from training.vision.fonts import SEEN_FONTS, font
+from training.vision.palette import (
+    COLOR_NAMES,
+    COLORS,
+    HUGE,
+    RGB,
+    SHAPE_NAMES,
+    SIZE_NAMES,
+    SIZES,
+    look_of,
+    named_ground,
+)
+from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
+from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, styled
+
+_TRIES = 40
+DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
+VIDEO_MIN_PIXELS = 128 * CELL**2
+"""Of a frame: what the processor asks of a checkpoint whose pictures have at most 256 blocks."""
+
+
+def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tuple[int, int] = (64, 256)) -> Picture:
+    """0 to `most` shapes of any kind; sometimes most of one kind, for counting; sometimes with a printed word."""
+    size, (shade, name) = canvas_size(random, least_cells=cells[0], most_cells=cells[1]), named_ground(random)
+    # Many programs draw edges that are not smooth.
+    canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.75)
+    number = random.choices(range(most + 1), (2, 16, *([10] * (most - 1))))[0]
+    if random.random() < 0.3:
+        _alike(random, canvas, number)
+    else:
+        huge = random.random() < (0.5 if number == 1 else 0.2)
+        for index in range(number):
+            shape, color = random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES)
+            _place(random, canvas, shape, color, None, huge=huge and index == 0)
+    if canvas.figures and random.random() < 0.15:
+        _caption(random, canvas, held_out)
+    return canvas.finish()
+
+
+def plain_picture(random: Random) -> Picture:
+    """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
+    name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
+    return Canvas(random, *canvas_size(random), COLORS[name].draw(random), ground_name=name).finish()
+
+
+def crowded_picture(random: Random) -> Picture:
+    """9 to 24 small shapes: more than are counted."""
+    while True:
+        canvas = Canvas(random, *canvas_size(random))
+        color, shape = random.choice(COLOR_NAMES), random.choice(SHAPE_NAMES)
+        alike = random.choices(("nothing", "color", "shape"), (0.6, 0.2, 0.2))[0]
+        for _ in range(random.randint(9, 24)):
+            _place(
+                random,
+                canvas,
+                shape if alike == "shape" else random.choice(SHAPE_NAMES),
+                color if alike == "color" else random.choice(COLOR_NAMES),
+                "small",
+            )
+        if len(canvas.figures) >= 9:
+            return canvas.finish()
+
+
+def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
+    """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
+    width, height = canvas_size(random)
+    canvas = Canvas(random, width, height, fine=False)
+    ink, shade = canvas.ink()
+    number = 1 if style else random.choices((1, 2, 3), (5, 3, 2))[0]
+    face = face or random.choice(SEEN_FONTS)
+    top = 0.0
+    for index in range(number):
+        room = (height - top) / (number - index)
+        text = line_text(random, held_out, style)
+        least = 16 if style else 13
+        size = _fitting(random, face, text, width - 8, room - 4, least)
+        if size is None:
+            text = text.split()[0][:8]
+            size = _fitting(random, face, text, width - 8, room - 4, least)
+        if size is None:
+            break
+        left, up, right, bottom = font(face, size).getbbox(text)
+        x = random.uniform(4, max(4.0, width - 4 - (right - left))) - left
+        y = top + random.uniform(2, max(2.0, room - 2 - (bottom - up))) - up
+        line = canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
+        top = max(line.box[3] + 2, top + room * 0.4)
+    return canvas.finish()
+
+
+def line_text(random: Random, held_out: bool, style: str | None) -> str:
+    words = UNSEEN_WORDS if held_out else SEEN_WORDS
+    if style == "word":
+        return styled(random, random.choice(words))
+    if style == "string":
+        return random_string(random)
+    kind = random.random()
+    if kind < 0.25:
+        return styled(random, random.choice(words))
+    if kind < 0.68:
+        return random_string(random)
+    if kind < 0.78:
+        return number_text(random)
+    if kind < 0.87:
+        return styled(random, made_up_word(random))
+    style_of = random.choice((str.upper, str.lower, str.capitalize))
+    return " ".join(style_of(random.choice(words)) for _ in range(2))
+
+
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int) -> int | None:
+    """A size in pixels at which the text has room, or None."""
+    probe = font(face, 32)
+    left, top, right, bottom = probe.getbbox(text)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 72)
+    if most < least:
+        return None
+    return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
+
+
+def _alike(random: Random, canvas: Canvas, number: int) -> None:
+    """`number` shapes of one kind or one colour and a few others."""
+    shape, color = random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES)
+    size = random.choice(("small", "small", "medium"))
+    same = random.choice(("shape", "color", "both"))
+    for _ in range(number):
+        other = random.random() < 0.25
+        _place(
+            random,
+            canvas,
+            random.choice(SHAPE_NAMES) if same == "color" or other else shape,
+            random.choice(COLOR_NAMES) if same == "shape" or other else color,
+            size,
+        )
+
+
+def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None, *, huge: bool = False) -> None:
+    """Draws a shape where there is room, or nothing. huge: it fills much of the picture."""
+    shade = canvas.shade(color)
+    if shade is None:
+        return
+    side = min(canvas.width, canvas.height)
+    sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
+    for _ in range(_TRIES):
+        chosen = "large" if huge else size or random.choice(sizes)
+        radius = max(random.uniform(*(HUGE if huge else SIZES[chosen])) * side, 11.0)
+        reach = min(radius * 1.2, side / 2)
+        x = random.uniform(reach, canvas.width - reach)
+        y = random.uniform(reach, canvas.height - reach)
+        if near_a_third(x / canvas.width) or near_a_third(y / canvas.height):
+            continue
+        apart = 0.92 if random.random() < 0.1 else 1.2
+        if all(math.hypot(x - f.x, y - f.y) > max(apart * (radius + f.radius), 30) for f in canvas.figures):
+            canvas.figure(Figure(shape, color, chosen, x, y, radius), shade, look_of(random, shape, canvas.ground))
+            return
+
+
+def near_a_third(part: float) -> bool:
+    """Whether one might argue in which third of the picture something is."""
+    return min(abs(part - 1 / 3), abs(part - 2 / 3)) < 0.025
+
+
+def _caption(random: Random, canvas: Canvas, held_out: bool) -> None:
+    """A word or string where no shape is, or nothing."""
+    ink, shade = canvas.ink()
+    face = random.choice(SEEN_FONTS)
+    text = line_text(random, held_out, random.choice(("word", "string")))
+    for _ in range(12):
+        size = random.randint(16, 28)
+        left, top, right, bottom = font(face, size).getbbox(text)
+        if right - left > canvas.width - 8:
+            continue
+        x = random.uniform(4, canvas.width - 4 - (right - left)) - left
+        y = random.uniform(4, canvas.height - 4 - (bottom - top)) - top
+        box = (x + left, y + top, x + right, y + bottom)
+        if not any(_touches(box, figure) for figure in canvas.figures):
+            canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
+            return
+
+
+def _touches(box: tuple[float, float, float, float], figure: Figure) -> bool:
+    x = min(max(figure.x, box[0]), box[2])
+    y = min(max(figure.y, box[1]), box[3])
+    return math.hypot(figure.x - x, figure.y - y) < figure.radius * 1.2 + 3
+
+
+def video_clip(random: Random) -> Picture:
+    """One shape that moves, stands still or changes its colour, 4 to 8 frames; often a second one that stands still.
+
+    motion: ("moves", direction), ("stands",) or ("changes", first color, second color).
+    """
+    if random.random() < 0.85:
+        width = random.randint(9, 15) * CELL
+        height = max(8, -(-128 * CELL // width)) * CELL
+    else:
+        width, height = random.randint(180, 320), random.randint(180, 320)
+    first = Canvas(random, width, height)
+    number = random.choice((4, 4, 4, 6, 8))
+    side = min(width, height)
+    kind = random.choices(("moves", "stands", "changes"), (0.65, 0.15, 0.2))[0]
+    radius = random.uniform(SIZES["small"][0], SIZES["medium"][1]) * side
+    direction = random.choice(tuple(DIRECTIONS))
+    across, down = DIRECTIONS[direction] if kind == "moves" else (0, 0)
+    length = random.uniform(0.25, 0.6)
+    x, y = random.uniform(radius * 1.2, width - radius * 1.2), random.uniform(radius * 1.2, height - radius * 1.2)
+    room_x, room_y = width - 2.4 * radius, height - 2.4 * radius
+    if across:
+        x = radius * 1.2 + room_x * (random.uniform(0, 1 - length) if across > 0 else random.uniform(length, 1))
+    if down:
+        y = radius * 1.2 + room_y * (random.uniform(0, 1 - length) if down > 0 else random.uniform(length, 1))
+    color, second = _two_colors(random, first)
+    figure = Figure(random.choice(SHAPE_NAMES), color[0], "medium", x, y, radius)
+    look = look_of(random, figure.shape, first.ground)
+    images = []
+    ground = first.image
+    for index in range(number):
+        part = index / (number - 1)
+        canvas = first
+        canvas.image, canvas.figures, canvas.lines = ground.copy(), [], []
+        canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
+        moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
+        shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
+        canvas.figure(moved, shade, look)
+        canvas.settle()
+        images.append(canvas.image)
+    if random.random() < 0.4:
+        # What codecs do to frames.
+        quality = random.randint(40, 95)
+        images = [jpeg(image, quality) for image in images]
+    clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
+    clip.figures, clip.places = [figure], []
+    clip.motion = {"moves": ("moves", direction), "stands": ("stands",), "changes": ("changes", color[0], second[0])}[
+        kind
+    ]
+    return clip
+
+
+def _two_colors(random: Random, canvas: Canvas) -> list[tuple[str, RGB]]:
+    found: list[tuple[str, RGB]] = []
+    while len(found) < 2:
+        name = random.choice(COLOR_NAMES)
+        shade = canvas.shade(name)
+        if shade is not None and all(name != other for other, _ in found):
+            found.append((name, shade))
+    return found

@@ -1,0 +1,212 @@
+"""Trains models/embedded/qwen2_vl on one GPU, in legs that go on where the last one ended.
+
+    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.train TOKENIZER OUT --seconds 540 --resume OUT/vision.pt
+
+TOKENIZER is a directory with the tokenizer.json of training.vision.vocabulary. Processes draw pictures and
+conversations without end; the GPU takes new blocks as they come and fills its batches up with blocks of a pool that it
+has seen before. OUT/average.safetensors has the weights that are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from training import loop
+from training.vision.blocks import (
+    BLOCK_BYTES,
+    PATCHES,
+    Answer,
+    Drawn,
+    Feed,
+    Held,
+    answers,
+    drawn_shifts,
+    fields,
+    on_device,
+    packed,
+    shifted,
+)
+from training.vision.conversations import Encoder
+from training.vision.gates import NAMES, examples
+from training.vision.network import Network, Shape
+
+_STEPS_BEFORE_CAPTURE = 12
+_WORDS = "model.embed_tokens.weight"
+
+
+class Trainer:
+    """feed: None where `rows`, blocks uint8 [n, BLOCK_BYTES], are filled by somebody else."""
+
+    name = "vision"
+
+    def __init__(self, shape: Shape, options: argparse.Namespace, feed: Feed | None, held: Sequence[Held]) -> None:
+        self.steps, self.options, self.feed, self.held = 0, options, feed, held
+        self.device = loop.device()
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.network = Network(shape).to(self.device)
+        self.optimiser = loop.Optimiser(
+            self.network,
+            inner=lambda name: "embed_tokens" not in name and "auxiliary" not in name,
+            decay=0.1,
+            average=0.998,
+        )
+        self.rows = torch.zeros(options.blocks, BLOCK_BYTES, dtype=torch.uint8, device=self.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: list[Tensor] = []
+        self._shifted: Callable[..., Tensor] = shifted
+        self._new = 0
+        if options.compile:
+            for block in (*self.network.visual.blocks, *self.network.model.layers):
+                block.compile(dynamic=False)
+            self.network.auxiliary.compile(dynamic=False)
+            self.network.visual.merger.compile(dynamic=False)
+            for holder, name in (
+                (self.network.model, "words"),
+                (self.network.visual, "embed"),
+                (self, "_answers"),
+                (self, "_shifted"),
+            ):
+                setattr(holder, name, torch.compile(getattr(holder, name), dynamic=False))
+
+    def step(self, share: float, nth: int) -> dict[str, Tensor]:
+        """After some steps it is captured as a graph and replayed: it is many small kernels."""
+        options, optimiser = self.options, self.optimiser
+        decay = options.decay / options.seconds
+        rate = loop.rate_at(options.rate, share, nth, warm=200, floor=0.02, decay=decay)
+        optimiser.rate.fill_(rate)
+        if self.feed is not None:
+            self._new += self.feed.gather(self.rows)
+        if self._graph is not None:
+            self._graph.replay()
+        elif options.compile and nth == _STEPS_BEFORE_CAPTURE:
+            self._graph = torch.cuda.CUDAGraph()
+            # Another thread may be busy with held-out examples.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._result = self._step()
+            self._graph.replay()
+        else:
+            self._result = self._step()
+        optimiser.average.step()
+        if self.device.type == "cuda" and nth % 4 == 0:
+            torch.cuda.synchronize()
+        return dict(zip(("answers", "shapes", "letters", "norm"), self._result, strict=True))
+
+    def _step(self) -> list[Tensor]:
+        losses = self._losses(fields(self.rows))
+        (losses[0] + self.options.auxiliary * (losses[1] + losses[2])).backward()
+        return [*(loss.detach() for loss in losses), self.optimiser.update()]
+
+    def _losses(self, found: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        number = len(found["ids"])
+        shifts, light, moved = drawn_shifts(number, self.device)
+        noise = torch.randn(found["frames"].shape, dtype=torch.float16, device=self.device)
+        names = ("frames", "frame_starts", "frame_grids", "frame_pictures")
+        batch = packed({**found, "frames": self._shifted(*(found[name] for name in names), shifts, light, noise)})
+        vision = self.network.visual(batch, self.dtype)
+        hidden = self.network.model(batch, vision)
+        labels, weights = found["labels"].long().flatten(), found["weights"].float().flatten()
+        said = self._answers(hidden, self.network.model.embed_tokens.weight, labels, weights)
+        still = (~moved).float()[:, None].expand(number, PATCHES // 4).flatten()
+        shapes, letters = self.network.auxiliary(vision, found["cells"].long().flatten(0, 1), still)
+        return said, shapes, letters
+
+    def _answers(self, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        logits = F.linear(hidden, weight.to(hidden.dtype)).float()
+        return (F.cross_entropy(logits, labels, reduction="none") * weights).sum() / weights.sum()
+
+    def report(self) -> dict[str, float]:
+        return {"new blocks": self._new}
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser begins anew in the next leg: its memory is a few hundred steps long."""
+        return {"network": self.network.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.optimiser.average.restart()
+
+    def kept(self) -> None:
+        """Writes the average and says how it does on the held-out examples that there are by now."""
+        kept = self.optimiser.average.state(torch.bfloat16)
+        kept = {name: value.contiguous() for name, value in kept.items() if not name.startswith("auxiliary")}
+        save_file(kept, self.options.out / "average.safetensors", metadata={"format": "pt"})
+        right: dict[str, list[bool]] = defaultdict(list)
+        for answer in self.accuracy():
+            right[answer.task].append(answer.right)
+        shares = {task: round(sum(values) / len(values), 3) for task, values in sorted(right.items())}
+        loop.say({"step": self.steps, "right": shares})
+
+    def accuracy(self) -> list[Answer]:
+        """Of the held-out turns, by the averaged weights."""
+        own = [parameter.detach().clone() for parameter in self.network.parameters()]
+        self.optimiser.average.copy_to(self.network)
+        found: list[Answer] = []
+        with torch.compiler.set_stance("force_eager"):
+            for of_block, tasks in list(self.held):
+                block = {name: field.to(self.device) for name, field in of_block.items()}
+                found += answers(self.network, (block, tasks), self.dtype)
+        with torch.no_grad():
+            torch._foreach_copy_(list[Tensor](self.network.parameters()), own)
+        return found
+
+    @torch.no_grad()
+    def take_published(self, path: Path, tokenizer: Path) -> None:
+        """The weights of a published checkpoint. What its tokenizer.json does not know begins anew, and so do the heads
+        of what export drops."""
+        found = load_file(path)
+        own = dict(self.network.named_parameters())
+        before, now = (vocabulary_of(directory) for directory in (path.parent, tokenizer))
+        words = own[_WORDS].detach().clone()
+        kept = [(index, before[token]) for token, index in now.items() if token in before]
+        to, of = (torch.tensor(rows, device=words.device) for rows in zip(*kept, strict=True))
+        words[to] = found[_WORDS].to(words)[of]
+        for name, value in {**found, _WORDS: words}.items():
+            own[name].copy_(value)
+        self.optimiser.average.restart()
+
+
+def vocabulary_of(directory: Path) -> dict[str, int]:
+    return Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
+
+
+def main() -> None:
+    parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
+    parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
+    parser.add_argument("--blocks", type=int, default=12, help="a batch")
+    parser.add_argument("--pool", type=int, default=768)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--held-out", type=int, default=100, help="questions of each gate to measure with")
+    parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
+    parser.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
+    options, on = loop.begin(parser), loop.device()
+    if on.type == "cuda":
+        # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.
+        torch.cuda.set_stream(torch.cuda.Stream())
+    feed = Feed(Drawn(options.data, options.seed), on, options.workers, options.pool, options.seed)
+    encoder, held = Encoder(options.data), list[Held]()
+
+    def make() -> None:
+        for name in NAMES:
+            held.extend(on_device(encoder, list(examples(name, options.held_out)), torch.device("cpu")))
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    trainer = Trainer(Shape(vocab_size=-(-encoder.vocab_size // 64) * 64), options, feed, held)
+    if options.weights:
+        trainer.take_published(options.weights, options.data)
+    loop.run(trainer, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How the embedded voice is made: texts, Flite's speech, latents, networks, gates."""

@@ -1,0 +1,203 @@
+"""Spoken texts in files of a few dozen utterances each, made by processes beside the training, which reads them.
+
+python -m training.voice.corpus DIRECTORY --library DIR --words FILE --seed 1 --files 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from training.voice.config import tokens
+from training.voice.flite import PITCH_SECONDS, SAMPLE_RATE, Flite, Utterance
+from training.voice.latents import DELAY, FRAMES, HOP, LATENT_DIM, PATCH, Basis, Spectrum, pitch_track
+from training.voice.texts import Shares, Writer, dictionary
+
+LEAD = 0.06
+"""Seconds of silence that stay in front of speech."""
+PER_FILE = 48
+WORDS = Path("/usr/share/dict/american-english-small")
+
+
+@dataclass(frozen=True, eq=False)
+class Spoken:
+    """One utterance, cut and padded to whole patches.
+
+    wave int16 [patches * PATCH]; latents float16 [frames, LATENT_DIM]; phones uint8
+    [frames], of what the decoder sounds there; sounds uint8 [2 * frames], of the samples, 50 a second; span int16
+    [patches, 2]: the part of the text, first and end character, that a patch speaks.
+    """
+
+    text: str
+    spoken: str
+    wave: np.ndarray
+    latents: np.ndarray
+    phones: np.ndarray
+    sounds: np.ndarray
+    span: np.ndarray
+
+
+class Listener:
+    """Latents of speech, on the CPU."""
+
+    def __init__(self) -> None:
+        device = torch.device("cpu")
+        self._spectrum, self._basis = Spectrum(device), Basis.load(device)
+
+    def __call__(self, wave: np.ndarray, pitch: np.ndarray) -> np.ndarray:
+        """wave int16 [frames * HOP], pitch as pitch_track has it -> float16 [frames, LATENT_DIM]."""
+        track = torch.from_numpy(pitch)
+        mel = self._spectrum(torch.from_numpy(wave).float() / 32768.0, track[:, 0].exp())
+        return self._basis.latents(mel, track).half().numpy()
+
+
+def prepare(text: str, said: Utterance, listener: Listener) -> Spoken:
+    start = max(0.0, float(said.ends[0]) - LEAD) if said.phones[0] == 0 else 0.0
+    wave = said.samples[int(start * SAMPLE_RATE) :]
+    wave = np.pad(wave, (0, -len(wave) % PATCH))
+    frames = len(wave) // HOP
+    # What a frame sounds is DELAY behind it.
+    centres = (np.arange(frames) * HOP + HOP / 2 - DELAY) / SAMPLE_RATE + start
+    at = np.clip(np.searchsorted(said.ends, centres), 0, len(said.ends) - 1)
+    halves = (np.arange(2 * frames) + 0.5) * (HOP / 2 / SAMPLE_RATE) + start
+    fine = np.clip(np.searchsorted(said.ends, halves), 0, len(said.ends) - 1)
+    begins, ends = _characters(text, said)
+    groups = at.reshape(-1, FRAMES)
+    return Spoken(
+        text,
+        said.spoken,
+        wave,
+        listener(wave, pitch_track(said.pitch, PITCH_SECONDS, start, frames)),
+        said.phones[at].astype(np.uint8),
+        said.phones[fine].astype(np.uint8),
+        np.stack((begins[groups].min(1), ends[groups].max(1)), axis=1).astype(np.int16),
+    )
+
+
+def _characters(text: str, said: Utterance) -> tuple[np.ndarray, np.ndarray]:
+    """First and end character of each phone: its share of its word, and one more on either side."""
+    words, position = [], 0
+    for word in text.split(" "):
+        words.append((position, position + len(word)))
+        position += len(word) + 1
+    count = len(said.phones)
+    begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    last = 0
+    for index in range(count):
+        number = int(said.words[index])
+        if number < 0 or number >= len(words):
+            begins[index], ends[index] = max(0, last - 2), min(len(text), last + 2)
+            continue
+        begin, end = words[number]
+        of_word = np.flatnonzero(said.words == number)
+        share = (end - begin) / len(of_word)
+        place = index - int(of_word[0])
+        begins[index] = max(0, begin + int(place * share) - 1)
+        ends[index] = min(len(text), begin + int(np.ceil((place + 1) * share)) + 1)
+        last = end
+    return begins, ends
+
+
+_ARRAYS = ("latents", "phones", "span")
+
+
+def write(path: Path, utterances: list[Spoken]) -> None:
+    """Arrays of all utterances, one after the other, with their texts and numbers of patches. Whole or not at all:
+    readers look for the file while it is being made."""
+    hidden = path.with_suffix(".part")
+    with hidden.open("wb") as file:
+        arrays = {key: np.concatenate([getattr(u, key) for u in utterances]) for key in _ARRAYS}
+        arrays["texts"] = np.array([u.text for u in utterances])
+        arrays["patches"] = np.array([len(u.span) for u in utterances], np.int64)
+        np.savez(file, allow_pickle=False, **arrays)
+    hidden.rename(path)
+
+
+class Reader:
+    """New files of a directory, in order of their names."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: set[str] = set()
+
+    def new(self) -> Iterator[Path]:
+        for name in sorted(entry.name for entry in os.scandir(self._directory) if entry.name.endswith(".npz")):
+            if name not in self._seen:
+                self._seen.add(name)
+                yield self._directory / name
+
+
+class Store:
+    """All utterances so far; latents and phones on the device."""
+
+    def __init__(self, frames: int, device: torch.device) -> None:
+        self.latents = torch.zeros(frames, LATENT_DIM, dtype=torch.float16, device=device)
+        self.phones = torch.zeros(frames, dtype=torch.uint8, device=device)
+        self.span = np.zeros((frames // FRAMES, 2), np.int16)
+        self.patches = 0
+        self.texts: list[np.ndarray] = []
+        self.first: list[int] = []
+        self.count: list[int] = []
+
+    @property
+    def frames(self) -> int:
+        return self.patches * FRAMES
+
+    @property
+    def hours(self) -> float:
+        return self.frames / 90_000
+
+    def take_in(self, reader: Reader, most: int) -> None:
+        """New files, while there is room."""
+        for path in islice(reader.new(), most):
+            with np.load(path) as file:
+                begin, end = self.frames, self.frames + len(file["latents"])
+                if end > len(self.latents):
+                    return
+                self.latents[begin:end] = torch.from_numpy(file["latents"])
+                self.phones[begin:end] = torch.from_numpy(file["phones"])
+                self.span[self.patches : end // FRAMES] = file["span"]
+                self.texts += [np.array(tokens(text), np.int16) for text in file["texts"].tolist()]
+                counts = file["patches"]
+                self.first += (self.patches + np.cumsum(counts) - counts).tolist()
+                self.count += counts.tolist()
+                self.patches = end // FRAMES
+
+
+def make(options: argparse.Namespace) -> None:
+    """Files whose texts depend on the seed alone."""
+    torch.set_num_threads(1)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    speaker, other, listener = Flite("slt", options.library), dictionary(options.words), Listener()
+    shares = Shares(echoes=options.echoes)
+    for number in range(options.files):
+        writer = Writer(options.seed * 100_003 + number, other)
+        texts = [writer.text(shares) for _ in range(PER_FILE)]
+        spoken = [prepare(text, speaker.speak(text), listener) for text in texts]
+        write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken)
+
+
+def source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--library", type=Path, help="directory of libflite's files; default: where the linker looks")
+    parser.add_argument("--words", type=Path, default=WORDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    source(parser)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--files", type=int, default=1)
+    parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
+    make(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Utterances packed into rows of one length, so that every step of the training has the same shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.voice.config import AUDIO_START, BLANK, REFERENCE_END, REFERENCE_START, tokens
+from training.voice.corpus import Store
+from training.voice.texts import Writer
+
+_NOTHING = np.zeros(0, np.int16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows of `length` positions; patches: how many of them are computed at most, in prompts and as targets alike."""
+
+    rows: int = 32
+    length: int = 512
+    patches: int = 5120
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Shares of examples with a reference clip, of those that join several utterances, and of those with a
+    description of the voice in front; history: the most noise on patches of the past."""
+
+    reference: float = 0.2
+    joined: float = 0.2
+    described: float = 0.1
+    history: float = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Row arrays [rows, length]; audio arrays [patches] (places in the flattened rows, rows * length for none; the
+    patch in the store; noise); target arrays [patches]: place that predicts, patch to predict, index of the one before
+    in the audio arrays (the last entry, which is none, for a first one), whether it is the last, its characters'
+    columns, and 0 where there is no target."""
+
+    token_ids: Tensor
+    is_patch: Tensor
+    positions: Tensor
+    documents: Tensor
+    audio_place: Tensor
+    audio_patch: Tensor
+    audio_noise: Tensor
+    place: Tensor
+    patch: Tensor
+    before: Tensor
+    last: Tensor
+    span: Tensor
+    weight: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+        return Batch(**{name: move(value) for name, value in vars(self).items()})
+
+
+class Packer:
+    """Draws examples from a store with numbers of its own."""
+
+    def __init__(self, store: Store, shape: Shape, mixture: Mixture, seed: int) -> None:
+        self._store, self._shape, self._mixture = store, shape, mixture
+        self._random = np.random.default_rng(seed)
+        writer = Writer(seed)
+        self._descriptions = [np.array(tokens(f"({writer.description()})"), np.int16) for _ in range(2000)]
+
+    def batch(self) -> Batch:
+        rows, length, patches = self._shape.rows, self._shape.length, self._shape.patches
+        self._ids = np.zeros((rows, length), np.int64)
+        self._is_patch = np.zeros((rows, length), bool)
+        self._positions = np.zeros((rows, length), np.int64)
+        self._documents = np.full((rows, length), -1, np.int64)
+        self._audio: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
+        self._audio_count = 0
+        waiting = self._example(length)
+        for row in range(rows):
+            column, document = 0, 0
+            while column + waiting.size <= length and self._audio_count + waiting.audio < patches:
+                self._place(waiting, row, column, document)
+                column, document = column + waiting.size, document + 1
+                waiting = self._example(length)
+        return self._finish(rows * length, patches)
+
+    def _example(self, length: int) -> _Example:
+        mixture, store, random = self._mixture, self._store, self._random
+        chosen = [int(random.integers(len(store.first)))]
+        if random.random() < mixture.joined:
+            chosen += random.integers(len(store.first), size=int(random.integers(1, 6))).tolist()
+        reference = None
+        if random.random() < mixture.reference:
+            clip = int(random.integers(len(store.first)))
+            count = store.count[clip]
+            kept = int(random.integers(min(6, count), count + 1))
+            start = store.first[clip] + int(random.integers(0, count - kept + 1))
+            reference = np.arange(start, start + kept)
+        described = self._descriptions[int(random.integers(len(self._descriptions)))]
+        front = described if random.random() < mixture.described else _NOTHING
+        while (example := _Example(store, chosen, reference, front, mixture.history * random.random())).size > length:
+            chosen.pop()
+        return example
+
+    def _place(self, example: _Example, row: int, column: int, document: int) -> None:
+        end = column + example.size
+        self._ids[row, column:end] = example.ids
+        self._is_patch[row, column:end] = example.is_patch
+        self._positions[row, column:end] = np.arange(example.size)
+        self._documents[row, column:end] = document
+        base = row * self._shape.length + column
+        places = np.flatnonzero(example.is_patch)
+        count = example.audio
+        noise = np.full(count, int(1000 * example.noise))
+        self._audio.append(np.stack((places + base, example.patches, noise)))
+        index = self._audio_count + np.arange(count - example.targets, count)
+        before = index - 1
+        before[0] = self._shape.patches - 1
+        last = np.zeros(example.targets, np.int64)
+        last[-1] = 1
+        target = example.patches[-example.targets :]
+        where = places[-example.targets :] - 1 + base
+        span = example.span + column
+        self._targets.append(np.stack((where, target, before, last, span[:, 0], span[:, 1], np.ones_like(where))))
+        self._audio_count += count
+
+    def _finish(self, nowhere: int, patches: int) -> Batch:
+        audio = np.zeros((3, patches), np.int64)
+        audio[0] = nowhere
+        joined = np.concatenate(self._audio, axis=1)
+        audio[:, : joined.shape[1]] = joined
+        target = np.zeros((7, patches), np.int64)
+        target[2] = patches - 1
+        target[5] = 1
+        joined = np.concatenate(self._targets, axis=1)
+        target[:, : joined.shape[1]] = joined
+        place, patch, before, last = torch.from_numpy(target[:4]).unbind()
+        return Batch(
+            token_ids=torch.from_numpy(self._ids),
+            is_patch=torch.from_numpy(self._is_patch),
+            positions=torch.from_numpy(self._positions),
+            documents=torch.from_numpy(self._documents),
+            audio_place=torch.from_numpy(audio[0]),
+            audio_patch=torch.from_numpy(audio[1]),
+            audio_noise=torch.from_numpy((audio[2] / 1000).astype(np.float32)),
+            place=place,
+            patch=patch,
+            before=before,
+            last=last,
+            span=torch.from_numpy(np.ascontiguousarray(target[4:6].T)),
+            weight=torch.from_numpy(target[6].astype(np.float32)),
+        )
+
+
+class _Example:
+    """[103 reference 104] [(description)] text 101 speech."""
+
+    def __init__(
+        self, store: Store, chosen: list[int], reference: np.ndarray | None, description: np.ndarray, noise: float
+    ) -> None:
+        blank = np.array([BLANK], np.int16)
+        front: list[np.ndarray] = []
+        if reference is not None:
+            front = [np.array([REFERENCE_START]), np.zeros(len(reference), np.int64), np.array([REFERENCE_END])]
+        front.append(description)
+        texts, spans, position = [], [], sum(map(len, front))
+        for number, index in enumerate(chosen):
+            if number:
+                texts.append(blank)
+                position += 1
+            first, count = store.first[index], store.count[index]
+            spans.append(store.span[first : first + count].astype(np.int64) + position)
+            texts.append(store.texts[index])
+            position += len(store.texts[index])
+        speech = [np.arange(store.first[index], store.first[index] + store.count[index]) for index in chosen]
+        self.targets = sum(map(len, speech))
+        ids = [*front, *texts, np.array([AUDIO_START]), np.zeros(self.targets, np.int64)]
+        self.ids = np.concatenate(ids).astype(np.int64)
+        self.size = len(self.ids)
+        self.is_patch = np.zeros(self.size, bool)
+        self.is_patch[self.size - self.targets :] = True
+        if reference is not None:
+            self.is_patch[1 : 1 + len(reference)] = True
+            speech.insert(0, reference)
+        self.patches = np.concatenate(speech)
+        self.audio = len(self.patches)
+        self.span = np.concatenate(spans)
+        self.noise = noise

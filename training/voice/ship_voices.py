@@ -1,0 +1,53 @@
+"""Makes the references of the built-in voices of an embedded checkpoint, which come with it: a server that finds them
+need not make them after its start. Run it after each training, since other weights have other voices.
+
+python -m training.voice.ship_voices CHECKPOINT
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+PORT = 8399
+
+
+def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
+    """References by key, made by a server with these voices."""
+    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(checkpoint), "--port", str(PORT)]
+    server = subprocess.Popen([*command, "--voices-dir", str(voices), "--voices-at-start", "all"])
+    try:
+        while server.poll() is None:
+            time.sleep(1.0)
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready") as answer:
+                    if json.load(answer)["background"]["voices_left"] == 0:
+                        break
+            except OSError:
+                continue
+    finally:
+        server.terminate()
+        server.wait()
+    return {path.stem: load_file(path)["reference"] for path in sorted((voices / ".named").glob("*.safetensors"))}
+
+
+def main() -> None:
+    checkpoint = Path(sys.argv[1]).resolve()
+    shipped = checkpoint / "built_in_voices.npz"
+    shipped.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        references = make(checkpoint, Path(folder))
+    np.savez_compressed(shipped, allow_pickle=False, **references)
+    print(f"{len(references)} voices, {shipped.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Texts for the embedded voice from a seed: a grammar of everyday English (rules.json) over the words that it is made
+to say well (words.json), numbers, the answers of the embedded vision model, and strings of words, so that spelling is
+learned as well as sentences."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_RULES = json.loads((_HERE / "rules.json").read_text(encoding="utf-8"))
+WORDS = {
+    kind: tuple(" ".join(lines).split())
+    for kind, lines in json.loads((_HERE / "words.json").read_text(encoding="utf-8")).items()
+}
+"""By kind."""
+FUNCTION = WORDS["FUNCTION"]
+KNOWN: tuple[str, ...] = tuple(dict.fromkeys(word.lower() for words in WORDS.values() for word in words))
+"""All of them in lower case, without doubles."""
+_LISTS: dict[str, Sequence[str]] = {
+    **WORDS,
+    **{kind: _RULES[kind] for kind in ("SIDES", "CORNERS")},
+    "KNOWN": KNOWN,
+    "SHAPE COLOURS": WORDS["COLOURS"][:11],
+    "SEEN SHAPES": WORDS["SHAPES"][:8],
+    "SMALL NUMBERS": WORDS["NUMBER WORDS"][:13],
+}
+SENTENCES, NUMBERS, _TIMES = (
+    tuple(rule for weight, rule in _RULES[name] for _ in range(weight)) for name in ("sentences", "numbers", "times")
+)
+_SMALLEST = tuple(word for word in FUNCTION if len(word) <= 3)
+_PLURALS = {"man": "men", "woman": "women", "child": "children", "knife": "knives", "wife": "wives", "leaf": "leaves"}
+
+
+def dictionary(path: Path) -> tuple[str, ...]:
+    """Words of 2 to 12 plain small letters of a word list, one a line, in its order."""
+    words = path.read_text(encoding="utf-8").split()
+    return tuple(w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower())
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What share of the texts each kind has; the rest are sentences of the grammar."""
+
+    known_words: float = 0.15
+    other_words: float = 0.2
+    numbers: float = 0.14
+    echoes: float = 0.0
+
+
+class Writer:
+    """Writes texts with the numbers of one generator. other: words outside the known ones; may be empty."""
+
+    def __init__(self, seed: int, other: Sequence[str] = ()) -> None:
+        self.random = random.Random(seed)
+        self.other = other
+
+    def one(self, items: Sequence[str]) -> str:
+        return self.random.choice(items)
+
+    def maybe(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+    def filled(self, rule: str) -> str:
+        """A rule with its slots filled from left to right: {KIND} is a word of a list, {KIND:s} its plural, {a|b} a
+        choice, {1..9} a number, {who} what the method of that name says."""
+        return re.sub(r"\{([^{}]+)\}", lambda slot: self._slot(slot[1]), rule)
+
+    def _slot(self, slot: str) -> str:
+        if ".." in slot:
+            first, last = slot.split("..")
+            return str(self.random.randint(int(first), int(last)))
+        if slot.endswith(":s"):
+            return plural(self.one(_LISTS[slot[:-2]]))
+        if slot in _LISTS:
+            return self.one(_LISTS[slot])
+        return self.one(slot.split("|")) if "|" in slot else str(getattr(self, slot)())
+
+    def numbered(self) -> str:
+        return finish(self.filled(self.one(NUMBERS)))
+
+    def known_words(self) -> str:
+        return self.word_string(KNOWN)
+
+    def sentence(self) -> str:
+        """One sentence of known words."""
+        return finish(self.filled(self.one(NUMBERS if self.maybe(0.08) else SENTENCES)))
+
+    def text(self, shares: Shares = Shares()) -> str:
+        """A text to train on, now and then without its full stop."""
+        text = self._text(shares)
+        return text[:-1] if text[-1] == "." and self.maybe(0.15) else text
+
+    def _text(self, shares: Shares) -> str:
+        if shares.echoes and self.maybe(shares.echoes):
+            return self.echo()
+        drawn = self.random.random()
+        if drawn < shares.known_words:
+            return self.known_words()
+        drawn -= shares.known_words
+        if self.other and drawn < shares.other_words:
+            return self.word_string(self.other) if self.maybe(0.5) else self.mixed_string()
+        return self.numbered() if drawn - shares.other_words < shares.numbers else self.sentence()
+
+    def word_string(self, source: Sequence[str]) -> str:
+        """Words that have nothing to do with each other, now and then with a comma."""
+        count = 1 + int(9 * self.random.random() ** 1.3)
+        words = [self.one(source) for _ in range(count)]
+        for index in range(count - 1):
+            if self.maybe(0.06):
+                words[index] += ","
+        return finish(" ".join(words), self.one(".....?!"))
+
+    def mixed_string(self) -> str:
+        """Other words among the small words that hold sentences together."""
+        parts: list[str] = []
+        for _ in range(self.random.randint(2, 6)):
+            if self.maybe(0.7):
+                parts.append(self.one(FUNCTION))
+            parts.append(self.one(self.other))
+        return finish(" ".join(parts))
+
+    def echo(self) -> str:
+        """Where a voice loses its place: alike words in a row, known words with one or two of the smallest between
+        them, or a sentence with one of its words, or one like it, put in a second time."""
+        if self.maybe(0.25):
+            words = [self.one(KNOWN)]
+            for _ in range(self.random.randint(1, 4)):
+                words += [self.one(_SMALLEST) for _ in range(self.random.randint(1, 2))]
+                words.append(self.one(KNOWN))
+            return finish(" ".join(words))
+        if self.maybe(0.4):
+            words = self.alike(self.one(KNOWN), self.random.randint(1, 4))
+            if self.maybe(0.5):
+                joint = self.one(("and", "or", "by", "after", "to", "with"))
+                words = [part for word in words for part in (word, joint)][:-1]
+            return finish(" ".join(words))
+        words = self.sentence().split(" ")
+        for _ in range(self.random.randint(1, 2)):
+            source = self.random.randrange(len(words))
+            word = words[source].strip(".,?!").lower()
+            put_in = word if self.maybe(0.6) else self.alike(word, 1)[1]
+            words.insert(min(len(words) - 1, max(0, source + self.random.randint(-1, 3))), put_in)
+        return finish(" ".join(words))
+
+    def alike(self, word: str, count: int) -> list[str]:
+        """The word, and known ones that begin or end as it does; without one the word again."""
+        found = [word]
+        for _ in range(count):
+            like = _BEGINNINGS.get(word[:2], ()) if self.maybe(0.6) else _ENDINGS.get(word[-2:], ())
+            found.append(self.one(like or (word,)))
+            word = self.one(found)
+        return found
+
+    def description(self) -> str:
+        """Of a voice, as a request may have it in front of its text."""
+        person = self.one(("woman", "woman", "lady", "girl", "person", "speaker", "man", "voice"))
+        kind = self.one(("young", "old", "calm", "happy", "friendly", "sad", "kind", "serious", "warm", "clear"))
+        manners = ("slowly", "softly", "quickly", "clearly", "with a low voice", "with a soft voice", "cheerful")
+        manner = self.one(manners)
+        phrases = (f"a {person}", f"a {kind} {person}", f"a {kind} {person}, speaking {manner}", f"{kind} {person}")
+        return self.one((*phrases, f"{kind}, {manner}", f"speak {manner}", person, kind))
+
+    def thing(self) -> str:
+        """A noun with its article."""
+        noun = self.one(WORDS[self.one(("THINGS", "PEOPLE", "ANIMALS", "PLACES"))])
+        described = self.filled("{ADJECTIVES} ") + noun if self.maybe(0.45) else noun
+        article = self.one(("the", "the", "the", "a", "my", "your", "his", "her", "our", "their", "this", "that"))
+        return f"{article_of(described) if article == 'a' else article} {described}"
+
+    def who(self) -> str:
+        drawn = self.random.random()
+        if drawn < 0.25:
+            return self.one(WORDS["NAMES"])
+        if drawn < 0.5:
+            return self.one(("he", "she", "it", "they", "we", "you", "I", "everybody", "nobody", "somebody"))
+        return self.filled("{the|the|my|our|his|her} {PEOPLE}")
+
+    def place(self) -> str:
+        return self.filled("{PREPOSITIONS} {the|the|a|our|this} {PLACES}")
+
+    def time(self) -> str:
+        return self.one([self.filled(rule) for rule in _TIMES])
+
+    def deed(self) -> str:
+        """What somebody did, behind the subject."""
+        drawn = self.random.random()
+        if drawn < 0.45:
+            return self.filled("{MOTIONS} {place}" if drawn < 0.35 else "{MOTIONS} {ADVERBS}")
+        return self.filled("{PAST} {thing}") + (f" {self.place()}" if self.maybe(0.3) else "")
+
+    def shape(self) -> str:
+        colour, shape = self.one(_LISTS["SHAPE COLOURS"]), self.one(_LISTS["SEEN SHAPES"])
+        size = ("small", "large", "big", "tiny")
+        described = f"{self.one(size)} {colour} {shape}" if self.maybe(0.5) else f"{colour} {shape}"
+        return f"{article_of(described)} {described}"
+
+
+def article_of(word: str) -> str:
+    return "an" if word[0] in "aeio" or word.startswith(("ugly", "uncle")) else "a"
+
+
+def plural(noun: str) -> str:
+    if noun in _PLURALS:
+        return _PLURALS[noun]
+    if noun.endswith(("s", "x", "sh", "ch")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+
+
+def finish(text: str, end: str = ".") -> str:
+    """A capital letter in front and a full stop behind, unless the text ends in a sign already."""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else end)
+
+
+def _grouped(part: slice) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for word in dict.fromkeys((*KNOWN, *FUNCTION)):
+        groups.setdefault(word[part], []).append(word)
+    return groups
+
+
+_BEGINNINGS, _ENDINGS = _grouped(slice(0, 2)), _grouped(slice(-2, None))
