@@ -118,7 +118,7 @@ async def test_markup_in_pieces_is_taken_out_as_from_the_whole(server: RunningSe
         received = await heard(socket)
     audio = b"".join(message for message in received if isinstance(message, bytes))
     spoken = [message["sentence_text"] for message in received if type(message) is dict and "sentence_text" in message]
-    assert " ".join(spoken) == "Look: one thing, this one, here two So That . Yes."
+    assert " ".join(spoken) == "Look: one thing, this one, here two So That is, it. Yes."
     assert len(audio) == len(spoken) * 2 * 7680 and len(spoken) > 2
 
 
