@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from service.cli.setting_texts import choices, panel, shown_default
+from service.media.file_formats import table
 from service.metrics import GROUPS, PREFIX
 from service.settings import Settings
 
@@ -33,6 +34,24 @@ starts, its process) have the label `engine`, its index from 0. Histograms have 
 `_sum`; they are classic ones, since the client library does not support native histograms. The usual `process_*` and
 `python_*` metrics are there, too. [operation.md](operation.md#watching) says what to look at, and describes the
 alerts."""
+
+
+FORMATS = f"""# Formats of pictures, videos and sounds
+
+{NOTE}
+
+A file is recognised by its first bytes, not by its name or declared type. Other formats are refused by name, since each
+would be a further parser of hostile bytes: convert pictures to PNG or JPEG, videos to MP4 with H.264, sounds to WAV.
+
+- **TIFF, AVIF and run-length BMPs** are decoded only in confined processes (`media_workers`), also without
+  `isolate_images`, and may not be frames of a list. Of a TIFF the first page is read: uncompressed, CCITT, LZW, JPEG,
+  Deflate or PackBits; 1 to 8 bits, or 16; palettes, transparency and CMYK; at most 65,536 strips or tiles. Float
+  samples, 12 and 32 bits, Lab and camera raw files are refused. All but uncompressed ones are read by libtiff.
+- **A picture that is cut short** is refused, a JPEG or PNG without its end mark, too.
+- **A video that is cut short or damaged** is answered from the frames that its decoder still gives, in every container
+  and codec: what is missing is left out, and what a decoder conceals (H.264, H.265, MPEG-4) is taken as it is. It is
+  refused if no sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end).
+- **JPEGs of 12 bits** and BMPs with unusual bit fields are refused by name."""
 
 
 def settings_page() -> str:
@@ -65,7 +84,12 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+def formats_page() -> str:
+    """Every media format that is known, as Markdown."""
+    return f"{FORMATS}\n\n{table()}\n"
+
+
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "formats.md": formats_page}
 
 
 def _default(name: str) -> str:

@@ -12,12 +12,12 @@ from av.error import FFmpegError
 
 from models.errors import InputError
 from service.media.cut_audio import is_cut_short
+from service.media.file_formats import readers, refusal
 from service.media.limits import AudioLimits
 from service.media.resample import resample
-from service.media.signatures import is_container
 
-# FFmpeg's names of the containers and codecs of browser and phone recordings.
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,mp3,aac,flac,wav"
+# The codecs are those of browser and phone recordings.
+FORMATS = ",".join(readers("audio"))
 CODECS = frozenset(
     (
         *("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"),
@@ -113,7 +113,7 @@ def _read_av(data: bytes, field: str) -> Iterator[Block]:
     try:
         container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
     except FFmpegError as error:
-        raise InputError(field, _unreadable(data)) from error
+        raise InputError(field, refusal(data, "audio")) from error
     with container:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:
@@ -128,15 +128,6 @@ def _read_av(data: bytes, field: str) -> Iterator[Block]:
             if isinstance(error, InputError):
                 raise
             raise InputError(field, "the audio is damaged") from error
-
-
-def _unreadable(data: bytes) -> str:
-    """What is wrong with data that neither library opens."""
-    if not data:
-        return "the audio is empty"
-    if is_container(data) or data[:4] in (b"fLaC", b"OggS", b"RF64") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE"):
-        return "the audio is damaged or truncated"
-    return "not readable as audio; WAV, FLAC, Ogg, MP3, M4A, AAC and WebM are supported"
 
 
 def _check_format(rate: int, channels: int, field: str) -> None:

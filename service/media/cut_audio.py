@@ -7,7 +7,7 @@ its last page should have a flag, but valid files lack it, Android's recordings 
 
 from __future__ import annotations
 
-from service.media.signatures import MATROSKA
+from service.media.file_formats import MATROSKA
 
 # From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
 UNKNOWN_WAV_SIZE = 0x7FFF_0000

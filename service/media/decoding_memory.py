@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from service.media.jpeg_limits import components_of_first_scan
 from service.media.orientation import may_be_turned
@@ -15,7 +16,8 @@ PILLOW_RGB_BYTES = 4
 STORED_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
 """A pixel of Pillow's modes; of all others 4."""
 WEBP_BYTES = 16
-"""libwebp's two canvases, the bytes that it hands over, and Pillow's picture: four each, transparent or not."""
+"""libwebp's two canvases, the bytes that it hands over, and Pillow's picture: four each, transparent or not. AVIF: its
+planes, of up to 8, and the same two."""
 MOST_BYTES = 16
 """The most that a pixel takes, in any format."""
 COEFFICIENT_BYTES = 2
@@ -30,7 +32,7 @@ def decoding_bytes(image: Image.Image, data: bytes) -> int:
 
 
 def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
-    if image.format == "WEBP":
+    if image.format in ("WEBP", "AVIF"):
         return WEBP_BYTES
     if image.mode == "RGB" and not image.has_transparency_data:
         decoded, converted, held = RGB_BYTES, RGB_BYTES, PILLOW_RGB_BYTES
@@ -38,6 +40,8 @@ def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
         decoded = held = STORED_BYTES.get(image.mode, 4)
         converted = decoded + RGB_BYTES  # to_rgb
     turned = 2 * held if may_be_turned(image, data) else 0  # before it is converted
+    if isinstance(image, TiffImageFile):  # a strip may be all rows, of 16 bits a sample; turned as it is loaded
+        decoded, turned = 3 * held, 2 * held
     return max(converted, decoded + _coefficients(image, data), turned)
 
 

@@ -11,28 +11,27 @@ import warnings
 from collections.abc import Callable
 
 import simplejpeg
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from models.errors import InputError
-from service.media.bmp_run_lengths import use_for_bmp
 from service.media.decoding_memory import decoding_bytes
-from service.media.jpeg_limits import JPEG, check_scans, check_segments
+from service.media.file_formats import recognise, refusal
+from service.media.jpeg_limits import check_scans, check_segments
 from service.media.limits import ImageLimits
 from service.media.orientation import upright_turn
 from service.media.pixel_image import PixelImage
-from service.media.png_chunks import PNG, without_metadata
-from service.media.signatures import other_picture
+from service.media.png_chunks import LAST_CHUNK, PNG, without_metadata
+from service.media.tiff_page import check_tiff, first_page
 from service.media.to_rgb import to_rgb
 
 Admit = Callable[[int, int, int], None]
 """(width, height, size): of the picture as it is stored, and the most bytes that decoding it takes at a time."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-
-BEGINNINGS = (JPEG, PNG, b"GIF8")
-"""Of pictures that are supported: without the rest of its head, Pillow does not take a file for one."""
 DAMAGED = "the image is damaged or truncated"
+UNUSUAL = ("cannot handle ", "Unsupported BMP ", "unknown pixel mode", "unknown data organization")
+"""How Pillow's messages begin about JPEGs of 12 bits, BMPs with other bit fields or depths, and such TIFFs."""
 
 SMALL_SAMPLES = {"L;2": 85, "L;4": 17}
 """Pillow's names of grey samples of less than 8 bits, and what it multiplies them by."""
@@ -43,9 +42,9 @@ TEXT_TOO_LARGE = "MAX_TEXT_CHUNK"
 
 # Pillow warns of every fault of a picture's metadata: a client could fill the log, by a line for each of 65,536 tags.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would take address space of the worker, one for each CPU
 # It also warns above MAX_IMAGE_PIXELS and raises above twice that; here both are errors.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
-use_for_bmp()
 
 
 def load_decoders() -> None:
@@ -55,10 +54,10 @@ def load_decoders() -> None:
 
 
 def decode_image(data: bytes, *, field: str, limits: ImageLimits, admit: Admit | None = None) -> Image.Image:
-    """Decodes a JPEG, PNG, WebP, GIF or BMP to an upright RGB picture.
+    """Decodes a picture of a format in the table of file_formats to an upright RGB picture.
 
-    Of an animation the first frame, transparency on white, of 16-bit samples the high byte; the EXIF orientation is
-    applied. JPEGs are decoded at full size, so pixels equal those of Image.open.
+    Of an animation or a TIFF of several pages the first one, transparency on white, of 16-bit samples the high byte;
+    the EXIF orientation is applied. JPEGs are decoded at full size, so pixels equal those of Image.open.
     admit: called before any pixel is decoded; may raise InputError.
 
     Raises InputError with `field` for other data and for pictures that are damaged, truncated or too large.
@@ -76,17 +75,18 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
     check_segments(data, field)
-    bare = without_metadata(data, field)
+    found = recognise(data)
+    if found is None or "image" not in found.readers:
+        raise InputError(field, refusal(data, "image"))
+    name = found.readers["image"]
+    bare = first_page(data, field) if name == "TIFF" else without_metadata(data, field)
     try:
-        image: Image.Image = Image.open(io.BytesIO(bare), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(bare), formats=(name,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(field, f"the image is too large: at most {limits.max_pixels} pixels allowed") from error
     except Exception as error:  # plugins raise anything on hostile bytes; their texts may have memory addresses
         _refuse_large_text(error, field)
-        if data.startswith(BEGINNINGS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
-            raise InputError(field, DAMAGED) from error
-        reason = f"the image is {name}" if (name := other_picture(data)) else "not readable as an image"
-        raise InputError(field, f"{reason}; JPEG, PNG, WebP, GIF and BMP are supported") from error
+        raise InputError(field, _unusual(bare, name) or refusal(data, "image")) from error
     width, height = image.size
     if width < 1 or height < 1:
         raise InputError(field, f"the image is {width} x {height} pixels; each side needs at least one")
@@ -95,7 +95,22 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
             field, f"the image is too large: {width} x {height} pixels given, at most {limits.max_pixels} allowed"
         )
     check_scans(data, width * height, limits.max_pixels, field)
+    if data.startswith(PNG) and LAST_CHUNK not in data:  # as Pillow does for a JPEG without its end
+        raise InputError(field, DAMAGED)
+    if isinstance(image, TiffImageFile):
+        check_tiff(image, limits.max_pixels, field)
     return image
+
+
+def _unusual(data: bytes, name: str) -> str:
+    """What Pillow does not read of a format that it reads, in its words; empty for other faults."""
+    try:
+        Image.OPEN[name][0](io.BytesIO(data), "")
+    except Exception as error:
+        reason = str(error)
+        if reason.startswith(UNUSUAL):
+            return f"the image is an unusual {name} ({reason}); convert it to an 8-bit PNG or JPEG"
+    return ""
 
 
 def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Image:

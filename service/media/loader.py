@@ -20,6 +20,7 @@ from service.confined.workers import WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
+from service.media.file_formats import is_confined
 from service.media.image_decode import decode_image, load_decoders
 from service.media.image_in import read_image
 from service.media.limits import MediaLimits, RequestLimits
@@ -98,8 +99,9 @@ class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
     Base64 and pictures are decoded in `image_threads` threads (pictures in the processes of `image_pool`, if given),
-    videos and audio in the processes of `pool`. Clients take turns, so that one with many hostile files does not keep
-    the others waiting. on_read: called with the kind of URL ("data" or "remote") and the seconds that reading it took.
+    videos, audio and pictures of some formats (is_confined) in the processes of `pool`. Clients take turns, so that one
+    with many hostile files does not keep the others waiting. on_read: called with the kind of URL ("data" or "remote")
+    and the seconds that reading it took.
 
     Arguments of the methods:
     field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL
@@ -164,7 +166,9 @@ class MediaLoader:
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
 
-        return await _in_turn(self._pictures, budget.client, lambda: self._with_decoder(prepared, field))
+        return await _in_turn(
+            self._pictures, budget.client, lambda: self._with_decoder(prepared, field, is_confined(data))
+        )
 
     async def video(
         self,
@@ -283,12 +287,16 @@ class MediaLoader:
             return decode_base64(payload, field=field, max_bytes=max_bytes)
         return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
 
-    async def _with_decoder(self, step: Callable[[Callable[..., Image.Image]], T], field: str) -> T:
-        """Runs `step` in a thread with a function that decodes pictures: decode_image, or the same in a worker."""
-        if self._image_pool is None:
+    async def _with_decoder(
+        self, step: Callable[[Callable[..., Image.Image]], T], field: str, confined: bool = False
+    ) -> T:
+        """Run `step` in a thread with a function that decodes pictures: decode_image, or (always if `confined`) the
+        same in a worker."""
+        pool = self._image_pool or (self._pool if confined else None)
+        if pool is None:
             return await self._in_thread(lambda: step(decode_image))
         try:
-            return await self._image_pool.run(lambda channel: step(partial(read_image, channel)))
+            return await pool.run(lambda channel: step(partial(read_image, channel)))
         except WorkerLost as error:
             raise InputError(field, "the image takes more memory or time to decode than allowed") from error
 

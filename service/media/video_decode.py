@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from fractions import Fraction
 
@@ -13,11 +15,10 @@ from av.error import FFmpegError
 from models import cpus
 from models.errors import InputError
 from models.media import VideoMetadata
+from service.media.file_formats import readers, recognise, refusal
 from service.media.limits import VideoLimits
-from service.media.signatures import is_container, supported_picture
 
-# FFmpeg's names of the demuxers and decoders for MP4/MOV, MKV/WebM and AVI with their usual codecs.
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+FORMATS = ",".join(readers("video"))
 CODECS = frozenset(
     (
         "h264",
@@ -31,7 +32,7 @@ CODECS = frozenset(
         "mpeg4",
         "mpeg2video",
         "mjpeg",
-        "msmpeg4v3",
+        "msmpeg4",
     )
 )
 KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
@@ -48,7 +49,8 @@ class VideoSource:
     packets' times agree with it, otherwise their mean rate. height and width are those after the display rotation.
     Frames whose size differs from the first one's are scaled to it.
 
-    Raises InputError with `field` for data that is not a video, has no frames, is damaged, or exceeds a limit.
+    One rule for all containers and codecs: of a file that is cut short or damaged, what can be decoded is read. Raises
+    InputError with `field` for data that is not a video, has no frames that can be decoded, or exceeds a limit.
     """
 
     def __init__(self, data: bytes, *, field: str, limits: VideoLimits) -> None:
@@ -57,31 +59,33 @@ class VideoSource:
         self._limits = limits
         num_frames, fps, duration = self._count()
         self._decoded = self._decode()
-        first = next(self._decoded, None)
-        if first is None:
+        self._lost = 0
+        """Frames before the first one that can be decoded."""
+        for first in self._decoded:
+            if first is not None:
+                break
+            self._lost += 1
+        else:
             raise self._refusal("has no frames that can be decoded")
         self._first = first
-        self._first_time = first.time or 0.0
+        self._first_time = (first.time or 0.0) - self._lost / fps
         self._size = (first.width, first.height)
         self._fps = fps
         height, width = (first.width, first.height) if _quarter_turns(first) % 2 else (first.height, first.width)
         self.metadata = VideoMetadata(num_frames, fps, duration, height, width)
 
     def frames(self, indices: Sequence[int]) -> Iterator[tuple[int, float, np.ndarray]]:
-        """(index, seconds from the first frame, uint8 [height, width, 3]) of each ascending index that exists."""
+        """(index, seconds from the first frame, uint8 [height, width, 3]) of each of the ascending indices that
+        can be decoded."""
         wanted = iter(indices)
         target = next(wanted, None)
-        frame: av.VideoFrame | None = self._first
-        index = 0
-        while frame is not None and target is not None:
-            if index == target:
-                pixels = self._pixels(frame)
-                while target == index:
-                    yield index, self._time(frame, index), pixels
-                    target = next(wanted, None)
-            if target is not None:
-                frame = next(self._decoded, None)
-                index += 1
+        for index, frame in enumerate(itertools.chain((self._first,), self._decoded), self._lost):
+            while target is not None and target <= index:
+                if frame is not None and target == index:
+                    yield index, self._time(frame, index), self._pixels(frame)
+                target = next(wanted, None)
+            if target is None:
+                return
 
     def close(self) -> None:
         """Ends the decoder and its threads now: source and generator refer to each other and would otherwise live until
@@ -92,6 +96,9 @@ class VideoSource:
         return InputError(self._field, f"the video {what}")
 
     def _open(self) -> tuple[av.container.InputContainer, av.VideoStream]:
+        found = recognise(self._data)
+        if found is not None and "image" in found.holds:  # FFmpeg would open AVIF and HEIC as MP4
+            raise InputError(self._field, refusal(self._data, "video"))
         options = {
             "format_whitelist": FORMATS,
             "protocol_whitelist": "none",
@@ -103,7 +110,7 @@ class VideoSource:
         try:
             container = av.open(io.BytesIO(self._data), "r", options=options, metadata_errors="replace")
         except FFmpegError as error:
-            raise self._refusal(_unreadable(self._data)) from error
+            raise InputError(self._field, refusal(self._data, "video")) from error
         stream = next(
             (s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic), None
         )
@@ -144,40 +151,44 @@ class VideoSource:
         container, stream = self._open()
         with container:
             count, begin, end = 0, None, None
-            try:
-                for packet in container.demux(stream):
-                    if packet.size == 0 or packet.is_discard:
-                        continue
-                    count += 1
-                    if count > self._limits.max_source_frames:
-                        raise self._refusal(f"has too many frames: at most {self._limits.max_source_frames} allowed")
-                    if packet.pts is not None:
-                        begin = packet.pts if begin is None else min(begin, packet.pts)
-                        last = packet.pts + (packet.duration or 0)
-                        end = last if end is None else max(end, last)
-            except FFmpegError as error:
-                raise self._refusal("is damaged") from error
+            for packet in self._packets(container, stream):
+                if packet.is_discard:
+                    continue
+                count += 1
+                if count > self._limits.max_source_frames:
+                    raise self._refusal(f"has too many frames: at most {self._limits.max_source_frames} allowed")
+                if packet.pts is not None:
+                    begin = packet.pts if begin is None else min(begin, packet.pts)
+                    last = packet.pts + (packet.duration or 0)
+                    end = last if end is None else max(end, last)
             time_base = stream.time_base or Fraction(0)
             duration = 0.0 if begin is None or end is None else float((end - begin) * time_base)
             return count, duration, float(stream.average_rate or 0)
 
-    def _decode(self) -> Generator[av.VideoFrame]:
+    def _packets(self, container: av.container.InputContainer, stream: av.VideoStream) -> Iterator[av.Packet]:
+        """Those with data, up to where the file ends or breaks off."""
+        with contextlib.suppress(FFmpegError):
+            yield from (packet for packet in container.demux(stream) if packet.size)
+
+    def _decode(self) -> Generator[av.VideoFrame | None]:
+        """All frames in order; None for one that cannot be decoded."""
         container, stream = self._open()
         with container:
             stream.thread_type = "AUTO"  # threads for frames, or for slices if a codec has no frame threads
             stream.codec_context.thread_count = DECODE_THREADS
             # A frame may be larger than the container says: the decoder refuses it before it allocates memory.
             stream.codec_context.options = {"max_pixels": str(self._limits.max_pixels)}
-            frames = container.decode(stream)
-            while True:
+            end = av.Packet()  # makes the decoder give what it holds back
+            end.time_base = stream.time_base or Fraction(1)
+            for packet in itertools.chain(self._packets(container, stream), (end,)):
                 try:
-                    frame = next(frames, None)
-                except FFmpegError as error:
-                    raise self._refusal("is damaged") from error
-                if frame is None:
-                    return
-                self._check_size(frame.width, frame.height)
-                yield frame
+                    frames = stream.codec_context.decode(packet)
+                except FFmpegError:
+                    yield None
+                    continue
+                for frame in frames:
+                    self._check_size(frame.width, frame.height)
+                    yield frame
 
     def _pixels(self, frame: av.VideoFrame) -> np.ndarray:
         width, height = self._size
@@ -187,17 +198,6 @@ class VideoSource:
 
     def _time(self, frame: av.VideoFrame, index: int) -> float:
         return index / self._fps if frame.time is None else frame.time - self._first_time
-
-
-def _unreadable(data: bytes) -> str:
-    """What is wrong with data that FFmpeg does not open."""
-    if not data:
-        return "is empty"
-    if name := supported_picture(data):
-        return f"is a picture ({name}); send it as image_url, or several JPEGs as data:video/jpeg;base64,FRAME,FRAME"
-    if is_container(data) or (data.startswith(b"RIFF") and data[8:12] == b"AVI "):
-        return "is damaged or truncated"
-    return "is not readable; MP4, MOV, WebM, MKV and AVI files are supported"
 
 
 def _quarter_turns(frame: av.VideoFrame) -> int:

@@ -15,6 +15,7 @@ from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces
 from service.media.decoding_memory import RGB_BYTES
+from service.media.file_formats import is_confined
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits, VideoLimits
 from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpened, expect
@@ -30,9 +31,9 @@ SAME_SIZE = "all frames of a list must have the same size"
 async def decode_video(
     pool: WorkerPool, data: bytes, choose: Choose, *, field: str, limits: VideoLimits
 ) -> VideoFrames:
-    """Opens an MP4, MOV, WebM, MKV or AVI file, lets `choose` select frames, and decodes those, in order.
+    """Opens a video file, lets `choose` select among the frames that it has, and decodes those, in order.
 
-    Frames that cannot be decoded (the file has fewer than it says) are left out, and so are their indices. Raises
+    Frames that cannot be decoded (the file is damaged there) are left out, and so are their indices. Raises
     InputError with `field` for invalid videos and those that take too much memory or time to decode.
     """
     if len(data) > limits.max_bytes:
@@ -138,6 +139,8 @@ class _FrameReader:
         """uint8 [height, width, 3]"""
         at = f"{self._field}[{index}]"
         data = decode_base64(self._encoded[index], field=at, max_bytes=self._images.max_bytes)
+        if is_confined(data):
+            raise InputError(at, "a frame of a list must be no TIFF, AVIF or run-length BMP; send JPEG")
         return np.asarray(self._decode(data, field=at, limits=self._images, admit=partial(self._admit, index)))
 
     def _admit(self, index: int, width: int, height: int, size: int) -> None:

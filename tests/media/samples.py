@@ -33,13 +33,14 @@ def video(
     size: tuple[int, int] = (64, 48),
     rate: int = 30,
     rotation: int = 0,
+    options: dict[str, str] | None = None,
 ) -> bytes:
     """Frame i is grey 8 i (mod 256), with a white upper left quarter."""
     import av  # FFmpeg's libraries are large, and most samples need none
 
     width, height = size
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
+    with av.open(buffer, "w", format=container, options=options) as out:
         stream = out.add_stream(codec, rate=rate)
         stream.width, stream.height = size
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"

@@ -71,12 +71,12 @@ def png(width: int, height: int, body: bytes = b"", *, depth: int = 8, colour: i
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("format", ["PNG", "BMP"])
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF"])
 def test_lossless_formats_are_exact(format: str) -> None:
     assert np.array_equal(decode(encoded(picture(), format)), picture())
 
 
-@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "WEBP", "AVIF"])
 def test_lossy_formats_equal_a_plain_open(format: str) -> None:
     data = encoded(picture(1000, 700), format)
     assert np.array_equal(decode(data), Image.open(io.BytesIO(data)).convert("RGB"))
@@ -152,11 +152,16 @@ def test_cmyk_grey_and_bilevel() -> None:
     assert decode(encoded(Image.new("1", (4, 4), 1), "PNG")).getpixel((1, 1)) == (255, 255, 255)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_cut_short(format: str) -> None:
     data = encoded(picture(), format)
     for keep in (len(data) // 2, len(data) * 9 // 10):
         assert "damaged" in refusal(data[:keep]) or "readable" in refusal(data[:keep])
+
+
+@pytest.mark.parametrize(("format", "end"), [("JPEG", 2), ("PNG", 12)])
+def test_a_picture_without_its_end_mark_is_refused(format: str, end: int) -> None:
+    assert "damaged" in refusal(encoded(picture(), format)[:-end])
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
@@ -169,11 +174,6 @@ def test_one_that_was_cut_short_is_not_taken_for_something_else(format: str) -> 
 @pytest.mark.parametrize("data", [b"", b"hello, this is text", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP"])
 def test_what_is_no_image(data: bytes) -> None:
     refusal(data)
-
-
-@pytest.mark.parametrize("format", ["TIFF", "ICO", "PPM", "PCX", "TGA"])
-def test_formats_that_are_not_accepted(format: str) -> None:
-    assert "JPEG, PNG, WebP, GIF and BMP" in refusal(encoded(picture(), format))
 
 
 @pytest.mark.parametrize("size", [(20_000, 20_000), (1_001, 1_000), (0x7FFFFFFF, 0x7FFFFFFF), (1, 2_000_000)])
@@ -351,7 +351,7 @@ def test_too_many_bytes() -> None:
         Decode.image(bytes(11), field=FIELD, limits=ImageLimits(max_bytes=10))
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_mutants_are_pictures_or_refused(format: str) -> None:
     outcomes = {True: 0, False: 0}
     for mutant in mutations(encoded(picture(), format), 120, seed=7):
@@ -410,19 +410,3 @@ def test_a_picture_of_pixels_is_one_of_pillow() -> None:
     assert made.tobytes() == usual.tobytes() and made.getpixel((5, 6)) == usual.getpixel((5, 6))
     made.paste((1, 2, 3), (0, 0, 2, 2))
     assert np.asarray(made)[1, 1].tolist() == [1, 2, 3] != pixels[1, 1].tolist()
-
-
-@pytest.mark.parametrize(
-    ("beginning", "name"),
-    [
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1", "AVIF"),
-        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
-        (b"II*\0\x08\0\0\0", "TIFF"),
-        (b"MM\0*\0\0\0\x08", "TIFF"),
-    ],
-)
-def test_a_format_that_is_not_supported_is_named(beginning: bytes, name: str) -> None:
-    """A phone's picture is often HEIC in a file called .jpg, of which "JPEG is supported" would not help."""
-    with pytest.raises(InputError, match=f"the image is {name}; JPEG, PNG, WebP, GIF and BMP are supported"):
-        decode_image(beginning + bytes(200), field="image", limits=LIMITS)

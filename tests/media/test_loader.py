@@ -69,7 +69,7 @@ print(sorted(set(sys.modules) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], input=IMAGE, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode().splitlines() == [
-        "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported",
+        "not readable as an image; JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are supported",
         "[]",
     ]
 

@@ -1,0 +1,182 @@
+"""Formats of media files, recognised by their first bytes. The names in messages, what the libraries may read and
+docs/formats.md come from this table."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["image", "video", "audio", "text"]
+
+HEAD_BYTES = 1024
+MATROSKA = b"\x1a\x45\xdf\xa3"
+MOV_DEMUXER = "mov,mp4,m4a,3gp,3g2,mj2"
+
+
+@dataclass(frozen=True)
+class Format:
+    """head: pattern of the first bytes. holds: what such files hold. readers: for what they are read, with Pillow's or
+    FFmpeg's name of the format. confined: read as an image in a worker process alone. accept: of an <input>."""
+
+    name: str
+    holds: tuple[Kind, ...]
+    head: bytes
+    readers: dict[Kind, str] = field(default_factory=dict)
+    accept: str = ""
+    confined: bool = False
+
+
+IMAGE: tuple[Kind, ...] = ("image",)
+VIDEO: tuple[Kind, ...] = ("video",)
+AUDIO: tuple[Kind, ...] = ("audio",)
+TEXT: tuple[Kind, ...] = ("text",)
+BRANDS = rb".{4}ftyp(?:.{8})?(?:.{4}){0,15}?"
+"""Of ISO base media: the major one, or one of those behind the minor version."""
+FORMATS: tuple[Format, ...] = (
+    Format("JPEG", IMAGE, rb"\xff\xd8\xff", {"image": "JPEG"}, "image/jpeg"),
+    Format("PNG", IMAGE, rb"\x89PNG", {"image": "PNG"}, "image/png"),
+    Format("WebP", IMAGE, rb"RIFF.{4}WEBP", {"image": "WEBP"}, "image/webp"),
+    Format("GIF", IMAGE, rb"GIF8", {"image": "GIF"}, "image/gif"),
+    Format("BMP", IMAGE, rb"BM.{28}[\x01\x02]\0{3}", {"image": "BMP"}, confined=True),  # run lengths, decoded in Python
+    Format("BMP", IMAGE, rb"BM.{4}(?:\0{4}|.{8}[\x0c(48@l|]\0{3})", {"image": "BMP"}, "image/bmp"),
+    Format("a camera's raw file", IMAGE, rb"II\*\0.{4}CR|II(?:RO|RS|U\0)|FUJIFILMCCD|.{4}ftypcrx "),
+    Format("TIFF", IMAGE, rb"II\*\0|MM\0\*", {"image": "TIFF"}, "image/tiff", confined=True),
+    Format("AVIF", IMAGE, BRANDS + rb"avi[fs]", {"image": "AVIF"}, "image/avif", confined=True),
+    Format("HEIC", IMAGE, BRANDS + rb"he(?:i[cxms]|v[cxms])"),
+    Format("HEIF", IMAGE, BRANDS + rb"(?:mi[fa][1f]|msf1)"),
+    Format("BigTIFF", IMAGE, rb"II\+\0|MM\0\+"),
+    Format("JPEG XL", IMAGE, rb"\xff\x0a|.{4}JXL "),
+    Format("JPEG 2000", IMAGE, rb".{4}jP  |\xff\x4f\xff\x51"),
+    Format("JPEG XR", IMAGE, rb"II\xbc\x01"),
+    Format("SVG", IMAGE, rb"(?:\xef\xbb\xbf)?\s*<(?:svg|\?xml.*?<svg|!doctype svg|!--.*?<svg)"),
+    Format("compressed SVG or another gzip file", IMAGE, rb"\x1f\x8b"),
+    Format("PDF", IMAGE, rb"%PDF"),
+    Format("EPS or PostScript", IMAGE, rb"%!PS|\xc5\xd0\xd3\xc6"),
+    Format("ICO", IMAGE, rb"\0\0[\x01\x02]\0[^\0]"),
+    Format("ICNS", IMAGE, rb"icns"),
+    Format("PSD", IMAGE, rb"8BPS"),
+    Format("XCF", IMAGE, rb"gimp xcf"),
+    Format("PPM, PGM or PBM", IMAGE, rb"P[1-7Ff][\s#]"),
+    Format("PCX", IMAGE, rb"\n[\0-\x05]\x01[\x01\x02\x04\x08]"),
+    Format("DDS", IMAGE, rb"DDS "),
+    Format("QOI", IMAGE, rb"qoif"),
+    Format("OpenEXR", IMAGE, rb"v/1\x01"),
+    Format("Radiance HDR", IMAGE, rb"#\?R"),
+    Format("WMF or EMF", IMAGE, rb"\xd7\xcd\xc6\x9a|\x01\0{3}.{36} EMF"),
+    Format("DICOM", IMAGE, rb".{128}DICM"),
+    Format("M4A", AUDIO, rb".{4}ftypM4[AB]", {"audio": MOV_DEMUXER}, "audio/mp4"),
+    Format(
+        "MP4/MOV",
+        VIDEO,
+        rb"[\0-\x0f].{3}(?:ftyp|moov|mdat|wide|free|skip)",
+        {"video": MOV_DEMUXER, "audio": MOV_DEMUXER},
+        "video/mp4,video/quicktime",
+    ),
+    Format(
+        "MKV/WebM",
+        VIDEO,
+        re.escape(MATROSKA),
+        {"video": "matroska,webm", "audio": "matroska,webm"},
+        "video/webm,video/x-matroska,.mkv",
+    ),
+    Format("AVI", VIDEO, rb"RIFF.{4}AVI ", {"video": "avi"}, "video/x-msvideo,.avi"),
+    Format("FLV", VIDEO, rb"FLV\x01"),
+    Format("WMV or WMA (ASF)", ("video", "audio"), rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
+    Format("MPEG-TS", VIDEO, rb"(?:.{4})?\x47.{187}(?:.{4})?\x47"),
+    Format("MPEG-PS", VIDEO, rb"\0\0\x01[\xba\xb3]"),
+    Format("RealMedia", ("video", "audio"), rb"\.RMF|\.ra\xfd"),
+    Format("a bare H.264 or H.265 stream", VIDEO, rb"\0?\0\0\x01[\x09\x27\x40\x42\x46\x67]"),
+    Format("IVF", VIDEO, rb"DKIF"),
+    Format("Y4M", VIDEO, rb"YUV4MPEG2"),
+    Format("MXF", VIDEO, rb"\x06\x0e\x2b\x34"),
+    Format("WAV", AUDIO, rb"(?:RIFF|RF64).{4}WAVE", {"audio": "wav"}, "audio/wav"),
+    Format("FLAC", AUDIO, rb"fLaC", {"audio": "flac"}, "audio/flac"),
+    Format("Ogg", ("video", "audio"), rb"OggS", {"audio": "ogg"}, "audio/ogg"),
+    Format("AAC", AUDIO, rb"\xff[\xf0\xf1\xf8\xf9]", {"audio": "aac"}, "audio/aac"),
+    Format("MP3", AUDIO, rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa\xfb]", {"audio": "mp3"}, "audio/mpeg"),
+    Format("AIFF", AUDIO, rb"FORM.{4}AIF[FC]"),
+    Format("AU", AUDIO, rb"\.snd"),
+    Format("CAF", AUDIO, rb"caff"),
+    Format("AMR", AUDIO, rb"#!AMR"),
+    Format("MIDI", AUDIO, rb"MThd"),
+    Format("WavPack", AUDIO, rb"wvpk"),
+    Format("Monkey's Audio", AUDIO, rb"MAC "),
+    Format("AC-3", AUDIO, rb"\x0b\x77"),
+    Format("a ZIP archive", TEXT, rb"PK\x03\x04"),
+    Format("base64 text, encoded twice", TEXT, rb"data:|iVBOR|/9j/|R0lGOD|UklGR"),
+    Format("an HTML page", TEXT, rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype html|html|head|body)"),
+    Format("XML text", TEXT, rb"(?:\xef\xbb\xbf)?\s*<\?xml"),
+    Format("JSON text", TEXT, rb"\s*(?:\{\s*[\"}]|\[\s*[\[{\"\]])"),
+    Format("text", TEXT, rb"(?:\xef\xbb\xbf)?[\t\n\r -~]{16}"),
+)
+_HEADS = [(one, re.compile(one.head, re.DOTALL | (re.IGNORECASE if b"<" in one.head else 0))) for one in FORMATS]
+
+NOT_READABLE = {
+    "image": "not readable as an image",
+    "video": "not readable as a video",
+    "audio": "not readable as audio",
+}
+NOUNS = {"image": "picture", "video": "video", "audio": "sound"}
+ARTICLES: dict[Kind, str] = {"image": "an ", "video": "a ", "audio": ""}
+CONVERT = {
+    "image": "convert it to PNG or JPEG",
+    "video": "convert it to MP4 with H.264",
+    "audio": "convert it to WAV or FLAC",
+}
+SEND: dict[tuple[Kind, Kind], str] = {
+    ("video", "image"): "send it as image_url, or several JPEGs as data:video/jpeg;base64,FRAME,FRAME",
+    ("image", "video"): "send it as video_url",
+}
+
+
+def recognise(data: bytes) -> Format | None:
+    """The format of a file, by its first bytes."""
+    head = data[:HEAD_BYTES]
+    return next((one for one, pattern in _HEADS if pattern.match(head)), None)
+
+
+def is_confined(data: bytes) -> bool:
+    """Whether a picture may only be decoded in a worker process: its library is large, or its decoder slow."""
+    found = recognise(data)
+    return found is not None and found.confined
+
+
+def readers(kind: Kind) -> list[str]:
+    """The libraries' names of the formats that are read as `kind`."""
+    return list(dict.fromkeys(one.readers[kind] for one in FORMATS if kind in one.readers))
+
+
+def supported(kind: Kind) -> str:
+    """The formats that are read as `kind`: "JPEG, PNG and GIF are supported"."""
+    *names, last = dict.fromkeys(one.name for one in FORMATS if kind in one.readers)
+    return f"{', '.join(names)} and {last} are supported"
+
+
+def refusal(data: bytes, kind: Kind) -> str:
+    """What is wrong with data that cannot be opened as `kind`, and what to do."""
+    found = recognise(data)
+    if not data:
+        return f"the {kind} is empty"
+    if found is None:
+        return f"not readable as {ARTICLES[kind]}{kind}; {supported(kind)}"
+    if kind in found.readers:
+        return f"the {kind} is damaged or truncated"
+    if kind in found.holds:
+        return f"the {kind} is {found.name}; {CONVERT[kind]}"
+    if found.holds == TEXT:
+        return f"the {kind} is {found.name}, not a {NOUNS[kind]}; a download may have failed"
+    holds = found.holds[0]
+    send = SEND.get((kind, holds), "") if holds in found.readers else ""
+    return f"the {kind} is a {NOUNS[holds]} ({found.name}); {send or f'send a {NOUNS[kind]}'}"
+
+
+def table() -> str:
+    """The formats that are read, and those that are refused by name, in Markdown."""
+    lines = ["| format | read as | refused as |", "|---|---|---|"]
+    for name, same in itertools.groupby(FORMATS, lambda one: one.name):
+        one = next(same)
+        refused = ", ".join(kind for kind in one.holds if kind not in one.readers)
+        lines.append(f"| {name.removeprefix('a ')} | {', '.join(one.readers)} | {refused} |")
+    return "\n".join(lines)
