@@ -39,6 +39,11 @@ def unusable(module: str, error: object) -> str:
     )
 
 
+def is_ours(error: ImportError) -> bool:
+    """Whether it is no other package that cannot be imported, but a part of Reprise."""
+    return (error.name or "").partition(".")[0] in ("models", "service")
+
+
 def check_installed() -> None:
     """Raise PackageError if a package is missing. Nothing is imported."""
     for module in (*IMPORTED_LATER, *OTHERS):

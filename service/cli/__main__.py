@@ -6,7 +6,7 @@ import sys
 
 from service.cli.standard_streams import open_closed_streams
 from service.exits import ended_by_ctrl_c
-from service.packages import unusable
+from service.packages import is_ours, unusable
 
 
 def main() -> None:
@@ -16,6 +16,8 @@ def main() -> None:
         with ended_by_ctrl_c():
             from service.cli.main import main as command
     except ImportError as error:
+        if is_ours(error):
+            raise
         sys.exit(f"reprise: {unusable(error.name or '?', error)}")
     command()
 

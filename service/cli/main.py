@@ -31,7 +31,7 @@ from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
 from service.logs import configure_logging
-from service.packages import PackageError, begin_check, check_installed, end_check, unusable
+from service.packages import PackageError, begin_check, check_installed, end_check, is_ours, unusable
 from service.settings import Settings, load_settings, unknown_variables
 from service.settings_reading import SettingsError
 from service.tuning.command import tune
@@ -152,6 +152,8 @@ def serve(
     except (CheckpointError, PackageError, SettingsError) as error:
         _refuse(error)
     except ImportError as error:
+        if is_ours(error):
+            raise
         _refuse(PackageError(unusable(error.name or "?", error)))
     raise typer.Exit(status)
 

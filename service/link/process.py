@@ -30,7 +30,6 @@ from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
 from service.link.standby import STANDBY, EngineAddress
 from service.logs import configure_logging
-from service.packages import unusable
 
 log = logging.getLogger("reprise.engine")
 
@@ -109,7 +108,7 @@ def main(arguments: list[str]) -> int:
         log.error("%s", error)
         return CONFIGURATION_ERROR
     except ImportError as error:
-        log.error("%s", unusable(error.name or "?", error))
+        log.error("the Python package %s cannot be imported (%s); install it again", error.name, error)
         return CONFIGURATION_ERROR
     finally:
         channel.close()
