@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import problem
-from service.api.chat.schema_form import Unfit, shown
+from service.api.chat.schema_values import Unfit, shown
 from service.engine.chat.guidance import Guidance
 from tests.support.waiting import wait
 

@@ -9,7 +9,7 @@ Schema = dict[str, Any]
 
 NAMES = ("a", "b", "name", "total", "x y")
 PATTERNS = ("^[a-f]{2,6}$", "^(red|blue)-[0-9]{1,3}$", "ab", "^$|z")
-FORMATS = ("date", "uuid", "ipv4", "email")
+FORMATS = ("date", "uuid", "ipv4", "ipv6")
 
 
 def random_schema(dice: random.Random, depth: int = 3) -> Schema:

@@ -14,7 +14,8 @@ from typing import Any
 import llguidance
 import msgspec
 
-from service.api.chat.schema_form import MAX_DEPTH, Unfit, as_grammar, schema_form, target
+from service.api.chat.schema_form import MAX_DEPTH, as_grammar, schema_form, target
+from service.api.chat.schema_values import Unfit
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES

@@ -20,7 +20,7 @@ import msgspec
 
 from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import Tried, TryGrammar
-from service.api.chat.schema_form import Unfit, shown
+from service.api.chat.schema_values import Unfit, shown
 from service.api.http.errors import ApiError, bad_request
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel

@@ -7,7 +7,6 @@ a schema that is not strict.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,45 +15,37 @@ from typing import Any
 from urllib.parse import unquote
 
 from service.api.chat.closed_objects import LISTS, NAMED, SINGLE, Path, close_objects
+from service.api.chat.schema_values import (
+    EDGE,
+    LEAST,
+    LOWER,
+    MOST,
+    UPPER,
+    Fault,
+    Unfit,
+    bound,
+    check_values,
+    count,
+    multiple,
+    pattern,
+    shown,
+    types,
+)
 from service.api.chat.string_formats import (
     FREE_FORMATS,
     LIBRARY_FORMATS,
     LONGEST,
     LOOK_AROUND,
     PATTERNED_FORMATS,
-    known_pattern,
 )
 from service.link.grammar_limits import WHITESPACE
 
 MAX_DEPTH = 64
 """Depth of nested containers in a JSON schema."""
-MAX_LITERAL = 4096
-"""Characters of a string that an answer is matched with: a name, a value, a pattern."""
-MAX_INTEGER = 2**63 - 1
-"""Largest integer in `enum` and `const`."""
-MAX_MULTIPLE = 1000
-"""Largest multipleOf, in units of its last digit: a matcher has that many states."""
-
-_EDGE = 2**63 - 1024
-"""Largest double that is an int64: the library reads bounds as doubles and writes them as integers."""
-_EXACT = 2**53
-"""From this number on, doubles are farther apart than integers."""
-_FLOAT_MAX = 3.4e38
-"""Bounds beyond it are the range of a float or a double, and exclude nothing."""
-_SMALLEST = 1e-20
-"""The library writes bounds without an exponent. Smaller ones are moved inwards, to this number or to 0."""
 _ALONE = 10**17
 """From here on, the library needs a bound on the other side, too."""
-_COUNT_MAX = 2**31 - 1
-"""No answer has as many characters, items or properties."""
-_SHOWN = 60
-"""Characters of a name in a path."""
 _MOST_REFERENCES = 8
 
-LOWER, UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
-_LEAST = LOWER | {"minLength", "minItems", "minProperties"}
-_MOST = UPPER | {"maxLength", "maxItems", "maxProperties"}
-_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _NOTES = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 UNSUPPORTED = frozenset(
     (
@@ -65,14 +56,6 @@ UNSUPPORTED = frozenset(
 )
 """Keywords that no grammar here can say. Without one, a schema fits everything that it fitted before."""
 _DRAFT = re.compile(r"draft[-/]?0?([467])(?!\d)")
-
-
-class Unfit(Exception):
-    """Why a grammar is not accepted."""
-
-
-class _Fault(Exception):
-    """Why the value of a keyword cannot be used."""
 
 
 def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -99,12 +82,6 @@ def target(schema: Any, reference: str) -> Any:
         else:
             found = found.get(step) if isinstance(found, dict) else None
     return found
-
-
-def shown(path: Path) -> str:
-    """A path in words: properties.a.anyOf[0]."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:_SHOWN]}" for step in path)
-    return "".join(steps).removeprefix(".")
 
 
 def without(form: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -144,13 +121,13 @@ class _Former:
             try:
                 for name, made in self._entries(key, value, schema, (*path, key)).items():
                     _add(form, name, made)
-            except _Fault as fault:
+            except Fault as fault:
                 self._leave_out((*path, key), str(fault))
                 if key == "patternProperties":
                     form["additionalProperties"] = True
         for sign, bounds, others in ((1, LOWER, UPPER), (-1, UPPER, LOWER)):
             if not others & form.keys() and any(sign * form[key] > _ALONE for key in bounds & form.keys()):
-                form["maximum" if sign > 0 else "minimum"] = sign * _EDGE
+                form["maximum" if sign > 0 else "minimum"] = sign * EDGE
         return form
 
     def _leave_out(self, path: Path, reason: str) -> None:
@@ -178,33 +155,33 @@ class _Former:
         if key in NAMED:
             return self._named(key, value, path)
         if key in LOWER | UPPER:
-            return _bound(key, value, schema)
-        if key in _LEAST | _MOST:
-            return _count(key, value)
+            return bound(key, value, schema)
+        if key in LEAST | MOST:
+            return count(key, value)
         if key in UNSUPPORTED:
             if key == "propertyNames" and self._part(value, path) in ({}, True, {"type": "string"}):
                 return {}
-            raise _Fault("no grammar can enforce it")
+            raise Fault("no grammar can enforce it")
         match key:
             case "type":
-                return _types(value)
+                return types(value)
             case "enum" | "const":
                 if key == "enum" and not isinstance(value, list):
-                    raise _Fault("a list of values expected")
-                _check_values(value, path)
+                    raise Fault("a list of values expected")
+                check_values(value, path)
                 return {key: value} if key == "const" or value else {}
             case "required":
                 if isinstance(value, bool) or value in ([], {}):  # a boolean of draft 3: see _named
                     return {}
                 if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-                    raise _Fault("a list of names expected")
+                    raise Fault("a list of names expected")
                 return {key: value}
             case "pattern":
-                return _pattern(value, path)
+                return pattern(value, path)
             case "format":
                 return self._format(value, schema, path)
             case "multipleOf":
-                return _multiple(value)
+                return multiple(value)
             case "uniqueItems":
                 if value is True and schema.get("maxItems") not in (0, 1):
                     self.unenforced.append(shown(path))
@@ -217,7 +194,7 @@ class _Former:
 
     def _parts(self, key: str, value: Any, path: Path) -> dict[str, Any]:
         if not isinstance(value, list):
-            raise _Fault("a list of schemas expected")
+            raise Fault("a list of schemas expected")
         numbers = key == "anyOf" and any(_kinds(part) & {"integer", "number"} for part in value)
         parts = [
             False if numbers and _is_decimal(part) else self._part(part, (*path, index))
@@ -231,13 +208,13 @@ class _Former:
         if value == []:
             return {}
         if not isinstance(value, dict):
-            raise _Fault("an object of schemas expected")
+            raise Fault("an object of schemas expected")
         named = {}
         for name, part in value.items():
-            _check_values(name, path)
-            known = _pattern(name, path) if key == "patternProperties" else {"pattern": name}
+            check_values(name, path)
+            known = pattern(name, path) if key == "patternProperties" else {"pattern": name}
             if len(known) > 1:
-                raise _Fault(LOOK_AROUND)
+                raise Fault(LOOK_AROUND)
             named[known["pattern"]] = self._part(part, (*path, name))
         if key != "properties":
             return {key: named}
@@ -299,11 +276,11 @@ class _Former:
     def _format(self, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """JSON Schema takes a format that is not known for an annotation."""
         if not isinstance(value, str):
-            raise _Fault("a string expected")
+            raise Fault("a string expected")
         if value in FREE_FORMATS or (_kinds(schema) and "string" not in _kinds(schema)):
             return {}
         if value in PATTERNED_FORMATS:
-            return _pattern(PATTERNED_FORMATS[value], path)
+            return pattern(PATTERNED_FORMATS[value], path)
         if value in LIBRARY_FORMATS:
             return {"format": value} | ({"maxLength": LONGEST[value]} if value in LONGEST else {})
         self.unenforced.append(shown(path))
@@ -311,11 +288,11 @@ class _Former:
 
     def _reference(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, str):
-            raise _Fault("a string expected")
+            raise Fault("a string expected")
         if not value.startswith("#") and "'$id'" not in self._text and "'id'" not in self._text:
-            raise _Fault("only references inside the schema are supported")
+            raise Fault("only references inside the schema are supported")
         if value.startswith("#/") and not self._has_names and target(self.root, value) is None:
-            raise _Fault("it names no part of the schema")
+            raise Fault("it names no part of the schema")
         return {"$ref": value}
 
     def _identity(self, key: str, value: str, path: Path) -> dict[str, Any]:
@@ -346,9 +323,9 @@ def _add(form: dict[str, Any], name: str, made: Any) -> None:
     """Adds a keyword that the form may have already: then both are in force."""
     if name not in form:
         form[name] = made
-    elif name in _LEAST:
+    elif name in LEAST:
         form[name] = max(form[name], made)
-    elif name in _MOST:
+    elif name in MOST:
         form[name] = min(form[name], made)
     elif name == "required":
         form[name] = [*dict.fromkeys([*form[name], *made])]
@@ -368,95 +345,3 @@ def _kinds(schema: Any) -> set[str]:
 def _is_decimal(schema: Any) -> bool:
     """Whether a schema is pydantic's of a Decimal that is written as a string."""
     return isinstance(schema, dict) and str(schema.get("pattern")).startswith("^(?!^[-+.]*$)")
-
-
-def _types(value: Any) -> dict[str, Any]:
-    """Types in lower case, as Gemini's are not; "any" is draft 3's."""
-    named = value if isinstance(value, list) else [value]
-    kinds = [str(kind).lower() for kind in named]
-    if "any" in kinds or not kinds:
-        return {}
-    if unknown := set(kinds) - _TYPES:
-        raise _Fault(f"{min(unknown)[:_SHOWN]} is none of {', '.join(sorted(_TYPES))}")
-    return {"type": kinds if isinstance(value, list) else kinds[0]}
-
-
-def _pattern(value: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(value, str):
-        raise _Fault("a string expected")
-    _check_values(value, path)
-    try:
-        pattern, least, most = known_pattern(value)
-    except ValueError as error:
-        raise _Fault(str(error)) from None
-    return {"pattern": pattern} | ({} if most is None else {"minLength": least, "maxLength": most})
-
-
-def _count(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-        raise _Fault("a whole number from 0 on expected")
-    if value < _COUNT_MAX:
-        return {key: int(value)}
-    if key in _LEAST:
-        raise _Fault(f"at most {_COUNT_MAX} allowed")
-    return {}
-
-
-def _multiple(value: Any) -> dict[str, Any]:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise _Fault("a number above 0 expected")
-    if _units(value) > MAX_MULTIPLE or value < 1e-9:
-        raise _Fault(f"at most {MAX_MULTIPLE} units of its last digit, and at least 1e-9, allowed")
-    return {"multipleOf": value}
-
-
-def _units(value: float) -> float:
-    """The number without its decimal point and the zeros after its last digit: 0.25 -> 25."""
-    if value > MAX_INTEGER:  # it may be too large for a float
-        return value
-    mantissa, _, exponent = f"{value:.15e}".partition("e")
-    digits = mantissa.replace(".", "").rstrip("0")
-    return int(digits) * 10 ** max(0, int(exponent) - len(digits) + 1)
-
-
-def _bound(key: str, value: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A bound as the library reads it exactly: the next double inside, where doubles are rare."""
-    inclusive = "minimum" if key in LOWER else "maximum"
-    if isinstance(value, bool) and key != inclusive:  # draft 4
-        value = schema.get(inclusive) if value else None
-        if value is None:
-            return {}
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Fault("a number expected")
-    sign, exclusive = 1 if key in LOWER else -1, key != inclusive
-    low = sign * value  # An upper bound is a lower one of the negative number.
-    if low <= -_FLOAT_MAX:
-        return {}
-    if low < -_EDGE:
-        low, exclusive = -_EDGE, False
-    elif 0 < abs(low) < _SMALLEST:
-        low, exclusive = _SMALLEST if low > 0 else 0, False
-    elif _EXACT <= abs(low) <= MAX_INTEGER:
-        double = float(low)
-        low, exclusive = math.nextafter(double, math.inf) if double < int(low) + exclusive else double, False
-    if low > _EDGE:
-        raise _Fault(f"a number from -{_EDGE} to {_EDGE} expected")
-    bound = int(low) if low == int(low) else low
-    return {key if exclusive else inclusive: sign * bound}
-
-
-def _check_values(value: Any, path: Path) -> None:
-    """Unfit for a value that is too long, or that the library would round."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str) and len(one) > MAX_LITERAL:
-            raise Unfit(f"{shown(path)}: a string of {len(one)} characters given, at most {MAX_LITERAL} allowed")
-        if isinstance(one, int) and abs(one) > MAX_INTEGER:
-            raise Unfit(
-                f"{shown(path)}: an integer of {len(str(abs(one)))} digits given, at most {MAX_INTEGER} allowed"
-            )
-        if isinstance(one, dict):
-            waiting += [*one, *one.values()]
-        elif isinstance(one, list):
-            waiting += one

@@ -15,7 +15,8 @@ from models.tools import CALL_END, CALL_START
 from service.api.chat.grammar import form_grammar, formed_lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks, refusal
 from service.api.chat.grammar_worker import Tried
-from service.api.chat.schema_form import Unfit, as_grammar, schema_form, shown, without
+from service.api.chat.schema_form import as_grammar, schema_form, without
+from service.api.chat.schema_values import Unfit, shown
 from service.api.chat.tool_calls import CALL_HEAD
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError, bad_request

@@ -15,9 +15,11 @@ from pydantic import BaseModel, Field, HttpUrl, IPvAnyAddress, conint
 
 from service.api.chat.grammar import form_grammar, json_schema_grammar
 from service.api.chat.grammar_worker import problem
-from service.api.chat.schema_form import Unfit, schema_form, shown, without
+from service.api.chat.schema_form import schema_form, without
+from service.api.chat.schema_values import Unfit, shown
 from tests.api.chat.test_grammar import accepts
 from tests.support.grammars import check_grammar
+from tests.support.zod import FORMATS as ZOD
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
 """(who writes it, schema, values that fit, values that do not, paths of what is not enforced without strict)"""
@@ -115,3 +117,18 @@ def test_a_model_of_pydantic() -> None:
         "url": "not a url",
     }.items():
         assert not accepts(grammar, json.dumps({**order, name: wrong})), name
+
+
+@pytest.mark.parametrize("name", ZOD)
+def test_strings_of_zod(name: str) -> None:
+    part, right, wrong = ZOD[name]
+    grammar = json_schema_grammar({"type": "object", "properties": {"a": part}, "required": ["a"]})
+    check_grammar(grammar)
+    assert [text for text in right if not accepts(grammar, json.dumps({"a": text}, ensure_ascii=False))] == []
+    assert [text for text in wrong if accepts(grammar, json.dumps({"a": text}, ensure_ascii=False))] == []
+
+
+def test_a_class_keeps_its_signs_out_of_a_string() -> None:
+    """The library lets the escapes of these through a class that excludes them but no control character."""
+    grammar = json_schema_grammar({"type": "string", "pattern": r'^[^"\\]*$'})
+    assert [accepts(grammar, json.dumps(text)) for text in ("ab", 'a"b', "a\\b")] == [True, False, False]

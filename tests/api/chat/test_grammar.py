@@ -23,7 +23,8 @@ from service.api.chat.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from service.api.chat.schema_form import Unfit, schema_form
+from service.api.chat.schema_form import schema_form
+from service.api.chat.schema_values import Unfit
 from service.api.chat.string_formats import FREE_FORMATS, LIBRARY_FORMATS, PATTERNED_FORMATS
 from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar

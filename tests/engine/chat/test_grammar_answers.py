@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.schema_form import Unfit
+from service.api.chat.schema_values import Unfit
 from service.engine.chat.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.grammars import check_grammar
