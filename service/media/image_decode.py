@@ -29,6 +29,8 @@ from service.media.to_rgb import to_rgb
 Admit = Callable[[int, int, int], None]
 """(width, height, size): of the picture as it is stored, and the most bytes that decoding it takes at a time."""
 
+MAX_RUNS_BYTES = 4_000_000
+"""Of a run-length BMP: Pillow takes a microsecond for each run, of two bytes."""
 DAMAGED = "the image is damaged or truncated"
 UNUSUAL = ("cannot handle ", "Unsupported BMP ", "unknown pixel mode", "unknown data organization")
 """How Pillow's messages begin about JPEGs of 12 bits, BMPs with other bit fields or depths, and such TIFFs."""
@@ -79,6 +81,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if found is None or "image" not in found.readers:
         raise InputError(field, refusal(data, "image"))
     name = found.readers["image"]
+    if name == "BMP" and found.confined and len(data) > MAX_RUNS_BYTES:
+        raise InputError(field, f"the image is a run-length BMP of more than {MAX_RUNS_BYTES} bytes; convert it to PNG")
     bare = first_page(data, field) if name == "TIFF" else without_metadata(data, field)
     try:
         image: Image.Image = Image.open(io.BytesIO(bare), formats=(name,))
