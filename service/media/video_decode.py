@@ -166,9 +166,9 @@ class VideoSource:
             return count, duration, float(stream.average_rate or 0)
 
     def _packets(self, container: av.container.InputContainer, stream: av.VideoStream) -> Iterator[av.Packet]:
-        """Those with data, up to where the file ends or breaks off."""
+        """Whole ones with data, up to where the file ends or breaks off."""
         with contextlib.suppress(FFmpegError):
-            yield from (packet for packet in container.demux(stream) if packet.size)
+            yield from (packet for packet in container.demux(stream) if packet.size and not packet.is_corrupt)
 
     def _decode(self) -> Generator[av.VideoFrame | None]:
         """All frames in order; None for one that cannot be decoded."""
