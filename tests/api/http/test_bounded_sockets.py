@@ -115,15 +115,15 @@ def test_pings_are_answered(server: RunningServer) -> None:
 
 
 def test_messages_that_have_not_come_whole_count_as_pending_bytes() -> None:
-    limits = {"max_pending_bytes": 416_000, "max_request_pixels": 1000, "max_body": 100_000}
+    limits = {"max_pending_bytes": 560_000, "max_request_pixels": 1000, "max_body": 100_000}
     with running_server(**limits) as server:
         admission = server.context.admission
         with opened(server) as first, opened(server) as second:
-            first.sendall(begun(1_000_000, 300_000))
-            wait(lambda: admission.pending_bytes >= 300_000, what="they are counted")
-            second.sendall(begun(1_000_000, 300_000))
+            first.sendall(begun(190_000, 150_000))
+            wait(lambda: admission.pending_bytes >= 150_000, what="they are counted")
+            second.sendall(begun(400_000, 300_000))
             assert read_to_end(second)[2:] == TRY_LATER.to_bytes(2, "big") + b"overloaded"
-            first.sendall(b" " * 700_000)
+            first.sendall(b" " * 40_000)
             assert b"The JSON is not valid" in close(first)
             wait(lambda: admission.pending_bytes == 0, what="nothing is left")
         server.wait_idle()

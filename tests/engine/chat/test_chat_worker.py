@@ -14,7 +14,6 @@ import torch
 
 from service.engine.chat import runner as chat_runner
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler import priority
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
 from service.graphs.pool import RouteSeconds
 from service.graphs.runner import GraphRunner
@@ -610,26 +609,6 @@ def test_a_replayed_prefill_that_fails_behind_its_sampling_leaves_decode_rows_as
     alone.run()
     assert set(engine.failures()) == {"unlucky"} and engine.tokens("running") == alone.tokens("running")
     engine.assert_nothing_left()
-
-
-def test_short_prompts_overtake_long_ones_and_age_lifts_the_long_ones() -> None:
-    engine = InlineEngine(graphs=False, max_running=1)
-    scheduler = engine.worker._scheduler
-    engine.submit("long", tiny_prompt([[1] * 200]))
-    engine.submit("short", tiny_prompt([[2] * 5]))
-    requests = engine.channel.receive(0)
-    now = time.monotonic()
-    for request in requests:
-        engine.worker.submit(arrived(request, now))
-    order = sorted(scheduler.waiting, key=priority)
-    assert [s.request.request_id for s in order] == ["short", "long"]
-    engine.worker.submit(arrived(requests[1], now + 1.0, "much later"))
-    order = sorted(scheduler.waiting, key=priority)
-    assert [s.request.request_id for s in order] == ["short", "long", "much later"]
-
-
-def arrived(request: ChatRequest, arrival: float, name: str | None = None) -> ChatRequest:
-    return ChatRequest(name or request.request_id, request.model, request.prompt, request.sampling, arrival)
 
 
 def test_an_encoder_pass_is_cut_to_the_seconds_that_listeners_can_spare() -> None:
