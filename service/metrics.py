@@ -85,11 +85,11 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
         _counter(
             "admission_rejections_total",
-            "Requests refused because of load, by reason (in_flight, bytes, fetches, queue_full, queue_timeout).",
+            "Requests refused because of load, by reason (in_flight, media, bytes, fetches, queue_full, queue_timeout).",
             "endpoint",
             "reason",
             endpoint=ENDPOINTS,
-            reason=("in_flight", "bytes", "fetches", "queue_full", "queue_timeout"),
+            reason=("in_flight", "media", "bytes", "fetches", "queue_full", "queue_timeout"),
         ),
         _gauge("admitted_bytes", "Bytes of request bodies, fetched and decoded media in progress."),
         _counter(
