@@ -85,7 +85,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
         _counter(
             "admission_rejections_total",
-            "Requests refused because of load, by reason (in_flight, media, bytes, fetches, queue_full, queue_timeout).",
+            "Requests refused for load, by reason (in_flight, media, bytes, fetches, queue_full, queue_timeout).",
             "endpoint",
             "reason",
             endpoint=ENDPOINTS,
