@@ -8,8 +8,25 @@ import pytest
 
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, within
 
-LONGEST_FILE = 400
-MOST_LINES_OF_TRAINING = 6500
+LINES = {
+    "service": 42_800,
+    "service/api": 16_850,
+    "service/cli": 3_250,
+    "service/engine": 10_600,
+    "service/graphs": 1_400,
+    "service/link": 1_700,
+    "service/media": 3_050,
+    "service/processes": 1_350,
+    "models": 19_450,
+    "models/layers": 8_400,
+    "models/voxcpm2": 3_350,
+    "training": 6_500,
+    "benchmarks": 12_700,
+    "tests": 67_400,
+}
+"""Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
+WORDS = 58_000
+"""The most words of README, CHANGELOG and docs."""
 
 MAY_IMPORT = {
     "models": {"models"},
@@ -89,10 +106,12 @@ def test_nothing_that_serves_imports_training() -> None:
     assert not wrong
 
 
-def test_training_stays_small() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in modules_of("training").values()) <= MOST_LINES_OF_TRAINING
+@pytest.mark.parametrize("room", LINES)
+def test_a_room_keeps_its_budget(room: str) -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / room).rglob("*.py"))
+    assert lines <= LINES[room]
 
 
-def test_no_file_is_longer_than_a_reader_can_hold() -> None:
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES.values()}
-    assert not {name: lines for name, lines in long.items() if lines > LONGEST_FILE}
+def test_the_documentation_keeps_its_budget() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= WORDS

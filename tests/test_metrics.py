@@ -22,6 +22,8 @@ COUNTS = (
     "slots_used",
     "event_loop_tasks",
     "engine_threads",
+    "graph_captures_left",
+    "built_in_voices_left",
 )
 STATES = ("ready", "engine_up", "engine_asleep", "http_requests_in_progress")
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from service.api.context import ServerContext, context_of
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
-from service.api.history import PastReading
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, operation
 from service.api.http.routing import get
@@ -185,7 +184,7 @@ async def metrics(request: Request) -> Response:
 @get(
     router,
     "/metrics/history",
-    openapi_extra=operation("What the page shows of the last five minutes.", {JSON: list[PastReading]}),
+    openapi_extra=operation("What the page shows of the last five minutes.", {JSON: None}),
 )
 async def metrics_history(request: Request) -> Response:
     return Response(msgspec.json.encode(context_of(request).history.readings), media_type=JSON)

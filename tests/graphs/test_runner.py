@@ -364,9 +364,9 @@ def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
     for _ in range(40):
         encode(runner, [tiny_item(0, [60])])
     assert runner.capture_next(idle=False) is False
-    assert runner.capture_next(idle=True) is True
+    while runner.capture_next(idle=True):
+        pass
     assert {bucket["patches"] for bucket in runner.captured} == {16, 32, 48, 96, 64}
-    assert runner.capture_next(idle=True) is False
     expected, _ = encode(runner, [tiny_item(3, [60])], eager="disabled")
     poison(runner)
     replayed, run = encode(runner, [tiny_item(3, [60])])

@@ -173,6 +173,7 @@ def test_graphs_that_are_captured_between_guided_steps_change_no_answer(
 
     monkeypatch.setattr(GraphPool, "_capture_call", run_first)
     monkeypatch.setattr(service.engine.engine, "MISSES_BEFORE_CAPTURE", 3)
+    monkeypatch.setattr(service.engine.engine, "EARLY_CAPTURE_SECONDS", 0.0)
     engine = InlineEngine(device=device, max_running=8)
     asked: dict[str, dict[str, Any]] = {**GUIDED, "full": {"grammar": GRAMMAR, **SAMPLINGS["full"]}}
     for name, fields in asked.items():
