@@ -273,7 +273,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "picture in a result": (
         {"messages": [asked(CALL), {**result("a", ""), "content": [{"image_url": "data:,"}]}]},
-        "messages[1].content[0]",
+        "messages[1].content[0].image_url",
     ),
     "calls of the user": ({"messages": [{**asked(CALL), "role": "user", "content": "x"}]}, "messages[0].tool_calls"),
     "same ids": ({"messages": [asked(CALL, CALL), result("a", "x")]}, "messages[0].tool_calls[1].id"),
