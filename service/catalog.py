@@ -23,7 +23,8 @@ OPENAI_PCM_RATE = 24_000
 """Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
 DEMO_NOTICES = {
     "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
-    "speech": "small demonstration voice: one voice under every name, English, best with the thousand words it was trained on",
+    "speech": "small demonstration voice: one voice under every name, English, best with the thousand words of its "
+    "training",
 }
 """Notices about the embedded models, by kind."""
 

@@ -63,7 +63,7 @@ def bind(settings: Settings) -> Listener:
 def url_of(listener: socket.socket) -> str:
     """A URL at which this machine reaches the listener: one that listens on every address is reached on loopback."""
     host, port, *_ = listener.getsockname()
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

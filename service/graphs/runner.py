@@ -2,8 +2,8 @@
 
 `run` replays the cheapest captured graph that holds the plan; if there is none, it runs forward eagerly on buffers of
 the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, part by part
-while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it captures the
-bucket whose absence made calls run eagerly or with more padding.
+while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it
+captures the bucket whose absence made calls run eagerly or with more padding.
 """
 
 from __future__ import annotations
@@ -272,8 +272,9 @@ class GraphRunner:
         return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(TIMED_REPLAYS))
 
     def capture_next(self, *, idle: bool) -> bool:
-        """Capture the next wanted bucket, or while the engine idles a part of it; False when none is wanted. Nothing may
-        be in flight; requests may be served between two parts.
+        """Capture the next wanted bucket, or while the engine idles a part of it; False when none is wanted.
+
+        Nothing may be in flight; requests may be served between two parts.
 
         A bucket whose capture failed or did not fit under the byte limit is not tried again.
         """

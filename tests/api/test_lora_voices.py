@@ -26,7 +26,15 @@ from tests.support.waiting import GENEROUS
 
 CHECKPOINT = EMBEDDED / "voxcpm2"
 MODEL = "reprise/voxcpm2"
-SPEECH = {"model": MODEL, "input": "Hello there.", "response_format": "pcm", "sample_rate": 48_000, "seed": 5, "max_len": 6, "min_len": 6}
+SPEECH = {
+    "model": MODEL,
+    "input": "Hello there.",
+    "response_format": "pcm",
+    "sample_rate": 48_000,
+    "seed": 5,
+    "max_len": 6,
+    "min_len": 6,
+}
 
 pytestmark = pytest.mark.timeout(900)
 

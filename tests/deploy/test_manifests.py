@@ -44,14 +44,18 @@ def test_keys_are_variables_and_no_file_with_them_is_tracked() -> None:
     named = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     named |= set(re.findall(r"\$\{(\w+)", (ROOT / "deploy/docker-compose.gpu.yml").read_text()))
     example = (ROOT / ".env.example").read_text().splitlines()
-    assert named | {"COMPOSE_FILE", "REPRISE_LOG_LEVEL"} == {line.strip("# ").partition("=")[0] for line in example if "=" in line}
+    assert named | {"COMPOSE_FILE", "REPRISE_LOG_LEVEL"} == {
+        line.strip("# ").partition("=")[0] for line in example if "=" in line
+    }
     assert "/.env" in (ROOT / ".gitignore").read_text().splitlines() and all(line[:1] in ("", "#") for line in example)
 
 
 def test_every_setting_in_the_file_reaches_the_server_but_the_port_inside() -> None:
     service = compose()["services"]["server"]
     assert service["env_file"] == [{"path": ".env", "required": False}]
-    assert service["environment"]["REPRISE_PORT"] == "8000" and "${REPRISE_PUBLISH_PORT:-8000}:8000" in service["ports"][0]
+    assert (
+        service["environment"]["REPRISE_PORT"] == "8000" and "${REPRISE_PUBLISH_PORT:-8000}:8000" in service["ports"][0]
+    )
     fixed = {name for name, value in service["environment"].items() if "${" not in str(value)}
     assert fixed == {"REPRISE_HOST", "REPRISE_PORT"}
 
