@@ -174,7 +174,9 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
             phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
         except (ValueError, KeyError, TypeError) as error:
             raise ServerError(f"{url}/health does not answer as Reprise does") from error
-        cards = {card["root"]: card for card in client.models()}
+        # Names of a model share its checkpoint; metrics have the first one.
+        first = {card["root"]: card for card in reversed(client.models())}.values()
+        cards = {card["id"]: card for card in reversed(first)}
     found = ScrapedMetrics(metrics)
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""

@@ -11,7 +11,7 @@ export const hosted = { chat: null, speech: null, all: [] };
 /** Fills `hosted` and the lists that choose a model. */
 export async function loadModels() {
   const { data } = await getJson("v1/models");
-  hosted.all = data.filter(({ id, root }) => id === root);
+  hosted.all = data.filter(({ root }, at) => data.findIndex((other) => other.root === root) === at); // without aliases
   for (const kind of KINDS) {
     const options = ofKind(kind).map(({ id }) => ({ value: id, label: id }));
     for (const select of pickers(kind)) {

@@ -571,12 +571,12 @@ F = {"type": "function", "name": "f"}
         ({"tools": [F | {"name": "a b"}]}, "session.tools[0].name"),
         ({"tools": [F | {"parameters": {"type": "array"}}]}, "session.tools[0].parameters.type"),
         (
-            {"tools": [F, F | {"name": "g", "parameters": {"properties": {"a": {"minimum": -(10**400)}}}}]},
-            "session.tools[1].parameters",
+            {"tools": [F, F | {"name": "g", "parameters": {"type": ["array"]}}]},
+            "session.tools[1].parameters.type",
         ),
         (
-            {"tools": [F | {"parameters": {"properties": {"a": False}, "required": ["a"]}}], "tool_choice": "none"},
-            "session.tools[0].parameters",
+            {"tools": [F | {"parameters": {"type": "array"}}], "tool_choice": "none"},
+            "session.tools[0].parameters.type",
         ),
         ({"tools": [F], "tool_choice": F | {"name": "g"}}, "session.tool_choice.name"),
         ({"tool_choice": F}, "session.tool_choice"),
