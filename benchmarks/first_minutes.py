@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def measured(
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
     """A row for each load, from readiness on and after settling, with the captures that were made meanwhile."""
     for seed, when in enumerate(("from readiness on", "settled")):
-        captures = server.captures()
+        captures, began = server.captures(), time.time()
         found = loads(server, names, arguments.rate, arguments.seconds, arguments.tiny, seed + 1)
         records = run_together(*(Clients(load, 1) for load in found))
         made = server.captures() - captures
@@ -47,8 +48,13 @@ def measured(
             result = summary(load, each)
             row: Row = {"when": when, "load": "chat" if isinstance(load, ChatLoad) else "speech", "captures": made}
             row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
-            first = sorted(1e3 * one.first for one in each if not one.error and one.first is not None)
-            row |= {"first_p50_ms": first[len(first) // 2], "first_max_ms": first[-1], "first_ms": first}
+            answered = sorted(
+                (1e3 * one.first, one.start - began) for one in each if not one.error and one.first is not None
+            )
+            if not answered:
+                raise RuntimeError(f"no {row['load']} was answered: {each[0].status} {each[0].message}")
+            row |= {"first_p50_ms": answered[len(answered) // 2][0], "first_max_ms": answered[-1][0]}
+            row["slowest"] = [{"first_ms": first, "at_s": at} for first, at in answered[-8:]]
             yield row, server.facts()
         if when != "settled":
             server.wait_until_idle()
