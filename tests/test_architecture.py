@@ -25,7 +25,7 @@ LINES = {
     "tests": 67_400,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 58_000
+WORDS = 58_400
 """The most words of README, CHANGELOG and docs."""
 
 MAY_IMPORT = {
