@@ -435,6 +435,17 @@ ENGINE = Dashboard(
             (
                 Panel("Graphs", ((f"reprise_graph_bytes{INSTANCE}", "{{instance}} {{engine}}"),), "bytes"),
                 Panel(
+                    "Left to do while idle",
+                    (
+                        (f"reprise_graph_captures_left{INSTANCE}", "captures, {{instance}} {{engine}}"),
+                        (f"reprise_built_in_voices_left{INSTANCE}", "voices, {{instance}} {{engine}}"),
+                        (
+                            f"sum by (instance, model) (increase(reprise_corrupted_requests_total{INSTANCE}[$__rate_interval]))",
+                            "NaN, {{instance}} {{model}}",
+                        ),
+                    ),
+                ),
+                Panel(
                     "GPU memory",
                     ((f"sum by (state) (reprise_gpu_memory_bytes{INSTANCE})", "{{state}}"),),
                     "bytes",

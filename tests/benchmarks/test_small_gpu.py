@@ -94,7 +94,9 @@ def test_what_a_log_says_of_memory_is_kept(monkeypatch: pytest.MonkeyPatch, form
         for name, sizes in (("decode", [100, 20]), ("vision", [150])):
             work = Work(cuda, sum(sizes), sizes)
             work.name = name
-            GraphRunner("m", name, work, [{"rows": 8, "pages": 256}], pool, Observations()).capture_next(idle=True)
+            runner = GraphRunner("m", name, work, [{"rows": 8, "pages": 256}], pool, Observations())
+            while runner.capture_next(idle=True):
+                pass
         message = f"CUDA out of memory. {'x' * LONGEST_LINE}"
         try:
             raise torch.OutOfMemoryError(message)

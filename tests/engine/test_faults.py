@@ -23,7 +23,7 @@ def _no_device_memory() -> None:
     raise torch.OutOfMemoryError
 
 
-@pytest.mark.parametrize(("launch", "status"), [(_overflow, 500), (_no_memory, 500), (_no_device_memory, 503)])
+@pytest.mark.parametrize(("launch", "status"), [(_overflow, 500), (_no_memory, 503), (_no_device_memory, 503)])
 def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], status: int) -> None:
     with pytest.raises(LaunchError) as error, launch_errors():
         launch()

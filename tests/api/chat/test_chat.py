@@ -200,7 +200,7 @@ def test_every_detail_of_the_client_library_is_taken(client: OpenAI, detail: str
 
 
 def test_unknown_fields_and_neutral_values_change_nothing(client: OpenAI) -> None:
-    extra = {"safety_identifier": "x", "cache_salt": 3, "tools": [], "response_format": {"type": "text"}, "n": None}
+    extra = {"safety_identifier": "x", "tools": [], "response_format": {"type": "text"}, "n": None}
     assert ask(client, "same", user="me", extra_body=extra).choices[0].message.content == "same"
 
 

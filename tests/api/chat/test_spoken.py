@@ -250,7 +250,7 @@ def test_reasoning_is_not_said(talking: Talking) -> None:
 def test_markup_is_written_but_not_said(talking: Talking) -> None:
     text = "It is **very** `big`:\n\n```py\nf(x)\n```\n\n- See [the page](http://x.y/z)."
     assert talking.ask(text).choices[0].message.audio.transcript == text
-    assert " ".join(talking.said()) == "It is very : See the page."
+    assert " ".join(talking.said()) == "It is very big: See the page."
 
 
 def test_what_cannot_be_said_is_only_written(talking: Talking) -> None:
