@@ -440,7 +440,8 @@ ENGINE = Dashboard(
                         (f"reprise_graph_captures_left{INSTANCE}", "captures, {{instance}} {{engine}}"),
                         (f"reprise_built_in_voices_left{INSTANCE}", "voices, {{instance}} {{engine}}"),
                         (
-                            f"sum by (instance, model) (increase(reprise_corrupted_requests_total{INSTANCE}[$__rate_interval]))",
+                            f"sum by (instance, model) (increase(reprise_corrupted_requests_total{INSTANCE}"
+                            "[$__rate_interval]))",
                             "NaN, {{instance}} {{model}}",
                         ),
                     ),
