@@ -76,6 +76,13 @@ def counted(server: RunningServer, **labels: str) -> bool:
     return any(line.startswith("reprise_requests_total{") and all(part in line for part in wanted) for line in lines)
 
 
+def in_progress(server: RunningServer) -> bool:
+    """Whether a request is being answered, also one whose body has not come."""
+    name = "reprise_http_requests_in_progress"
+    families = server.context.metrics.registry.collect()
+    return any(sample.name == name and sample.value for family in families for sample in family.samples)
+
+
 @pytest.mark.parametrize(
     ("path", "head", "endpoint"),
     [
@@ -95,7 +102,7 @@ def test_a_client_that_leaves_while_it_sends(
 ) -> None:
     with running_server(talker) as server:
         with send(server, f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}".encode()):
-            until(lambda: server.context.admission.in_flight)
+            until(lambda: in_progress(server))
         line = access_line(log, path)
         assert line.getMessage().endswith(" 499") and vars(line)["outcome"] == "aborted"
         assert counted(server, endpoint=endpoint, outcome="aborted", status="499")
@@ -109,7 +116,7 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
         server.server.config.timeout_graceful_shutdown = 0
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
         connection = send(server, head.encode())
-        until(lambda: server.context.admission.in_flight)
+        until(lambda: in_progress(server))
     with connection:
         answer = read_answer(connection)
     assert answer.status == 503 and answer.error["code"] == "shutting_down"
