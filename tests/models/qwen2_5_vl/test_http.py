@@ -215,7 +215,7 @@ def test_a_file_is_sampled_as_asked(client: OpenAI, options: dict[str, Any], fra
         ({"times": [0.5]}, {}, "messages[0].content[0].video_url.times", "1 given for"),
         ({"times": []}, {}, "messages[0].content[0].video_url.times", "at least 1 item"),
         ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
-        ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "there is no such field"),
+        ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "not supported"),
     ],
 )
 def test_sampling_that_cannot_be_done_is_named(
