@@ -80,7 +80,7 @@ def make(options: argparse.Namespace) -> None:
         raise SystemExit(f"the gates are not met, nothing is exported: {', '.join(failed)}")
     if options.export:
         export(work / "lm" / "lm.pt", options.export)
-        finish("ship_voices", options.export)
+        finish("built_in_voices", options.export)
 
 
 def main() -> None:
