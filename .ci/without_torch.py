@@ -12,7 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 ON_A_GPU = ("torch", "triton", "ray")
-NEEDED = {"service.cli", "service.server", "service.api.app", "service.catalog", "models.qwen2_vl.processor"}
+NEEDED = {
+    "service.cli",
+    "service.processes.server",
+    "service.api.app",
+    "service.hub.catalog",
+    "models.qwen2_vl.processor",
+}
 
 
 def modules() -> list[str]:

@@ -26,17 +26,17 @@ from benchmarks.checkpoints.published import SIZES, make
 from benchmarks.measure.record import Row, record
 from benchmarks.measure.timing import host_milliseconds, milliseconds
 from benchmarks.steps.full_size import load
-from models.media import MediaItem, PlaceholderRange, Prompt
+from models.checkpoints.registry import family_of
+from models.interfaces.media import MediaItem, PlaceholderRange, Prompt
 from models.protocol import ChatModel
-from models.registry import family_of
-from service.catalog import embedded_models
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler_output import Chunk, SamplerNeeds, Step
 from service.engine.chat.sequence import ChatSequence
+from service.engine.core.worker import WorkerContext
 from service.engine.start import engine_stream
-from service.engine.worker import WorkerContext
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
+from service.hub.catalog import embedded_models
 from service.link.config import EngineConfig, MixedRoute
 from service.link.messages import ChatRequest, SamplingParams
 

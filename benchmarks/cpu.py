@@ -26,13 +26,14 @@ from benchmarks.measure.record import RESULTS, table, write
 from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import captured
 from benchmarks.steps.speech import live_state
-from models.processor import ChatProcessor
-from models.protocol import ChatModel, Plan, SpeechModel
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.capturable import Plan
+from models.interfaces.processor import ChatProcessor
+from models.protocol import ChatModel, SpeechModel
 from service.api.chat.detokenizer import TextAssembler
 from service.api.chat.schema import ChatCompletionChunk, ChunkChoice, DeltaMessage
 from service.api.http.streaming import event
-from service.engine.pages import pages_for
+from service.engine.core.pages import pages_for
 from service.graphs.pool import GraphPool
 from service.link import wire
 from service.link.messages import ChatDelta, Outputs

@@ -27,7 +27,7 @@ from benchmarks.steps.decoder import (
     fill,
 )
 from benchmarks.steps.full_size import free, load, measure_each, named_models, show
-from models.checkpoint import Quantization
+from models.checkpoints.checkpoint import Quantization
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
 from service.graphs.pool import GraphPool

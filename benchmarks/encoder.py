@@ -17,10 +17,10 @@ from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.roofline.encoders import encoder_floor
 from benchmarks.steps.encoder import Work, fitting_bucket, pictures, plans_of, replays_of, served_buckets, video
 from benchmarks.steps.full_size import captured, load, measure_each, named_models, show
-from models.media import MediaItem
-from models.processor import ChatProcessor
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.media import MediaItem
+from models.interfaces.processor import ChatProcessor
 from models.protocol import VisionEncoder
-from models.registry import family_of, resolve
 from service.graphs.pool import GraphPool
 
 POOL_BYTES = 24 << 30

@@ -18,9 +18,10 @@ from benchmarks.measure.record import Row, table, write
 from benchmarks.measure.timing import milliseconds
 from benchmarks.steps.full_size import captured, free, load, show
 from benchmarks.steps.speech import CONTEXT, MODEL, PAGE_SIZE, filled_bank, live_state, with_adapters
-from models.lora import LoraBank
-from models.protocol import Plan, SpeechModel
-from service.engine.pages import pages_for
+from models.interfaces.capturable import Plan
+from models.layers.adapters import LoraBank
+from models.protocol import SpeechModel
+from service.engine.core.pages import pages_for
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 

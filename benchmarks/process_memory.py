@@ -17,10 +17,10 @@ from pathlib import Path
 from benchmarks.checkpoints.published import make
 from benchmarks.checkpoints.tokenizers import grow_file
 from benchmarks.measure.record import Row, table, write
-from models.registry import family_of, resolve
-from service.api.chat.grammar import regex_grammar
-from service.engine.chat.guidance import Guidance
-from service.engine.chat.mask_hosts import MaskProcess, SharedMasks
+from models.checkpoints.registry import family_of, resolve
+from service.api.structured.grammar import regex_grammar
+from service.engine.chat.guided.guidance import Guidance
+from service.engine.chat.guided.mask_hosts import MaskProcess, SharedMasks
 from service.link.config import EngineConfig, ModelConfig
 from service.link.standby import ENTRY, STANDBY, start_engine_process
 

@@ -25,13 +25,13 @@ from torch import Tensor
 from benchmarks import decode
 from benchmarks.measure.record import Row, record, table
 from benchmarks.steps.full_size import free, measure_each
-from models.checkpoint import Quantization
+from models.checkpoints.checkpoint import Quantization
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
 from models.layers import gemm
 from models.layers.e4m3 import E4M3Weight, Weight, ordered, quantise_rows
-from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
-from models.processor import ChatProcessor
 from models.protocol import ChatModel
-from models.registry import family_of, resolve
 from tests.support.chat_golden import generate, golden_prompt
 from tests.support.golden import GOLDEN, inputs, prompts
 from tests.support.prompts import prompt_of

@@ -28,10 +28,10 @@ from benchmarks.measure.record import table, write
 from benchmarks.measure.timing import milliseconds
 from benchmarks.steps import decoder, encoder, speech
 from benchmarks.steps.full_size import captured, free, load
-from models.checkpoint import Quantization
-from models.processor import ChatProcessor
+from models.checkpoints.checkpoint import Quantization
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.processor import ChatProcessor
 from models.protocol import VisionEncoder
-from models.registry import family_of, resolve
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import Run

@@ -24,7 +24,8 @@ from benchmarks.measure.record import Row, write
 from benchmarks.measure.timing import milliseconds
 from benchmarks.roofline import h100
 from benchmarks.steps.full_size import captured, show
-from models.protocol import Decoder, Plan
+from models.interfaces.capturable import Plan
+from models.protocol import Decoder
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import SampleStep, Sampling
 from service.engine.start import engine_stream

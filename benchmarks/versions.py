@@ -30,7 +30,7 @@ from benchmarks.steps.decoder import captured_decode, captured_prefill
 from benchmarks.steps.encoder import fitting_bucket, pictures, video
 from benchmarks.steps.full_size import captured, load
 from benchmarks.steps.speech import captured_decode as captured_speech
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

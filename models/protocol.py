@@ -9,74 +9,14 @@ captured bucket that fits and replays the captured graph of the same forward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
+from models.interfaces.capturable import Bucket, BufferSpec, Capturable, Plan
+from models.interfaces.media import MediaItem
+from models.layers.adapters import LoraBank, LoraPlace
 from models.layers.kv_cache import CacheSpec, PagedBatch
-from models.lora import LoraBank, LoraPlace
-from models.media import MediaItem
-
-Bucket = Mapping[str, int]
-"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan names the bucket
-that it requires; a captured bucket fits when each of its sizes is at least the required one.
-
-Order and names matter. The time of a call grows with the first size: of the buckets that fit, the one with the smallest
-first size is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, except that of those named
-max_... the largest counts (service/graphs/packing.py)."""
-EXACT = "exact"
-"""A name that only captured buckets have. Such a bucket fits a plan that requires its very sizes and nothing smaller:
-its graph takes it that no row is padding."""
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """Shape and dtype of a buffer, or of a table of slot state without its leading slot axis."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """The contents of a call's buffers.
-
-    arrays: host data by buffer name; written to the leading rows of the buffer (all in one packed upload).
-    tensors: device data by buffer name; the tensors' rows are written one after the other.
-    fills: filler for the rest of a buffer (0 unless named). The whole buffer is refilled at each replay.
-    required: the smallest bucket that holds this plan, which is also the exact bucket of the eager route.
-    """
-
-    arrays: dict[str, np.ndarray]
-    required: Bucket
-    tensors: dict[str, list[Tensor]] = field(default_factory=dict)
-    fills: dict[str, float] = field(default_factory=dict)
-
-
-class Capturable(Protocol):
-    """A computation that can be captured: forward reads nothing but buffers, constants and slot state.
-
-    Not allowed in forward: .item(), .tolist(), torch.tensor on data, shapes that depend on data, and relying on what a
-    buffer held before. Integers that are baked into a captured graph come only from `bucket`.
-    """
-
-    @property
-    def name(self) -> str:
-        """Names the computation in logs and errors."""
-        ...
-
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        """The buffers of a call of this size by name, in their order in memory. The first axis of a buffer is filled
-        from a plan row by row."""
-        ...
-
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        """Outputs by name. buffers: as buffer_specs(bucket) describes them. In a bucket that is larger than a plan
-        requires, the last rows of buffers and outputs are padding."""
-        ...
 
 
 class VisionEncoder(Capturable, Protocol):

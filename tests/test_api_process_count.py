@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from service.api_process_count import api_process_count, count_for, num_api_processes, with_count
 from service.cli import doctor
 from service.cli.main import app
-from service.engine_config import supervised
-from service.settings import load_settings
-from service.settings_reading import SettingsError
+from service.processes.api_process_count import api_process_count, count_for, num_api_processes, with_count
+from service.processes.engine_config import supervised
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
-    monkeypatch.setattr("models.cpus.available", lambda: processors)
-    for module in ("service.api_process_count", "service.engine_config", "service.sizing"):
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
+    for module in ("service.processes.api_process_count", "service.processes.engine_config", "service.tuning.sizing"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
 
 
@@ -75,10 +75,10 @@ def test_the_driver_is_not_asked_where_it_changes_nothing(monkeypatch: pytest.Mo
     def asked() -> tuple[str, ...]:
         raise AssertionError("the driver is asked")
 
-    monkeypatch.setattr("service.api_process_count.visible_gpus", asked)
+    monkeypatch.setattr("service.processes.api_process_count.visible_gpus", asked)
     assert api_process_count(load_settings({})).number == 1
     machine(monkeypatch, 32, ())
-    monkeypatch.setattr("service.api_process_count.visible_gpus", asked)
+    monkeypatch.setattr("service.processes.api_process_count.visible_gpus", asked)
     for flags in ({"api_processes": 2}, {"engine": "inline"}, {"device": "cpu"}):
         api_process_count(load_settings(flags))
 

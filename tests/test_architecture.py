@@ -6,49 +6,57 @@ from functools import cache
 
 import pytest
 
-from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, within
+from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
     "service": 42_800,
-    "service/api": 16_850,
+    "service/api": 16_700,
     "service/cli": 3_250,
-    "service/engine": 10_600,
+    "service/confined": 400,
+    "service/engine": 10_650,
     "service/graphs": 1_400,
+    "service/hub": 950,
     "service/link": 1_700,
     "service/media": 3_050,
-    "service/processes": 1_350,
-    "models": 19_450,
-    "models/layers": 8_400,
+    "service/metrics": 650,
+    "service/processes": 1_950,
+    "service/settings": 750,
+    "service/system": 600,
+    "service/tuning": 500,
+    "service/voices": 500,
+    "models": 19_500,
+    "models/checkpoints": 1_100,
+    "models/interfaces": 700,
+    "models/layers": 8_900,
+    "models/text": 850,
     "models/voxcpm2": 3_350,
-    "training": 6_500,
-    "benchmarks": 12_700,
-    "tests": 67_400,
+    "training": 6_450,
+    "benchmarks": 12_650,
+    "tests": 67_450,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 58_400
 """The most words of README, CHANGELOG and docs."""
 
+ROOMS = {"service": (16, 45), "service/api": (12, 44), "service/engine": (9, 16), "models": (11, 33)}
+"""By package: the most rooms (its modules and packages), and the most pairs of which one imports the other."""
+
 MAY_IMPORT = {
     "models": {"models"},
     "service.graphs": {"models", "service.graphs"},
-    "service.link": {"models", "service.graphs", "service.link", "service.logs", "service.children"},
-    "service.engine": {
-        "models",
-        "service.graphs",
-        "service.link",
-        "service.engine",
-        "service.logs",
-        "service.children",
-        "service.heap",
-    },
-    "service.confined": {"models.errors", "service.confined", "service.children", "service.shielded"},
-    "service.media": {"models", "service.media", "service.confined", "service.shielded"},
+    "service.link": {"models", "service.graphs", "service.link", "service.system"},
+    "service.engine": {"models", "service.graphs", "service.link", "service.engine", "service.system"},
+    "service.confined": {"models.interfaces.errors", "service.confined", "service.system"},
+    "service.media": {"models", "service.media", "service.confined", "service.system"},
+    "service.system": {"service.system"},
+    "service.voices": {"models", "service.voices", "service.system"},
+    "service.metrics": {"service.metrics", "service.link", "service.graphs.observations"},
 }
 """By package: the packages that it may import. What is not listed is the API process and the command line, which may
 import all of these but the engine and the graphs."""
 ENGINE_SIDE = ("service.engine.", "service.graphs.")
 API_SIDE_MAY_IMPORT = {"service.graphs.observations"}
-ENGINE_TOOLS = ("service.sizing", "service.tuning")
+ENGINE_TOOLS = ("service.tuning",)
 """Commands that run the engine's own code in their process: the dry run and the choice of GEMM configurations."""
 
 
@@ -93,6 +101,15 @@ def test_the_api_process_imports_no_engine() -> None:
 
 def test_no_imports_in_a_circle() -> None:
     assert not circle(imports())
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_are_few_and_import_one_way(package: str) -> None:
+    rooms = rooms_of(package.replace("/", "."), imports())
+    assert not circle(rooms)
+    most_rooms, most_arrows = ROOMS[package]
+    assert len(rooms) <= most_rooms
+    assert sum(map(len, rooms.values())) <= most_arrows
 
 
 def test_names_are_imported_from_the_module_that_defines_them() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import CheckpointError
-from service.catalog import Catalog, embedded_models, load_catalog
-from service.engine_config import COMPUTED, engine_config
+from models.interfaces.errors import CheckpointError
 from service.hub import EMBEDDED, embedded, locate
+from service.hub.catalog import Catalog, embedded_models, load_catalog
 from service.link.config import EngineConfig
-from service.settings import Settings, load_settings
+from service.processes.engine_config import COMPUTED, engine_config
+from service.settings.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
 
@@ -98,7 +98,7 @@ def test_several_models_in_one_text_are_told_how_to_be_several() -> None:
 
 LOCATE = """
 import sys
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.hub import locate
 for argument in sys.argv[1:]:
     try:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.children import PACKAGE_ROOT, python_command, python_environment
 from service.cli.bench.run import CLIENT
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import ProcessLink
 from service.media.audio_in import decode_audio
 from service.media.decoders import decode_workers
 from service.media.limits import AudioLimits
+from service.system.children import PACKAGE_ROOT, python_command, python_environment
 from tests.media.samples import sound, tone
 from tests.support.processes import ROOT
 

@@ -26,7 +26,7 @@ from typing import Any, get_args
 import pytest
 from fastapi.routing import APIRoute
 
-from service.api import operations
+from service.api import health_routes as operations
 from service.api.chat import route as chat
 from service.api.chat.refused_fields import REFUSED
 from service.api.chat.schema import ChatRequestBody, MediaUrl, StreamOptions
@@ -39,8 +39,8 @@ from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, S
 from service.cli.bench import command as bench
 from service.cli.documents import DOCS, PAGES
 from service.graphs.observations import EagerReason
-from service.metrics import PREFIX, SPECS
-from service.settings import ENV_PREFIX, Settings
+from service.metrics.metrics import PREFIX, SPECS
+from service.settings.settings import ENV_PREFIX, Settings
 from tests.support.processes import ROOT, ServerProcess
 
 ADDRESS = "127.0.0.1:8000"

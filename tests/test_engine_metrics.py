@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from service.engine_metrics import OF_ENGINES, OF_OTHERS, labelled, without_engines
 from service.link.messages import EngineState, ModelState
-from service.metrics import SPECS, Metrics
-from service.metrics_page import families, merged, text
+from service.metrics.engine import OF_ENGINES, OF_OTHERS, labelled, without_engines
+from service.metrics.metrics import SPECS, Metrics
+from service.metrics.page import families, merged, text
 
 ROOT = Path(__file__).parents[1]
 ENGINE_SIDE = ("service/engine", "service/graphs", "models")

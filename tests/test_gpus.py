@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from service import gpus
-from service.catalog import load_catalog
-from service.engine_config import engine_configs, engine_gpus, supervised
-from service.gpus import GpuError, chosen_gpus, count_gpus, visible_gpus
+from service.hub.catalog import load_catalog
 from service.link.host_threads import num_threads, thread_variables
 from service.link.standby import engine_environment
-from service.settings import load_settings
-from service.settings_reading import SettingsError
+from service.processes.engine_config import engine_configs, engine_gpus, supervised
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
+from service.system import gpus
+from service.system.gpus import GpuError, chosen_gpus, count_gpus, visible_gpus
 
 FOUR = ("0", "1", "2", "3")
 
@@ -84,10 +84,10 @@ def test_without_a_driver_there_is_no_gpu() -> None:
 def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.cpus.available", lambda: 24)
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: 24)
     monkeypatch.setattr("service.link.host_threads.SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
+    monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: FOUR)
     settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})
     assert supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
@@ -97,12 +97,12 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
 
 
 def test_engines_on_the_cpu_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("service.engine_config.visible_gpus", tuple)
+    monkeypatch.setattr("service.processes.engine_config.visible_gpus", tuple)
     settings = load_settings({"engines": 2, "voices_dir": str(tmp_path)})
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers) for config in configs] == [("cpu", "", 2)] * 2
     assert [config.index for config in configs] == [0, 1]
-    monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
+    monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: FOUR)
     with pytest.raises(
         SettingsError, match="engines: there is a GPU here, which several would share; add --device cpu"
     ):
@@ -114,7 +114,7 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     def unasked() -> tuple[str, ...]:
         raise AssertionError("the driver was asked")
 
-    monkeypatch.setattr("service.engine_config.visible_gpus", unasked)
+    monkeypatch.setattr("service.processes.engine_config.visible_gpus", unasked)
     settings = load_settings({})
     assert not supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))

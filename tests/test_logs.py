@@ -7,18 +7,18 @@ import logging
 import subprocess
 import sys
 
-from service.logs import JsonFormatter
+from service.system.logs import JsonFormatter
 from tests.support.processes import ROOT
 
 ENGINE = """
 import logging
-from service.logs import configure_logging
+from service.system.logs import configure_logging
 configure_logging("info", "json", engine=1)
 logging.getLogger("reprise.engine").info("ready")
 """
 PROGRAM = """
 import logging, warnings
-from service.logs import configure_logging
+from service.system.logs import configure_logging
 configure_logging("info", "json")
 logging.getLogger("reprise").info("of ours", extra={"request_id": "r"})
 warnings.warn("of a library")

@@ -10,8 +10,8 @@ import pytest
 
 from service.graphs.observations import Observation
 from service.link.messages import EngineState, ModelState, ProcessUsage
-from service.metric_buckets import MILLISECONDS
-from service.metrics import PREFIX, SPECS, Metrics
+from service.metrics.buckets import MILLISECONDS
+from service.metrics.metrics import PREFIX, SPECS, Metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
 COUNTS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import Metrics
-from service.metrics_page import Families, families, lasting, merged, text
+from service.metrics.metrics import Metrics
+from service.metrics.page import Families, families, lasting, merged, text
 
 
 def of(**gauges: float) -> Metrics:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.named_voice_store import FOLDER, load_named, save_named, weights_of
+from service.voices.named import FOLDER, load_named, save_named, weights_of
 
 
 def reference(value: float) -> np.ndarray:

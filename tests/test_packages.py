@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.packages import unusable
+from service.system.packages import unusable
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS
 

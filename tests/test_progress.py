@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from service.link.messages import EngineState
-from service.progress import StartProgress, start_progress
+from service.processes.progress import StartProgress, start_progress
 
 
 def state(phase: str, detail: str = "", **fields: dict[str, int]) -> EngineState:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from models.cpus import default_threads
+from models.interfaces.cpus import default_threads
 from service.cli.setting_texts import choices, describe, panel
-from service.settings import Settings, load_settings, unknown_variables
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings, load_settings, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,9 @@ def test_a_host_that_cannot_be_bound_is_not_refused_for_want_of_a_key(host: str)
 def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("voices_dir: für alle\n", "utf-8")
-    code = "import sys; from service.settings import load_settings; print(ascii(str(load_settings().voices_dir)))"
+    code = (
+        "import sys; from service.settings.settings import load_settings; print(ascii(str(load_settings().voices_dir)))"
+    )
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "REPRISE_CONFIG": str(file)}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | ascii_only, capture_output=True, text=True)
     assert done.stdout.strip() == ascii("für alle"), done.stderr
@@ -320,5 +322,5 @@ def test_every_setting_is_documented() -> None:
 
 @pytest.mark.parametrize(("count", "threads"), [(1, 1), (2, 2), (3, 2), (8, 4), (16, 8), (128, 8)])
 def test_threads_follow_the_processors(monkeypatch: pytest.MonkeyPatch, count: int, threads: int) -> None:
-    monkeypatch.setattr("models.cpus.available", lambda: count)
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: count)
     assert default_threads() == threads

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.shielded import shielded
+from service.system.shielded import shielded
 
 ROOT = Path(__file__).parents[1]
 

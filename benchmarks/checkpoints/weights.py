@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.miniature_talker import Values, codec_tensors
-from models.checkpoint import published_shapes
-from models.decoder import DecoderConfig, decoder_rules
+from models.checkpoints.checkpoint import published_shapes
+from models.layers.decoder import DecoderConfig, decoder_rules
 from models.qwen2_5_vl import config as qwen2_5_vl_config
 from models.qwen2_5_vl import model as qwen2_5_vl
 from models.qwen2_vl import config as qwen2_vl_config

@@ -12,8 +12,8 @@ from torch import nn
 from benchmarks.checkpoints.published import make
 from benchmarks.roofline import h100
 from benchmarks.steps.full_size import load
-from models.decoder import CausalDecoder
 from models.kimi_vl.language import LatentDecoder
+from models.layers.decoder import CausalDecoder
 from models.layers.moe import MixtureOfExperts
 from models.protocol import Decoder
 

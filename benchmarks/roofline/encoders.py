@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.roofline.h100 import BYTES, FLOPS
-from models.protocol import Plan, VisionEncoder
+from models.interfaces.capturable import Plan
+from models.protocol import VisionEncoder
 from models.qwen3_vl.vision import Qwen3VLEncoder
 
 

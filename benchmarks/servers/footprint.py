@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from service.named_voice_store import FOLDER
+from service.voices.named import FOLDER
 
 WORK_GAUGES = (
     "reprise_requests_running",
@@ -24,7 +24,7 @@ WORK_GAUGES = (
 """Lines of a scrape that are zero while there is no request except the scrape itself."""
 ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
-GRAMMARS = "service.api.chat.grammar_worker"
+GRAMMARS = "service.api.structured.grammar_worker"
 NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
 """In a file's name. Digits among others, or among letters, may be anything of any other process."""
 

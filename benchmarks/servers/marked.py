@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.servers import simulated_gpu
 from benchmarks.servers.own_engine import serve_with
 from service.api.chat import route
-from service.api.engine_client import EngineClient
+from service.api.engines.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
 from service.api.http.streaming import LiveResponse
 from service.api.speech import route as speech_route
@@ -28,7 +28,7 @@ from service.engine.chat import worker
 from service.engine.chat.encoder import VisionStage
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.worker import ChatWorker
-from service.engine.readback import Readback
+from service.engine.core.readback import Readback
 from service.engine.speech import runner as speech_runner
 from service.engine.speech import worker as speech_worker
 from service.engine.speech.runner import SpeechRunner

@@ -6,10 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from service import server
 from service.cli import main as cli
 from service.link.engine_link import ProcessLink
-from service.processes import engines
+from service.processes import engines, server
 
 
 def serve_with(entry: str, arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 
 SCRIPT = (
     *("The", " picture", " shows", " three", " large", " colored", " shapes", ","),

@@ -27,14 +27,15 @@ from torch import Tensor
 
 from benchmarks.measure.record import RESULTS
 from benchmarks.servers.own_engine import serve_with
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec, Capturable
+from models.interfaces.capturable import Bucket, BufferSpec, Capturable
+from models.interfaces.media import MediaItem
 from service.engine import start
 from service.engine.chat import encoder as vision
-from service.engine.chat import graphs, routes, worker
+from service.engine.chat import graphs, worker
+from service.engine.chat import replay_choice as routes
 from service.engine.chat.pacing import ITL_TARGET
 from service.engine.engine import Engine
-from service.engine.memory import plan_pages
+from service.engine.memory.memory import plan_pages
 from service.graphs.observations import Observations
 from service.graphs.pool import Capture, GraphPool, RouteSeconds
 from service.link.config import Channel, EngineConfig
@@ -106,7 +107,7 @@ STREAM = Stream()
 
 
 class Readback:
-    """service.engine.readback.Readback of the simulated stream."""
+    """service.engine.core.readback.Readback of the simulated stream."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device, begun: float | None = None) -> None:
         self._host = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -127,7 +128,7 @@ class Readback:
 
 
 def mark(device: torch.device) -> float:
-    """service.engine.readback.mark."""
+    """service.engine.core.readback.mark."""
     return STREAM.free_at
 
 

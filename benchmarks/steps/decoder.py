@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from benchmarks.steps.full_size import captured
+from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
-from models.protocol import Bucket, Decoder, Plan
+from models.protocol import Decoder
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling
 from service.graphs.pool import GraphPool

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
-from models.media import MediaItem, VideoFrames, VideoMetadata
-from models.processor import ChatProcessor
-from models.protocol import Bucket, Plan, VisionEncoder
+from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
+from models.protocol import VisionEncoder
 from service.graphs.buckets import cheapest, fills
 from service.graphs.runner import GraphRunner
 

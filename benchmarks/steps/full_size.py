@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.checkpoints.published import make
 from benchmarks.measure.record import Row, table, write
-from models.checkpoint import Quantization
-from models.protocol import Bucket, Capturable
-from models.registry import family_of, resolve
+from models.checkpoints.checkpoint import Quantization
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.capturable import Bucket, Capturable
 from service.engine.start import engine_stream
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

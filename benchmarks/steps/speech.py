@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from benchmarks.steps.full_size import captured
+from models.interfaces.capturable import Plan
+from models.layers.adapters import LoraBank, LoraLayout
 from models.layers.lora import rows_arrays
-from models.lora import LoraBank, LoraLayout
-from models.protocol import Plan, SpeechModel
-from service.engine.pages import pages_for
+from models.protocol import SpeechModel
+from service.engine.core.pages import pages_for
 from service.engine.speech.inputs import slot_state
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

@@ -15,9 +15,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.deployment import Application
 
-from service.engine_config import supervised
-from service.settings import load_settings
-from service.settings_reading import SettingsError
+from service.processes.engine_config import supervised
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
 
 from .front import Front
 from .replica import Replica

@@ -39,8 +39,8 @@ from service.api.http.middleware import RequestMiddleware
 from service.api.http.origin import OriginMiddleware
 from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
-from service.metrics import Metrics
-from service.settings import Settings
+from service.metrics.metrics import Metrics
+from service.settings.settings import Settings
 
 from .routing import Replicas, media_key
 

@@ -8,13 +8,13 @@ from ipaddress import ip_address
 import ray
 from ray.serve.config import AutoscalingContext
 
-from service.api.request_stream import EngineError
-from service.catalog import load_catalog
-from service.descriptors import raise_descriptor_limit
-from service.listener import bind
-from service.logs import configure_logging
-from service.server import create_server
-from service.settings import Settings
+from service.api.engines.request_stream import EngineError
+from service.hub.catalog import load_catalog
+from service.processes.listener import bind
+from service.processes.server import create_server
+from service.settings.settings import Settings
+from service.system.descriptors import raise_descriptor_limit
+from service.system.logs import configure_logging
 
 
 class Replica:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from models.published import published_name
+from models.checkpoints.published import published_name
 
 PUBLISHED_TEMPLATE = (
     "{%- for message in messages -%}"

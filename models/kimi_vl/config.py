@@ -6,8 +6,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from models.errors import CheckpointError
-from models.published import check_heads, read_config, rope_field, section_of
+from models.checkpoints.published import check_heads, read_config, section_of
+from models.interfaces.errors import CheckpointError
+from models.layers.rope_field import rope_field
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
+from models.interfaces.rule import Rule
 from models.kimi_vl.config import TextConfig
 from models.layers.block import expert_rules, swiglu_rules
 from models.layers.e4m3 import hold_in_e4m3

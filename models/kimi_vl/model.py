@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.language import LatentDecoder, decoder_rules
 from models.kimi_vl.pictures import ImageSettings, load_image_settings

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.errors import CheckpointError, InputError
+from models.checkpoints.published import preprocessor_fields
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.resizing import resize
 from models.kimi_vl.config import VisionConfig
-from models.published import preprocessor_fields
-from models.resizing import resize
 
 _MAX_SIDE = 512
 """Sides of at least this many patches are outside the rotary table of the published tower."""

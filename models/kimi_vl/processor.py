@@ -13,13 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.errors import CheckpointError, InputError
-from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
-from models.kimi_vl.config import KimiVLConfig, load_config
-from models.kimi_vl.pictures import ImageSettings, fit, fitted_size, load_image_settings
-from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
-from models.media import (
+from models.checkpoints.published import id_list, read_optional_json, sampling_defaults, stop_token_ids
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import (
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -30,10 +26,14 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.published import id_list, read_optional_json, sampling_defaults, stop_token_ids
-from models.resizing import each
-from models.tools import escaped_tools, prompt_texts
+from models.interfaces.resizing import each
+from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
+from models.kimi_vl.config import KimiVLConfig, load_config
+from models.kimi_vl.pictures import ImageSettings, fit, fitted_size, load_image_settings
+from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
+from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.text.tools import escaped_tools, prompt_texts
 
 _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from models.byte_level import byte_alphabet
-from models.errors import CheckpointError
-from models.published import read_json
-from models.recent_texts import RecentTexts
-from models.tokenizer import SpecialTokens
+from models.checkpoints.published import read_json
+from models.interfaces.errors import CheckpointError
+from models.text.byte_level import byte_alphabet
+from models.text.recent_texts import RecentTexts
+from models.text.tokenizer import SpecialTokens
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"

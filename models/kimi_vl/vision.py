@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem, media_digest
+from models.interfaces.rule import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
 from models.layers.equal_segments import bounds
@@ -27,8 +29,6 @@ from models.layers.packed import byte_lookup, layer_norm, widen_inputs
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.layers.upload import upload_frames
-from models.media import MediaItem, media_digest
-from models.protocol import Bucket, BufferSpec, Plan
 
 _NORM_EPS = 1e-5
 _ROPE_THETA = 10000.0

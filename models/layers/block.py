@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
+from models.interfaces.rule import Rule
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
 from models.layers.lora import GemmLora, StackLora

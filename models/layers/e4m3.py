@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3_COPIES
 
 E4M3 = torch.float8_e4m3fn

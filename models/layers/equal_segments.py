@@ -1,8 +1,8 @@
 """Attention of equal segments that fill all packed rows: pictures of common sizes, in graphs that hold nothing else.
 
 Dense attention (cuDNN's, through torch's scaled_dot_product_attention) is faster than attention of segments of any
-lengths, and in an EXACT bucket (models/protocol.py) it needs no lengths. models/layers/one_segment.py is for single
-pictures of other sizes.
+lengths, and in an EXACT bucket (models/interfaces/capturable.py) it needs no lengths. models/layers/one_segment.py is
+for single pictures of other sizes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.interfaces.capturable import EXACT, Bucket
 from models.layers.attention import varlen_attention
 from models.layers.packed import rotate_packed
-from models.protocol import EXACT, Bucket
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from math import lcm
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket
 from models.layers.attention import varlen_attention
 from models.layers.equal_segments import attend_equal_segments, dense, exact_buckets, on_hopper
 from models.layers.op import op
 from models.layers.packed import rotate_packed
 from models.layers.rotary import rotate_half_split
-from models.protocol import Bucket
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from models.interfaces.resizing import KEPT_WEIGHTS, WEIGHT_BITS, bicubic_weights
 from models.layers.op import op
-from models.resizing import KEPT_WEIGHTS, WEIGHT_BITS, bicubic_weights
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [n, any height, any width, channels] -> [n, height, width, channels]: models.resizing.resize. First along
-    the rows, then along the columns."""
+    """uint8 [n, any height, any width, channels] -> [n, height, width, channels]: models.interfaces.resizing.resize.
+    First along the rows, then along the columns."""
     n, high, wide, channels = frames.shape
     if wide != width:
         lines = frames.reshape(n * high, wide, channels)
@@ -28,7 +28,7 @@ def resized(frames: Tensor, height: int, width: int) -> Tensor:
 def resample(lines: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums along the middle axis: uint8 [lines, length, values] -> [lines, new length, values].
 
-    first int32 [new length], weights int32 [new length, taps]: models.resizing.bicubic_weights.
+    first int32 [new length], weights int32 [new length, taps]: models.interfaces.resizing.bicubic_weights.
     """
     last = lines.shape[1] - 1
     total = torch.full((), 1 << (WEIGHT_BITS - 1), dtype=torch.int32, device=lines.device)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from models.chat_template import escaped_reasoning, template_role
-from models.errors import CheckpointError
-from models.media import ChatMessage
+from models.interfaces.errors import CheckpointError
+from models.interfaces.media import ChatMessage
 from models.minicpmv.config import Version
-from models.placeholders import MediaTokens, join, plain, repeated
-from models.tokenizer import Tokenizer
-from models.tools import Escape, escaped_calls
+from models.text.chat_template import escaped_reasoning, template_role
+from models.text.placeholders import MediaTokens, join, plain, repeated
+from models.text.tokenizer import Tokenizer
+from models.text.tools import Escape, escaped_calls
 
 PLACEHOLDER = "<image>"
 """The text that the template is given for an item of each kind."""

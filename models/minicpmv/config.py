@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from models.errors import CheckpointError
+from models.checkpoints.published import check_heads, preprocessor_fields, read_config, require_text_fields
+from models.interfaces.errors import CheckpointError
 from models.minicpmv.slicing import SliceRule
-from models.published import check_heads, preprocessor_fields, read_config, require_text_fields
 
 Version = Literal["2.5", "2.6", "4.0", "4.5"]
 _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem
 from models.layers.packed import byte_lookup
-from models.media import MediaItem
 from models.minicpmv.config import MiniCPMVConfig
 from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from models.minicpmv.tower import Tower
 from models.minicpmv.video import MAX_PACK
-from models.protocol import Bucket, BufferSpec, Plan
 
 _SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """A picture has 1 to 10 slices; the larger steps hold several pictures, or a part of a video."""

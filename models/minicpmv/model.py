@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
-from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.tied_head import with_the_files_head
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.encoder import MiniCPMVEncoder
 from models.minicpmv.resampler import resampler_rules
 from models.minicpmv.tower import tower_rules
-from models.tied_head import with_the_files_head
 
 _LANGUAGE = "llm."
 """Prefix of the language model's tensors."""

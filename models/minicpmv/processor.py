@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, load_chat_template, unused_character
-from models.errors import CheckpointError, InputError
-from models.media import (
+from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import (
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -23,6 +23,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
+from models.interfaces.resizing import each
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import slice_picture
@@ -34,11 +35,10 @@ from models.minicpmv.video import (
     sample_unfused,
     temporal_ids,
 )
-from models.placeholders import MediaTokens, check_length, expand, tokenized_chat
-from models.published import read_optional_json, sampling_defaults, stop_token_ids
-from models.resizing import each
-from models.tokenizer import Tokenizer, load_tokenizer
-from models.tools import escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate, load_chat_template, unused_character
+from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
+from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.tools import escaped_tools, prompt_texts
 
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
+from models.interfaces.rule import Rule
 from models.layers.attention import varlen_attention
 from models.layers.packed import layer_norm
 from models.minicpmv.slicing import MAX_PATCHES_PER_SIDE

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
-from models.resizing import resize
+from models.interfaces.errors import InputError
+from models.interfaces.resizing import resize
 
 MAX_PATCHES_PER_SIDE = 4096
 """Rows of the resampler's position table. Longer sides occur only for pictures of aspect ratios above 16000, which are

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
+from models.interfaces.rule import Rule
 from models.layers.packed import widen_inputs
 from models.layers.tower import TowerBlock, run_tower
 from models.minicpmv.config import VisionConfig

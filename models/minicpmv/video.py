@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.media import VideoMetadata
+from models.interfaces.media import VideoMetadata
 
 UNFUSED_FRAMES_PER_SECOND = 1.0
 UNFUSED_MAX_FRAMES = 64

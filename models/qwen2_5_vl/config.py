@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import CheckpointError
-from models.published import read_config
+from models.checkpoints.published import read_config
+from models.interfaces.errors import CheckpointError
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, config_of
 
 _DEPTH, _NUM_HEADS, _WINDOW_SIZE = 32, 16, 112

@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
-from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
-from models.errors import CheckpointError
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.tied_head import with_the_files_head
+from models.interfaces.errors import CheckpointError
+from models.interfaces.rule import Rule
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen2_5_vl.config import Qwen25VLConfig, load_config
 from models.qwen2_5_vl.vision import Qwen25VLEncoder
 from models.qwen2_vl.config import VisionConfig
 from models.qwen2_vl.model import ALIASES
-from models.tied_head import with_the_files_head
 
 
 class Qwen25VL(nn.Module):

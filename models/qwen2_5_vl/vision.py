@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem
 from models.layers.mlp import MLP
 from models.layers.norms import RMSNorm
 from models.layers.packed import byte_lookup
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec, Plan
 from models.qwen2_5_vl.config import Qwen25VLConfig
 from models.qwen2_5_vl.windows import WindowedFrame, num_windows, windowed_frame
 from models.qwen2_vl.config import VisionConfig

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import CheckpointError
-from models.published import (
+from models.checkpoints.published import (
     check_heads,
     preprocessor_fields,
     read_config,
     require_text_fields,
-    rope_field,
     section_of,
     token_id,
 )
+from models.interfaces.errors import CheckpointError
+from models.layers.rope_field import rope_field
 
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
@@ -181,7 +181,7 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
 
 
 def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> tuple[str, dict[str, Any]]:
-    """models.published.preprocessor_fields of a file that must exist.
+    """models.checkpoints.published.preprocessor_fields of a file that must exist.
 
     Raises CheckpointError if its patch sizes differ from those of config.json, or if it asks for other steps than the
     published ones: bicubic resizing, bytes scaled by 1 / 255, normalisation.

@@ -1,8 +1,8 @@
 """Pictures and videos of the Qwen-VL families as media items. Torch-free.
 
 The frames of an item are the picture, or the frames of the video. Encoders take them in pairs, repeat the last one of
-an odd number, and resize those that were left in their original size (models/resizing.py). The item's array grid_thw
-int32 [3] has the number of frame pairs, and the rows and columns of patches in a frame of the final size.
+an odd number, and resize those that were left in their original size (models/interfaces/resizing.py). The item's array
+grid_thw int32 [3] has the number of frame pairs, and the rows and columns of patches in a frame of the final size.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
-from models.media import MediaItem, MediaKind, VideoFrames, media_digest
+from models.interfaces.errors import InputError
+from models.interfaces.media import MediaItem, MediaKind, VideoFrames, media_digest
+from models.interfaces.resizing import each, resized_or_left
 from models.qwen2_vl.config import ImageSettings, VisionConfig
 from models.qwen2_vl.pictures import smart_resize
-from models.resizing import each, resized_or_left
 
 _LOW_DETAIL_PIXELS = 512 * 512
 
@@ -61,8 +61,8 @@ def resized_item(
 ) -> MediaItem:
     """The item of `pictures`, each resized to `size` (height, width).
 
-    settings, source: passed to models.media.media_digest. arrays: int32, in addition to grid_thw, and part of the
-    digest.
+    settings, source: passed to models.interfaces.media.media_digest. arrays: int32, in addition to grid_thw, and part
+    of the digest.
     """
     height, width = size
     frames = tuple(each(lambda picture: resized_or_left(picture, width, height), pictures))

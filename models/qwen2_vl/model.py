@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
-from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.tied_head import with_the_files_head
+from models.interfaces.rule import Rule
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
 from models.qwen2_vl.vision import Qwen2VLEncoder
-from models.tied_head import with_the_files_head
 
 ALIASES = (
     ("model.visual.", "visual."),

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket
+from models.interfaces.media import MediaItem
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload_frames
-from models.media import MediaItem
-from models.protocol import Bucket
 from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
 from models.qwen2_vl.items import grid_of
 

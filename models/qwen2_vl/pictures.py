@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.errors import InputError
-from models.media import VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoMetadata
 
 MAX_ASPECT = 200
 DEFAULT_FPS = 2.0

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.errors import CheckpointError, InputError, PromptTooLong
-from models.media import (
+from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
+from models.interfaces.media import (
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -22,20 +22,20 @@ from models.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.placeholders import check_length, expand, repeated, tokenized_chat
-from models.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
 from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
 from models.qwen2_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import frame_pair_seconds, mrope_positions, time_positions
-from models.tokenizer import Tokenizer, load_tokenizer
-from models.tools import escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.placeholders import check_length, expand, repeated, tokenized_chat
+from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.tools import escaped_tools, prompt_texts
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 class Qwen2VLProcessor:
-    """Implements models.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
+    """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
 
     models/qwen2_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
     array time_positions int32 [t].

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem
 from models.layers.equal_segments import bounds
 from models.layers.mlp import MLP
 from models.layers.one_segment import dense_buckets
 from models.layers.packed import byte_lookup
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec, Plan
 from models.qwen2_vl.config import ImageSettings, VisionConfig
 from models.qwen2_vl.items import grid_of
 from models.qwen2_vl.patches import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import CheckpointError
-from models.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
+from models.checkpoints.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
+from models.interfaces.errors import CheckpointError
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
-from models.decoder import CausalDecoder, DecoderConfig
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.tied_head import with_the_files_head
+from models.checkpoints.weight_files import tensor_shape
+from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
+from models.layers.decoder import CausalDecoder, DecoderConfig
 from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen3_vl.vision import Qwen3VLEncoder
-from models.tied_head import with_the_files_head
-from models.weight_files import tensor_shape
 
 
 class Qwen3VL(nn.Module):

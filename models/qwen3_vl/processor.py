@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.errors import CheckpointError, InputError
-from models.media import (
+from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import (
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -21,14 +21,14 @@ from models.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen3_vl.config import Qwen3VLConfig, load_config
 from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
-from models.tokenizer import Tokenizer, load_tokenizer
-from models.tools import Escape, Turn, escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _REASONING = ("<think>", "</think>")

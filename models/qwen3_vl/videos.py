@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from models.qwen2_vl.pictures import DEFAULT_FPS, MAX_ASPECT
 
 _MIN_FRAMES, _MAX_FRAMES = 4, 768

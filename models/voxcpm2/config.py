@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from models.errors import CheckpointError
-from models.published import read_config
+from models.checkpoints.published import read_config
+from models.interfaces.errors import CheckpointError
 
 SOLVER_STEPS = (10, 4, 6, 16)
 """Numbers of solver steps that requests may ask for, the default first: one family of captured graphs each."""

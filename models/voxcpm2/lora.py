@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from models.layers.adapters import LoraPlace
 from models.layers.block import BlockConfig
-from models.lora import LoraPlace
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.stack import language_block, local_block
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import LoadFormat, load_parameters, materialise, release_temporaries, without_memory
+from models.checkpoints.checkpoint import LoadFormat, load_parameters, materialise, release_temporaries, without_memory
+from models.interfaces.capturable import BufferSpec
+from models.layers.adapters import LoraBank, LoraPlace
 from models.layers.gemm import lay_out_for_host
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
-from models.lora import LoraBank, LoraPlace
-from models.protocol import BufferSpec
 from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 from models.voxcpm2.lora import lora_places

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.checkpoint import Rule
+from models.interfaces.rule import Rule
+from models.layers.adapters import Lora
 from models.layers.attention import cached_attention
 from models.layers.block import block_rules
 from models.layers.fused import concatenate, quantize
 from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.lora import StackLora
-from models.lora import Lora
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
 from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.layers.adapters import Lora
 from models.layers.op import op
 from models.layers.random import Noise
-from models.lora import Lora
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
 from models.voxcpm2.rows import Draw, State
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.errors import CheckpointError, InputError
-from models.processor import SpeechLayout
-from models.published import read_json
-from models.tokenizer import fast_tokenizer
+from models.checkpoints.published import read_json
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.processor import SpeechLayout
+from models.text.tokenizer import fast_tokenizer
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 
 # By number, since the published files spell the names of 103 and 104 in two ways.
@@ -26,7 +26,7 @@ _SPARE_PATCHES = 10
 
 
 class VoxCPM2Processor:
-    """The models.processor.SpeechProcessor of VoxCPM2."""
+    """The models.interfaces.processor.SpeechProcessor of VoxCPM2."""
 
     solver_steps = SOLVER_STEPS
     cfg_value = 2.0

@@ -15,10 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, BufferSpec
+from models.layers.adapters import Lora, LoraBank
 from models.layers.kv_cache import PagedBatch
 from models.layers.lora import LoraRows, num_tiles
-from models.lora import Lora, LoraBank
-from models.protocol import RESULT_FLAGS, Bucket, BufferSpec
+from models.protocol import RESULT_FLAGS
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock, rate_bucket
 from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample

@@ -12,15 +12,16 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
-from models import resizing
-from models.cpus import default_threads
-from models.errors import CheckpointError
-from service.api import operations
+from models.interfaces import resizing
+from models.interfaces.cpus import default_threads
+from models.interfaces.errors import CheckpointError
+from service.api import health_routes as operations
 from service.api.chat import route as chat
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
-from service.api.engine_client import EngineClient
-from service.api.engines import Engines
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines
+from service.api.engines.shared_usage import UsageRow
 from service.api.http import docs_page
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
@@ -30,19 +31,18 @@ from service.api.http.json_body import prepare
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.origin import OriginMiddleware
-from service.api.http.shared_usage import UsageRow
-from service.api.page import page_router
+from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
 from service.api.realtime.events import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
-from service.api.speech.lexicon import Lexicon, load_lexicon
 from service.api.speech.lora_voices import lora_voices
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.voices_at_start import make_voices
+from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
-from service.catalog import Catalog
+from service.hub.catalog import Catalog
 from service.link.engine_link import EngineLink
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
@@ -50,11 +50,11 @@ from service.media.decoding_memory import MOST_BYTES
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import AudioLimits, FetchLimits, ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
-from service.metrics import Metrics
-from service.settings import Settings
-from service.settings_reading import SettingsError
-from service.versions import server_version, version_of
-from service.voice_store import VoiceStore
+from service.metrics.metrics import Metrics
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings
+from service.system.versions import server_version, version_of
+from service.voices.store import VoiceStore
 
 PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")

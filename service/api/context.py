@@ -11,27 +11,27 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from starlette.requests import HTTPConnection, Request
 
-from service.api.chat.grammar_checks import GrammarChecks
-from service.api.chat.transcripts import SharedTranscripts, Transcripts
-from service.api.engine_client import EngineClient
-from service.api.engines import Engines
-from service.api.history import History
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines
+from service.api.engines.transcripts import SharedTranscripts, Transcripts
 from service.api.http.admission import Admission
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, shutting_down
 from service.api.http.field_warnings import FieldWarnings, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
 from service.api.http.turns import Turns
-from service.api.speech.lexicon import Lexicon
-from service.api.speech.reference_cache import ReferenceCache
+from service.api.spoken_text.lexicon import Lexicon
+from service.api.structured.grammar_checks import GrammarChecks
 from service.api.tracing import Tracing
-from service.catalog import Catalog, HostedModel
 from service.confined.workers import WorkerPool
+from service.hub.catalog import Catalog, HostedModel
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
-from service.metrics import Metrics
-from service.settings import Settings
-from service.voice_store import VoiceStore
+from service.metrics.history import History
+from service.metrics.metrics import Metrics
+from service.settings.settings import Settings
+from service.voices.reference_cache import ReferenceCache
+from service.voices.store import VoiceStore
 
 T = TypeVar("T")
 

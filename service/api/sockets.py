@@ -13,10 +13,10 @@ from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from service.api.context import LARGE_BODY, ServerContext
+from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.record import RequestRecord
-from service.api.request_stream import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from service.link.messages import ChatDelta, PhaseTimes, ReferenceEncoded, SpeechDelta, StepCounts
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from service.cli.standard_streams import open_closed_streams
-from service.exits import ended_by_ctrl_c
-from service.packages import is_ours, unusable
+from service.system.exits import ended_by_ctrl_c
+from service.system.packages import is_ours, unusable
 
 
 def main() -> None:

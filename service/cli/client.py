@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import httpx
 
-from service.children import python_command, python_environment
 from service.media.file_formats import recognise
+from service.system.children import python_command, python_environment
 
 LOCAL_START_SECONDS = 180.0
 MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")

@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Column, Table
 
-from models.errors import CheckpointError
-from service.byte_sizes import GIB
+from models.interfaces.errors import CheckpointError
 from service.cli.captions import cues, write_srt, write_vtt
 from service.cli.client import ServerError, is_media_name, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
 from service.cli.outputs import STDOUT, is_standard_output, write_audio, write_to_standard_output
 from service.cli.playback import PlaybackError, play, require_playback
 from service.media.audio_formats import FORMATS
+from service.settings.byte_sizes import GIB
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ def pull(
     model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")],
 ) -> None:
     """Download a model, so that `serve --model` needs no network."""
-    from models.registry import family_of
+    from models.checkpoints.registry import family_of
     from service.hub import locate
 
     errors = Console(stderr=True, soft_wrap=True)

@@ -16,20 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.errors import CheckpointError
+from models.checkpoints.lora_folders import adapter_folders
+from models.interfaces.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
-from models.lora_folders import adapter_folders
-from service.api.speech.lexicon import load_lexicon
-from service.api_process_count import api_process_count, connections_of_each, with_count
-from service.byte_sizes import GIB
-from service.catalog import embedded_models
-from service.children import hidden_by_python_path, shadowing_packages
-from service.descriptors import attainable_limit, connections_within
-from service.engine_config import engine_gpus
+from service.api.spoken_text.lexicon import load_lexicon
+from service.hub.catalog import embedded_models
 from service.media.audio_formats import FORMATS, LAME
-from service.packages import PackageError, begin_check, check_installed, end_check
-from service.settings import Settings, load_settings, unknown_variables
-from service.settings_reading import SettingsError
+from service.processes.api_process_count import api_process_count, connections_of_each, with_count
+from service.processes.engine_config import engine_gpus
+from service.settings.byte_sizes import GIB
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings, load_settings, unknown_variables
+from service.system.children import hidden_by_python_path, shadowing_packages
+from service.system.descriptors import attainable_limit, connections_within
+from service.system.packages import PackageError, begin_check, check_installed, end_check
 
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""

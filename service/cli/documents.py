@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from service.cli.setting_texts import choices, panel, shown_default
 from service.media.file_formats import table
-from service.metrics import GROUPS, PREFIX
-from service.settings import Settings
+from service.metrics.metrics import GROUPS, PREFIX
+from service.settings.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FLAG = re.compile(r"--[a-z][a-z-]+")

@@ -17,8 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from models.errors import CheckpointError
-from service.children import shadowing_packages
+from models.interfaces.errors import CheckpointError
 from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
@@ -30,12 +29,13 @@ from service.cli.playback import PlaybackError
 from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
-from service.logs import configure_logging
-from service.packages import PackageError, begin_check, check_installed, end_check, is_ours, unusable
-from service.settings import Settings, load_settings, unknown_variables
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings, load_settings, unknown_variables
+from service.system.children import shadowing_packages
+from service.system.logs import configure_logging
+from service.system.packages import PackageError, begin_check, check_installed, end_check, is_ours, unusable
+from service.system.versions import server_version
 from service.tuning.command import tune
-from service.versions import server_version
 
 log = logging.getLogger("reprise")
 
@@ -163,11 +163,11 @@ def _serve(settings: Settings) -> int:
     cannot be served."""
     import asyncio
 
-    from service.catalog import load_catalog
-    from service.engine_config import configs_of_processes, supervised
-    from service.exits import end_soon, ended_by_ctrl_c
+    from service.hub.catalog import load_catalog
     from service.link.standby import begin_engines
-    from service.listener import bind
+    from service.processes.engine_config import configs_of_processes, supervised
+    from service.processes.listener import bind
+    from service.system.exits import end_soon, ended_by_ctrl_c
 
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:
@@ -178,9 +178,9 @@ def _serve(settings: Settings) -> int:
             starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
             packages = begin_check()
             # The engine processes import torch while this one imports the rest of the server.
-            from service.api_process_count import api_process_count, with_count
+            from service.processes.api_process_count import api_process_count, with_count
+            from service.processes.server import prepare_process, serve
             from service.processes.supervisor import serve_several
-            from service.server import prepare_process, serve
 
             end_check(packages)
         processes = api_process_count(settings)
@@ -204,7 +204,7 @@ def _heed_signals_as_process_1() -> None:
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
     """Prints how much of a GPU a start would use; exits with status 2 if it would fail."""
-    from service.sizing import size
+    from service.tuning.sizing import size
 
     try:
         found = size(settings, gpu_memory)

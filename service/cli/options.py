@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 
-from service.access import is_loopback
 from service.cli.client import ApiClient, local_server
-from service.settings import ENV_PREFIX
+from service.settings.settings import ENV_PREFIX
+from service.system.access import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from service.children import PYTHON
+from service.system.children import PYTHON
 
 WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 """Header of a file of 16-bit PCM: RIFF, size, WAVE, fmt, 16, format, channels, rate, bytes per second, ..., data,

@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from service.cli.setting_texts import panel
-from service.settings import Settings
+from service.settings.settings import Settings
 
 MOST_USED = (
     "model",

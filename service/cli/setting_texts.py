@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
-from service.byte_sizes import GIB, MIB
-from service.setting_types import BYTES
-from service.settings import Settings
+from service.settings.byte_sizes import GIB, MIB
+from service.settings.settings import Settings
+from service.settings.types import BYTES
 
 
 def describe(settings: Settings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 
-from service.children import leave_signals_to_parent
+from service.system.children import leave_signals_to_parent
 
 MAX_FILES = 64
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from models.errors import InputError
-from service.children import python_command, python_environment
+from models.interfaces.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
-from service.shielded import shielded
+from service.system.children import python_command, python_environment
+from service.system.shielded import shielded
 
 T = TypeVar("T")
 MIB = 1 << 20

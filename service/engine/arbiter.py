@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.engine.worker import ModelWorker
+from service.engine.core.worker import ModelWorker
 
 SHARE = 0.1
 """Share of the GPU's time that is reserved for a worker that is passed over."""

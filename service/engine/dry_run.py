@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from service.engine.live_bytes import LiveBytes
-from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
+from service.engine.memory.live_bytes import LiveBytes
+from service.engine.memory.memory import MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
 from service.engine.start import load_worker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

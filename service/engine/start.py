@@ -18,16 +18,16 @@ from pkgutil import iter_modules
 import msgspec
 import torch
 
+from models.checkpoints.registry import Family, family_of, resolve
 from models.layers import kernels
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
-from models.registry import Family, family_of, resolve
-from service.engine.compilations import Compilations
+from service.engine.core.start_phases import StartPhases
+from service.engine.core.worker import ModelWorker, WorkerContext
 from service.engine.engine import Engine
-from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_gpu_bytes
-from service.engine.precompile import precompile, stamp_file
-from service.engine.start_phases import StartPhases
-from service.engine.usage import process_age
-from service.engine.worker import ModelWorker, WorkerContext
+from service.engine.memory.memory import device_name, device_room, plan_pages, total_memory, with_gpu_bytes
+from service.engine.memory.usage import process_age
+from service.engine.startup.compilations import Compilations
+from service.engine.startup.precompile import precompile, stamp_file
 from service.graphs.allocator import claim_workspace
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

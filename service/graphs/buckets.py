@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from models.protocol import EXACT, Bucket
+from models.interfaces.capturable import EXACT, Bucket
 
 BucketKey = tuple[tuple[str, int], ...]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import BufferSpec, Plan
+from models.interfaces.capturable import BufferSpec, Plan
 
 _ALIGNMENT = 256
 """Bytes, as cudaMalloc aligns: kernels load vectors from the start of a buffer."""

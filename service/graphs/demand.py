@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_size, round_up
 
 _MIN_CALLS = 16.0

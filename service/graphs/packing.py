@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.graphs.buckets import cost_of
 
 Size = tuple[int, ...]

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, Capturable
+from models.interfaces.capturable import Bucket, Capturable
 from service.graphs.allocator import peak_bytes, peak_memory, release_cached, segments_of
 from service.graphs.buffers import StaticBuffers
 from service.graphs.observations import Route

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, Capturable, Plan
+from models.interfaces.capturable import Bucket, Capturable, Plan
 from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.demand import Demand

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import models
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.link.config import LoadFormat
 
 EMBEDDED = Path(models.__file__).parent / "embedded"

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from huggingface_hub import constants, try_to_load_from_cache
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.hub.listing import COMMIT, RemoteFile
 
 DEFAULT_REVISION = "main"

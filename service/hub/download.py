@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RevisionNotFoundError
 
-from models.errors import CheckpointError
-from models.registry import family_of
+from models.checkpoints.registry import family_of
+from models.interfaces.errors import CheckpointError
 from service.hub.cache import RepositoryCache, in_bytes
 from service.hub.failures import HUB_ERRORS, BrokenTransfer, describe
 from service.hub.listing import (

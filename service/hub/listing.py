@@ -12,8 +12,8 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from models.errors import CheckpointError
-from models.published import read_json
+from models.checkpoints.published import read_json
+from models.interfaces.errors import CheckpointError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 SINGLE = "model.safetensors"
@@ -108,7 +108,8 @@ def small_files(listing: Listing) -> list[str]:
 def weight_files(names: Sequence[str], directory: Path) -> list[str]:
     """Files of weights that loading reads, of the `names` in a repository or directory. directory: has the small files.
 
-    The same choice as models.weight_files.shard_paths, so that a second copy in another format is not fetched.
+    The same choice as models.checkpoints.weight_files.shard_paths, so that a second copy in another format is not
+    fetched.
     """
     if SINGLE in names:
         shards = [SINGLE]

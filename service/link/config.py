@@ -43,7 +43,7 @@ ENCODER_CACHE_BYTES = 1 << 30
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Every setting of the engine process; service/settings.py documents each where operators set it."""
+    """Every setting of the engine process; service/settings/settings.py documents each where operators set it."""
 
     models: tuple[ModelConfig, ...]
     device: Device = "auto"
@@ -86,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     encoder_cache: int | None = None
     """Bytes; None: by the size of the GPU (`encoder_cache_bytes`)."""
     gpu_bytes: int | None = None
-    """Bytes of the GPU; the engine sets it (service.engine.memory.with_gpu_bytes). None on a CPU."""
+    """Bytes of the GPU; the engine sets it (service.engine.memory.memory.with_gpu_bytes). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     @property
     def graph_bytes(self) -> int:
         """Limit of captured graphs: on a small GPU an eighth of its memory, to leave room for weights and KV caches.
-        The memory plan lowers it where these need more (service.engine.memory)."""
+        The memory plan lowers it where these need more (service.engine.memory.memory)."""
         return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
 
     @property

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import zmq
 
-from models.errors import CheckpointError
-from models.registry import resolve
+from models.checkpoints.registry import resolve
+from models.interfaces.errors import CheckpointError
 from service.link.config import ConfigurationError, EngineConfig, EngineEntry
 from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command, Outputs, Stop

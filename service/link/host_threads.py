@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from models import cpus
+from models.interfaces import cpus
 from service.link.config import EngineConfig
 
 MAX_THREADS = 16

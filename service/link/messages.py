@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from service.graphs.observations import Observation
 
 
@@ -51,7 +51,7 @@ class ChatRequest(Struct, frozen=True):
     """time.monotonic() when the request was accepted."""
     grammar: str = ""
     """The grammar that the answer must match, in llguidance's JSON form, checked by the API process (see
-    service/api/chat/grammar.py); empty: none."""
+    service/api/structured/grammar.py); empty: none."""
     slow_grammar: bool = False
     """Whether checking the grammar took longer than SLOW_SECONDS, so that building its matcher will, too."""
 
@@ -282,7 +282,7 @@ class EngineState(Struct, frozen=True):
     graph_bytes: int
     """Bytes of captured graphs and of their static buffers."""
     device_memory: dict[str, int] = {}
-    """Bytes by state (service.engine.memory.device_memory); empty on a CPU."""
+    """Bytes by state (service.engine.memory.memory.device_memory); empty on a CPU."""
     device: str = ""
     """Name of the device."""
     occupied: bool = False

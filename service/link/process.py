@@ -20,16 +20,16 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from models.errors import CheckpointError
-from models.registry import resolve
-from service.children import leave_signals_to_parent, wait_for_end_of_parent
+from models.checkpoints.registry import resolve
+from models.interfaces.errors import CheckpointError
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
 from service.link.gpu_context import begin_context
 from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
 from service.link.standby import STANDBY, EngineAddress
-from service.logs import configure_logging
+from service.system.children import leave_signals_to_parent, wait_for_end_of_parent
+from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
 

@@ -18,9 +18,9 @@ from typing import Literal
 
 import msgspec
 
-from service.children import python_command, python_environment, working_directory
 from service.link.config import EngineConfig
 from service.link.host_threads import thread_variables
+from service.system.children import python_command, python_environment, working_directory
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 from av.error import FFmpegError
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.cut_audio import is_cut_short
 from service.media.file_formats import readers, refusal
 from service.media.limits import AudioLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.limits import AudioLimits

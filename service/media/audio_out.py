@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media import g711
 from service.media.audio_formats import FORMATS, LAME, AudioFormat, content_type
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 
 SPACES = " \t\n\r\f\v"
 WITHOUT_SPACES = str.maketrans("", "", SPACES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.privileges import allow_cpu, confine
 from service.media.decoding_memory import decoding_bytes

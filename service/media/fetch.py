@@ -19,10 +19,10 @@ from typing import Any, Literal
 import httpcore
 import httpx
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.fair_semaphore import FairSemaphore
 from service.media.addresses import is_public
-from service.shielded import shielded
+from service.system.shielded import shielded
 
 MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192

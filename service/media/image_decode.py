@@ -15,7 +15,7 @@ from PIL import AvifImagePlugin, Image
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.decoding_memory import decoding_bytes
 from service.media.file_formats import recognise, refusal
 from service.media.jpeg_limits import check_scans, check_segments

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.media.decoding_memory import MOST_BYTES, RGB_BYTES
 from service.media.image_decode import Admit

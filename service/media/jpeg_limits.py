@@ -6,7 +6,7 @@ import re
 
 from PIL.JpegImagePlugin import MARKER
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
 MAX_SCANS, MAX_LARGE_SCANS = 500, 64

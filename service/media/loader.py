@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata, source_digest
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from service.confined.fair_semaphore import FairSemaphore
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from models.errors import InputError
-from models.media import VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoMetadata
 from service.confined.channel import ProtocolError, Struct
 from service.media.limits import AudioLimits, ImageLimits, VideoLimits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LAST_CHUNK = b"IEND"

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 
 FRAME_SECONDS = 0.02
 MARGIN_SECONDS = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 
 LITTLE_ENDIAN = b"II"
 ENTRY_BYTES = 12

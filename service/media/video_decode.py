@@ -12,9 +12,9 @@ import av
 import numpy as np
 from av.error import FFmpegError
 
-from models import cpus
-from models.errors import InputError
-from models.media import VideoMetadata
+from models.interfaces import cpus
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoMetadata
 from service.media.file_formats import readers, recognise, refusal
 from service.media.limits import VideoLimits
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces

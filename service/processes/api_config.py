@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from models.cpus import default_threads
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.cpus import default_threads
 from service.api.app import ENDPOINTS
 from service.api.http.admission import EXCESS, KINDS
-from service.api_process_count import connections_of_each, num_api_processes
-from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
-from service.settings import Settings, load_settings
+from service.hub.catalog import Catalog, HostedModel
+from service.processes.api_process_count import connections_of_each, num_api_processes
+from service.settings.settings import Settings, load_settings
 
 WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other", EXCESS)
 """Columns of the table of admitted work."""

@@ -17,22 +17,18 @@ from typing import Any
 
 import msgspec
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
-from service.api.engine_client import EngineClient
-from service.api.engines import Engines
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines
+from service.api.engines.request_stream import EngineError
+from service.api.engines.shared_usage import UsageTable
+from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
-from service.api.http.shared_usage import UsageTable
-from service.api.operations import observe_life
-from service.api.request_stream import EngineError
-from service.children import wait_for_end_of_parent
-from service.exits import end_soon
-from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, FollowedEngine
-from service.logs import configure_logging
-from service.metrics import Metrics
-from service.metrics_page import families, of_any_process, text
+from service.metrics.metrics import Metrics
+from service.metrics.page import families, of_any_process, text
 from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
@@ -53,10 +49,14 @@ from service.processes.control import (
     Transcript,
     Wake,
 )
+from service.processes.server import Server, quiet_uvicorn, server_config
 from service.processes.shared_listener import CONNECTIONS, SharedListener
-from service.server import Server, quiet_uvicorn, server_config
-from service.settings import Settings
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings
+from service.system.children import wait_for_end_of_parent
+from service.system.exits import end_soon
+from service.system.heap import keep_freed_memory
+from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise")
 
@@ -184,7 +184,7 @@ class SupervisedServer:
         except EngineError as error:
             self._fail(error.message)
         else:
-            gc.freeze()  # as in service.server
+            gc.freeze()  # as in service.processes.server
             self._connection.accepts()
 
     async def watch(self) -> None:

@@ -13,13 +13,12 @@ from contextlib import suppress
 
 import msgspec
 
-from service.api.chat.transcripts import Transcripts
-from service.api.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
-from service.api.http.shared_usage import UsageTable
-from service.children import python_command, python_environment
+from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
+from service.api.engines.shared_usage import UsageTable
+from service.api.engines.transcripts import Transcripts
 from service.link.silence import Silence
-from service.metrics import Metrics
-from service.metrics_page import Families, families, lasting, merged, text
+from service.metrics.metrics import Metrics
+from service.metrics.page import Families, families, lasting, merged, text
 from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
@@ -41,7 +40,8 @@ from service.processes.control import (
 )
 from service.processes.engines import EngineProcesses
 from service.processes.shared_listener import CONNECTIONS
-from service.shielded import shielded
+from service.system.children import python_command, python_environment
+from service.system.shielded import shielded
 
 log = logging.getLogger("reprise")
 

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from service.api.engine_sleep import SleepState
-from service.metrics_page import Families
+from service.api.engines.engine_sleep import SleepState
+from service.metrics.page import Families
 
 ALIVE_SECONDS = 0.5
 

@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError
-from service.engine_config import configs_of_starts
-from service.engine_metrics import labelled, without_engines
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.request_stream import EngineError
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineExit, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
 from service.link.standby import EngineStart, Standby
-from service.metrics import Metrics
-from service.metrics_page import Families, merged
+from service.metrics.engine import labelled, without_engines
+from service.metrics.metrics import Metrics
+from service.metrics.page import Families, merged
 from service.processes.control import EngineNews
-from service.progress import log_phase, phase_of
-from service.settings import Settings
+from service.processes.engine_config import configs_of_starts
+from service.processes.progress import log_phase, phase_of
+from service.settings.settings import Settings
 
 log = logging.getLogger("reprise")
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.api.http.shared_usage import UsageRow
-from service.listener import Listener
+from service.api.engines.shared_usage import UsageRow
+from service.processes.listener import Listener
 
 CONNECTIONS = "connections"
 """The kind under which API processes tell each other the number of theirs."""

@@ -8,21 +8,21 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from service.api.request_stream import EngineError
-from service.api_process_count import num_api_processes
-from service.catalog import Catalog
+from service.api.engines.request_stream import EngineError
+from service.hub.catalog import Catalog
 from service.link.messages import Detach
 from service.link.standby import EngineStart
-from service.listener import url_of
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from service.processes.api_config import ApiConfig, located_models, plain_settings
+from service.processes.api_process_count import num_api_processes
 from service.processes.api_processes import ApiProcesses, StartError
 from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
+from service.processes.listener import url_of
+from service.processes.progress import start_progress
+from service.processes.server import ABORT_GRACE, print_banner
 from service.processes.sleep import sleep_when_idle
-from service.progress import start_progress
-from service.server import ABORT_GRACE, print_banner
-from service.settings import Settings
+from service.settings.settings import Settings
 
 log = logging.getLogger("reprise")
 

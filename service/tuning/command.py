@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 
 if TYPE_CHECKING:
     from models.layers.kernels.gpu import Gpu

@@ -13,7 +13,7 @@ from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_types import Choice, Shape, Table, Variant
 from models.layers.kernels.gpu import Gpu
 from models.layers.op import FALLBACKS
-from service.engine.precompile import compiling
+from service.engine.startup.precompile import compiling
 from service.tuning.gemms import Operands, WrongResult
 from service.tuning.shapes import Task
 from service.tuning.timer import replay_us

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from models.checkpoints.registry import family_of, resolve
 from models.layers.block import Block, SelfAttention
 from models.layers.kernels.gemm_types import Kind, Shape
 from models.layers.mla import LatentAttention
 from models.layers.mlp import MLP, SwiGLU
-from models.registry import family_of, resolve
 
 _MIN_ROWS = 2
 """A single row has a kernel of its own."""

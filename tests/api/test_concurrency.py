@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from service.api.concurrency import all_results, merged
+from service.system.concurrency import all_results, merged
 
 
 class Source:

@@ -19,10 +19,10 @@ import pytest
 import zmq
 from PIL import Image
 
-from models import resizing
-from models.media import Prompt
-from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError, RequestStream, merge
+from models.interfaces import resizing
+from models.interfaces.media import Prompt
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.request_stream import EngineError, RequestStream, merge
 from service.graphs.observations import Observation
 from service.link import wire
 from service.link.config import Channel, EngineConfig, ModelConfig
@@ -41,7 +41,7 @@ from service.link.messages import (
     Stop,
     TokenInfo,
 )
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.support import fake_engine
 from tests.support.waiting import GENEROUS, until
 
@@ -262,7 +262,7 @@ async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> No
 
 
 async def test_an_engine_that_ended_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.engine_client.BACKOFF_SECONDS", (3600.0,))
+    monkeypatch.setattr("service.api.engines.engine_client.BACKOFF_SECONDS", (3600.0,))
     async with _running("process") as client:
         waiting = asyncio.create_task(_answer(client, _request("r", "!endless", max_tokens=10**6)))
         running = 'reprise_requests_running{model="tiny"}'
@@ -305,7 +305,7 @@ async def test_an_engine_that_cannot_be_reached_is_started_again(
 ) -> None:
     """A full disk or a lack of descriptors at the moment of a restart must not be the end."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("service.api.engine_client.BACKOFF_SECONDS", (0.0,))
+    monkeypatch.setattr("service.api.engines.engine_client.BACKOFF_SECONDS", (0.0,))
     failures = [error, error]
     make, bound = tempfile.mkdtemp, EngineSocket.bound
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from models.media import Prompt
-from service.api import engine_client
-from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError
+from models.interfaces.media import Prompt
+from service.api.engines import engine_client
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.request_stream import EngineError
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import (
@@ -25,7 +25,7 @@ from service.link.messages import (
     SpeechRequest,
     SpeechSegment,
 )
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.support.waiting import GENEROUS, until
 
 FAKE = "tests.support.fake_engine:serve"

@@ -11,14 +11,14 @@ import httpx
 import msgspec
 import pytest
 
-from service.api.engine_client import EngineClient
-from service.api.engines import Engines, _with_text
-from service.api.in_flight_requests import InFlightRequests
-from service.api.request_stream import EngineError, EngineLost, RequestGroup, RequestStream
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines, _with_text
+from service.api.engines.in_flight_requests import InFlightRequests
+from service.api.engines.request_stream import EngineError, EngineLost, RequestGroup, RequestStream
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import ChatRequest, SamplingParams, SpeechAppend, SpeechRequest, SpeechSegment
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.support.servers import RunningServer, running_server
 from tests.support.tiny_chat import tiny_prompt
 from tests.support.waiting import GENEROUS, wait

@@ -17,16 +17,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from models import resizing
+from models.interfaces import resizing
 from service.api.app import create_admission
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
 from service.link.messages import Outputs
-from service.listener import bind
 from service.media.fetch import FetchesBusy
-from service.metrics import Metrics
-from service.settings import Settings, load_settings
-from service.settings_reading import SettingsError
+from service.metrics.metrics import Metrics
+from service.processes.listener import bind
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings, load_settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog

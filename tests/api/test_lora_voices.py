@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from service.api.speech.lora_voices import lora_voices
-from service.catalog import load_catalog
 from service.cli.main import app
 from service.hub import EMBEDDED
-from service.settings import load_settings
-from service.settings_reading import SettingsError
+from service.hub.catalog import load_catalog
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
 from tests.support.lora import random_adapter, write_adapter
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS

@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from service.api.page import HEADERS, TYPES, page_parts, read_sources
+from service.api.http.page import HEADERS, TYPES, page_parts, read_sources
 from tests.support.servers import RunningServer, running_server
 
 ADDRESS = re.compile(r"(?:https?:|wss?:)?//[\w.-]+\.\w+|@import|\burl\(")

@@ -24,7 +24,7 @@ import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
 from benchmarks.servers.footprint import engine_pid
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
 from service.hub import EMBEDDED
 from tests.media.samples import video
 from tests.support.endless import ENDLESS_TOKENS, FLAGS, endless_checkpoint
@@ -252,7 +252,7 @@ def test_prompts_are_not_logged(server: ServerProcess, client: OpenAI) -> None:
 
 
 def test_the_api_process_needs_no_torch() -> None:
-    script = "import sys, service.server, service.cli.main; sys.exit('torch' in sys.modules)"
+    script = "import sys, service.processes.server, service.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 

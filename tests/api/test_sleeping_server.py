@@ -11,12 +11,12 @@ import pytest
 from websockets.sync.client import connect
 
 from benchmarks.servers.footprint import children, inspect
-from service.api import engine_client
-from service.catalog import load_catalog
+from service.api.engines import engine_client
+from service.hub.catalog import load_catalog
 from service.link import standby as standby_module
 from service.link.engine_link import ProcessLink
 from service.link.standby import EngineAddress, Standby
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

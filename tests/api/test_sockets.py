@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket
 from service.api.http.admission import FREE_BYTES, Admission
 from service.api.http.errors import ApiError
 from service.api.sockets import Inbox, close
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.support.waiting import until
 
 LARGE = "x" * (FREE_BYTES + 1)

@@ -20,13 +20,13 @@ import pytest
 
 from benchmarks.checkpoints.published import GOLDEN
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
-from models.errors import CheckpointError
-from service.api.engine_client import EngineClient
-from service.api.engines import Engines
-from service.catalog import Catalog, load_catalog
+from models.interfaces.errors import CheckpointError
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines
+from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink, ProcessLink
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.processes import ROOT, ServerProcess

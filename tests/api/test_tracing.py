@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from service.api import tracing
 from service.api.tracing import Tracing, tracing_from
 from service.link.engine_link import InlineLink
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
 from tests.api.realtime import conversing
 from tests.media.samples import encoded, picture, sound, tone
 from tests.support.fake_talker import FakeTalker, talking_catalog

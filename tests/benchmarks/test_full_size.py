@@ -15,10 +15,10 @@ from benchmarks.measure import timing
 from benchmarks.steps import decoder
 from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import load
-from models.processor import ChatProcessor
-from models.registry import family_of, resolve
-from service.catalog import embedded_models
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.processor import ChatProcessor
 from service.graphs.pool import GraphPool
+from service.hub.catalog import embedded_models
 from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 

@@ -16,12 +16,12 @@ from benchmarks.checkpoints.published import make
 from benchmarks.servers.memory_log import LONGEST_LINE, memory_facts
 from benchmarks.small_gpu import CASES, GIB, SPEECH, counts, loads, shrink
 from service.cli.bench.spec import ChatLoad, Record
-from service.engine.memory import Room, plan_pages
+from service.engine.memory.memory import Room, plan_pages
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.config import EngineConfig
-from service.logs import JsonFormatter, TextFormatter
+from service.system.logs import JsonFormatter, TextFormatter
 from tests.graphs.test_allocator import MIB, Work
 from tests.support.fake_cuda import GPU, FakeCuda
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.catalog import load_catalog
+from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink, ProcessLink
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support import failing_engine
 from tests.support.failing_engine import HELD, OUT_OF_MEMORY
 from tests.support.miniature import talker

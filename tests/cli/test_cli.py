@@ -30,7 +30,7 @@ from service.cli.outputs import write_audio
 from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
 from service.media.audio_out import wav_header
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.support.ports import silent_port
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS, wait
@@ -608,7 +608,7 @@ main()
 
 def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn would log the cancelled start of the application with a traceback."""
-    from service import server
+    from service.processes import server
 
     served: list[object] = []
 
@@ -629,7 +629,7 @@ def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatc
 def test_the_banner_names_the_page_if_there_is_one(
     page: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from service import server
+    from service.processes import server
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     server.print_banner(SimpleNamespace(models=()), "cpu", "http://127.0.0.1:8000", page)  # type: ignore[arg-type]
@@ -640,7 +640,7 @@ def test_the_banner_names_the_page_if_there_is_one(
 async def test_how_many_requests_a_shutdown_waits_for(
     running: int, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service import server
+    from service.processes import server
 
     async def stop() -> None:
         pass
@@ -660,7 +660,7 @@ async def test_how_many_requests_a_shutdown_waits_for(
 @pytest.mark.parametrize(("sockets", "seconds"), [(0, 600 + 3), (1, 3)], ids=["at once", "when WebSockets have ended"])
 async def test_how_long_requests_may_take_to_end(sockets: int, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """drain_timeout is for WebSockets and all other requests together."""
-    from service import server
+    from service.processes import server
 
     now = 1000.0
 

@@ -24,7 +24,7 @@ from models.layers.kernels.gpu import Gpu
 from service.cli import doctor
 from service.cli.main import app
 from service.hub.cache import RepositoryCache
-from service.settings import load_settings
+from service.settings.settings import load_settings
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -231,7 +231,7 @@ def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_several_engines_are_named_as_they_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.engine_config.visible_gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: ("0", "1", "2"))
     assert not list(doctor._engines(load_settings({})))
     (found,) = doctor._engines(load_settings({"gpus": "0,2"}))
     assert found.good and found.found == "2, one each on GPU 0, 2"

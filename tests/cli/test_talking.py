@@ -271,7 +271,7 @@ def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "service.hub.locate", lambda model, report: report("x: 1 of 2 files") or types.SimpleNamespace(directory=model)
     )
-    monkeypatch.setattr("models.registry.family_of", lambda directory: None)
+    monkeypatch.setattr("models.checkpoints.registry.family_of", lambda directory: None)
     done = CliRunner().invoke(app, ["pull", "owner/name@v1"])
     assert (done.exit_code, done.stdout) == (0, "owner/name@v1\n") and "1 of 2 files" in done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana import build
-from service.metrics import GROUPS, SPECS, Metrics
+from service.metrics.metrics import GROUPS, SPECS, Metrics
 from tests.deploy.promql import (
     DASHBOARDS,
     captured,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.metrics import CONTENT_TYPE, SPECS, Metrics
-from service.settings import Settings
+from service.metrics.metrics import CONTENT_TYPE, SPECS, Metrics
+from service.settings.settings import Settings
 from tests.deploy.kustomize import FOLDER, Manifest, build, kustomizations, manifest_files
 from tests.deploy.monitoring import scraping
 from tests.deploy.test_manifests import MARGIN, ROOT

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from service.settings import Settings, load_settings
+from service.settings.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 10

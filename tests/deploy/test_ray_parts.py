@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.ray_hop import ENVIRONMENT
-from service.settings import Settings
-from service.settings_reading import SettingsError
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings
 from tests.support.ports import silent_port
 from tests.support.victims import chat, image_part, video_part
 from tests.support.waiting import GENEROUS

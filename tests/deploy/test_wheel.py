@@ -109,8 +109,8 @@ def test_it_leaves_the_names_of_its_packages_to_others(environment: Path, tmp_pa
 from importlib.util import find_spec
 assert find_spec("models") is None and find_spec("service") is None
 import reprise_server
-import models, service.settings
-assert models.__file__.startswith(str(reprise_server.ROOT)) and "reprise_server" in service.settings.__file__
+import models, service.settings.settings
+assert models.__file__.startswith(str(reprise_server.ROOT)) and "reprise_server" in service.settings.settings.__file__
 """
     run(environment / "python", "-P", "-c", program, cwd=tmp_path)
 

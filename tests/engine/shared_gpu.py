@@ -29,7 +29,8 @@ from service.engine.chat import worker as chat_worker
 from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler_output import Step as ChatStep
-from service.engine.pages import PagePool
+from service.engine.core.pages import PagePool
+from service.engine.core.worker import UNNOTICED, Control
 from service.engine.speech.costs import Kind
 from service.engine.speech.in_flight import LEAD, MAX_IN_FLIGHT
 from service.engine.speech.policy import Policy
@@ -37,7 +38,6 @@ from service.engine.speech.prefill import PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Playback, Stream
 from service.engine.speech.worker import POLL
-from service.engine.worker import UNNOTICED, Control
 from service.link.messages import ChatRequest, Command, ModelState, Outputs, SamplingParams
 from tests.engine.speech.simulator import FUSED_BUCKETS, PATCH_SECONDS, forecast_of, measured_costs, replayed
 from tests.support.inline_engine import InlineEngine
@@ -111,8 +111,8 @@ class World:
 
 
 class Talker:
-    """A speech worker without a model (service.engine.worker.ModelWorker). `streams` clients, each of whom sends the
-    next utterance of `patches` patches when one ends."""
+    """A speech worker without a model (service.engine.core.worker.ModelWorker). `streams` clients, each of whom sends
+    the next utterance of `patches` patches when one ends."""
 
     name = "speech"
 
@@ -330,7 +330,7 @@ class SharedGpu(InlineEngine):
 
 
 class Readback:
-    """service.engine.readback.Readback of the virtual GPU."""
+    """service.engine.core.readback.Readback of the virtual GPU."""
 
     def __init__(
         self, world: World, tensors: Mapping[str, Tensor], device: torch.device, begun: float | None = None

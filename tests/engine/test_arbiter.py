@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.arbiter import AHEAD, AHEAD_SHARE, CPU_SHARE, SHARE, Arbiter
-from service.engine.worker import UNNOTICED, ModelWorker
+from service.engine.core.worker import UNNOTICED, ModelWorker
 
 
 @dataclass

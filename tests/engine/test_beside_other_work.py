@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
-from models import cpus
+from models.interfaces import cpus
 from tests.support.processes import served
 
 WARM_UP = 5

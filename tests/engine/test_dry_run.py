@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from benchmarks.checkpoints.published import make
 from benchmarks.report.formatting import NAMES
-from models.registry import family_of, resolve
-from service.catalog import embedded_models
+from models.checkpoints.registry import family_of, resolve
 from service.cli.main import app
+from service.engine.core.worker import MemoryRequirements
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
-from service.engine.live_bytes import LiveBytes
-from service.engine.memory import MemoryPlanError, peak_bytes
+from service.engine.memory.live_bytes import LiveBytes
+from service.engine.memory.memory import MemoryPlanError, peak_bytes
 from service.engine.speech.worker import SpeechWorker
-from service.engine.worker import MemoryRequirements
+from service.hub.catalog import embedded_models
 from service.link.config import ConfigurationError, EngineConfig, ModelConfig
 from tests.support.lora import random_adapter, write_adapter
 
@@ -70,7 +70,7 @@ class _Unread:
 def test_every_family_is_told_from_its_configuration_and_headers(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.weight_files.safe_open", _Unread)
+    monkeypatch.setattr("models.checkpoints.weight_files.safe_open", _Unread)
     found = dry_run(config(directory), 24 * GIB)
     monkeypatch.undo()
     family = family_of(directory)

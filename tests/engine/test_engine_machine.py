@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import OutOfMemory
 from tests.support.tiny_chat import TinyChat, tiny_item, tiny_model, tiny_prompt

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, repeatable_launch
+from service.engine.core.faults import (
+    LaunchError,
+    RepeatableLaunchError,
+    launch_errors,
+    launch_failure,
+    repeatable_launch,
+)
 
 
 def _overflow() -> None:

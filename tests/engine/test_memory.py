@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.memory import (
+from service.engine.core.worker import MemoryRequirements, ModelWorker
+from service.engine.memory.memory import (
     MemoryPlanError,
     Reserved,
     Room,
@@ -22,7 +23,6 @@ from service.engine.memory import (
     split_pages,
     with_gpu_bytes,
 )
-from service.engine.worker import MemoryRequirements, ModelWorker
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 

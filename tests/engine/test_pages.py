@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine.pages import OutOfPages, PagePool
-from service.engine.slots import SlotPool
+from service.engine.core.pages import OutOfPages, PagePool
+from service.engine.core.slots import SlotPool
 
 NUM_PAGES = 12
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.precompile import ZeroAllocations, compiling, precompile, stamp_file
+from service.engine.startup.precompile import ZeroAllocations, compiling, precompile, stamp_file
 from service.link.config import EngineConfig, ModelConfig, Quantization
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, BufferSpec, Capturable
-from service.engine.memory import peak_bytes
+from models.interfaces.capturable import Bucket, BufferSpec, Capturable
+from service.engine.memory.memory import peak_bytes
 from service.graphs.allocator import PeakMemory, Segment, claim_workspace, peak_memory, release_cached, segments_of
 from service.graphs.pool import CaptureError, GraphPool
 from tests.support.fake_cuda import GPU, FakeCuda

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, BufferSpec
+from models.interfaces.capturable import Bucket, BufferSpec
 from tests.support.audit import AuditError, audit
 from tests.support.tiny_chat import tiny_model
 

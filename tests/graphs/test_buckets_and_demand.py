@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.protocol import EXACT, Bucket
+from models.interfaces.capturable import EXACT, Bucket
 from service.graphs.buckets import cheapest, chosen_buckets, fits, row_buckets, spanning
 from service.graphs.demand import Demand
 

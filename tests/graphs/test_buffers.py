@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.protocol import BufferSpec, Plan
+from models.interfaces.capturable import BufferSpec, Plan
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers, upload_arrays
 from tests.support.devices import DEVICES
 

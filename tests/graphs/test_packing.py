@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.graphs import packing
 from service.graphs.buckets import cheapest, fits
 from service.graphs.packing import LAUNCH_COST, Group, combine, pack

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec, Capturable, Plan
+from models.interfaces.capturable import Bucket, BufferSpec, Capturable, Plan
+from models.interfaces.media import MediaItem
 from service.graphs import pool as pool_module
 from service.graphs.buckets import cheapest, cost_of
 from service.graphs.buffers import Layout, StaticBuffers

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.graphs.observations import Observations, Route
 from service.graphs.pool import GraphPool, RouteSeconds
 from service.graphs.runner import GraphRunner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.hub import locate
 from service.hub.cache import RepositoryCache
 from service.hub.download import obtain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.hub import locate
 from service.hub.listing import is_complete, weight_files
 from tests.hub.conftest import published_files

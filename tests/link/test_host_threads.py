@@ -23,12 +23,12 @@ def _config(directory: Path | str = "/nowhere", threads: int | None = None) -> E
 def test_the_setting_beats_omp_num_threads_which_beats_processors_and_model_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("models.cpus.available", lambda: 4)
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: 4)
     assert num_threads(_config(), {}) == 4
     for words, count in (("2", 2), ("2,1", 2), ("many", 4), ("0", 4)):
         assert num_threads(_config(), {"OMP_NUM_THREADS": words}) == count
     assert num_threads(_config(threads=7), {"OMP_NUM_THREADS": "2"}) == 7
-    monkeypatch.setattr("models.cpus.available", lambda: 64)
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: 64)
     assert num_threads(_config(), {}) == MAX_THREADS
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"some")

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.children import python_command, python_environment
 from service.link import gpu_context
 from service.link.config import EngineConfig, ModelConfig
+from service.system.children import python_command, python_environment
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS
 
@@ -66,7 +66,7 @@ def test_the_cpu_needs_no_driver_and_none_may_be_there(monkeypatch: pytest.Monke
 
 ENTRY = """
 import atexit, logging, sys, threading
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 
 def serve(config, channel):
     threading.Thread(target=threading.Event().wait).start()

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import zmq
 
-from models.media import Prompt
-from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError
+from models.interfaces.media import Prompt
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.request_stream import EngineError
 from service.link import wire
 from service.link.attached import AttachedLink, FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import ProcessLink
 from service.link.engine_socket import EngineSocket
 from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from service.processes.engines import AnnouncedLink
 from tests.support.waiting import GENEROUS, until
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from service.api import engine_client as client_module
-from service.api.engine_client import EngineClient
+from service.api.engines import engine_client as client_module
+from service.api.engines.engine_client import EngineClient
 from service.link.engine_link import EngineExit
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState, Outputs
 from service.link.silence import Silence
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.support.inline_engine import InlineEngine
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.media import MediaItem, PlaceholderRange, Prompt
+from models.interfaces.media import MediaItem, PlaceholderRange, Prompt
 from service.graphs.observations import Observation
 from service.link import wire
 from service.link.messages import (

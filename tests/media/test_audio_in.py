@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.audio_decode import decode_samples
 from service.media.audio_in import decode_audio
 from service.media.audio_out import StreamingEncoder

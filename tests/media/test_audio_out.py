@@ -17,7 +17,7 @@ from av.error import FFmpegError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media import lame
 from service.media.audio_formats import FORMATS, content_type
 from service.media.audio_out import EncoderPool, StreamingEncoder, wav_header

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpcore
 import pytest
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media import fetch as module
 from service.media.fetch import (
     FETCHED_AT_ONCE,

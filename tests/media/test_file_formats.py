@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.cli.documents import formats_page
 from service.media.file_formats import FORMATS, Kind, is_confined, refusal
 from service.media.image_decode import decode_image

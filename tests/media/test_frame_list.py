@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from service.media import image_decode
 from service.media.image_decode import upright_picture
 from service.media.limits import ImageLimits, VideoLimits

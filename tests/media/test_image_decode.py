@@ -17,7 +17,7 @@ import simplejpeg
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
 from service.media.image_decode import decode_image

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from models.errors import InputError
-from models.media import DIGEST_BYTES, VideoFrames
+from models.interfaces.errors import InputError
+from models.interfaces.media import DIGEST_BYTES, VideoFrames
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits

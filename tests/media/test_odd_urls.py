@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.fetch import Fetcher, UrlPolicy
 from tests.media.test_fetch import OPEN, PUBLIC, Unreachable, names, redirector, server
 from tests.support.servers import running_server

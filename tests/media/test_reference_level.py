@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.reference_level import TARGET_LUFS, TARGET_RMS, integrated_loudness, level_reference
 
 RATE = 16_000

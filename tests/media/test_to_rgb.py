@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImagePalette
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media import to_rgb as module
 from service.media.decoding_memory import decoding_bytes
 from service.media.image_decode import decode_image, open_image

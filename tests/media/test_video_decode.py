@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.media.limits import VideoLimits
 from service.media.video_decode import VideoSource
 from tests.media import samples

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from service.confined.workers import WorkerLimits, WorkerPool
 from service.media.decoders import decode_workers
 from service.media.limits import VideoLimits

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from benchmarks.servers.footprint import inspect
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment
 from service.media.audio_in import decode_audio
@@ -212,10 +212,9 @@ def test_workers_find_the_packages_that_the_server_finds(monkeypatch: pytest.Mon
 
 
 def test_media_needs_no_torch() -> None:
-    modules = (
-        "service.media.loader, service.media.audio_out, service.media.decode_worker, service.api.speech.text_splitting"
-    )
-    code = f"import sys, {modules}, service.api.speech.markup; sys.exit('torch' in sys.modules)"
+    modules = "service.media.loader, service.media.audio_out, service.media.decode_worker"
+    spoken = "service.api.spoken_text.text_splitting, service.api.spoken_text.markup"
+    code = f"import sys, {modules}, {spoken}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 

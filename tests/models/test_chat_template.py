@@ -11,10 +11,10 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL import Image
 
-from models.chat_template import ChatTemplate, load_chat_template
-from models.errors import CheckpointError, InputError
-from models.media import ChatMessage, ContentPart
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import ChatMessage, ContentPart
 from models.qwen2_vl.processor import load_processor
+from models.text.chat_template import ChatTemplate, load_chat_template
 from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of
 

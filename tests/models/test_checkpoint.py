@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.checkpoint import Rule, load_parameters, without_memory
-from models.errors import CheckpointError
-from models.published import read_config, sampling_defaults
+from models.checkpoints.checkpoint import load_parameters, without_memory
+from models.checkpoints.published import read_config, sampling_defaults
+from models.interfaces.errors import CheckpointError
+from models.interfaces.rule import Rule
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
 RULES = [
@@ -226,7 +227,7 @@ def test_a_model_is_built_without_initial_values_and_without_the_compiler() -> N
 import sys
 from pathlib import Path
 import torch
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
 for name in ("qwen2_vl", "voxcpm2"):
     directory = Path({str(EMBEDDED)!r}) / name
     resolve(family_of(directory).model)(directory, torch.device("cpu"), torch.float32, "published")

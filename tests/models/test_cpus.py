@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models import cpus
+from models.interfaces import cpus
 
 
 def _files(root: Path, files: dict[str, str]) -> Path:

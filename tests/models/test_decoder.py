@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from models.checkpoint import load_parameters
-from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
-from models.errors import CheckpointError
+from models.checkpoints.checkpoint import load_parameters
+from models.checkpoints.published import read_config
+from models.interfaces.errors import CheckpointError
 from models.layers.block import ExpertsConfig
-from models.published import read_config
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from tests.support.paged import PagedCache
 
 SHAPE: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.errors import CheckpointError
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
 from tests.support.golden import GOLDEN, copy_checkpoint
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.media import DIGEST_BYTES, media_digest, source_digest
+from models.interfaces.media import DIGEST_BYTES, media_digest, source_digest
 
 GRID = {"grid": np.array([1, 2, 2], np.int32)}
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import InputError, PromptTooLong
-from models.media import ChatMessage, ContentPart, PlaceholderRange
-from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.interfaces.errors import InputError, PromptTooLong
+from models.interfaces.media import ChatMessage, ContentPart, PlaceholderRange
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 
 PLACEHOLDER, ROW = 1, 2
 TEXT = st.lists(st.integers(10, 20), max_size=4)

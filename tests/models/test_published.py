@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from models.errors import CheckpointError
-from models.published import stop_token_ids
-from models.registry import family_of, resolve
+from models.checkpoints.published import stop_token_ids
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
 from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "kimi_vl", "minicpmv_2_5", "minicpmv_2_6")

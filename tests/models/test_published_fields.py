@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from models import tokenizer
-from models.errors import CheckpointError
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
+from models.text import tokenizer
 from tests.support.golden import GOLDEN, OWN
 
 DIRECTORIES = sorted(path.parent.name for path in OWN.glob("*/config.json"))

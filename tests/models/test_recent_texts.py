@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from models.kimi_vl.tokenizer import load_tokenizer as load_kimi
-from models.recent_texts import LONGEST, OVERHEAD, RecentTexts
-from models.tokenizer import load_tokenizer
+from models.text.recent_texts import LONGEST, OVERHEAD, RecentTexts
+from models.text.tokenizer import load_tokenizer
 from tests.support.golden import GOLDEN
 from tests.support.waiting import GENEROUS
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models import resizing
-from models.resizing import each, resize
+from models.interfaces import resizing
+from models.interfaces.resizing import each, resize
 
 BICUBIC = Image.Resampling.BICUBIC
 SIDES = st.integers(1, 90)

@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from models.interfaces.capturable import EXACT, Bucket
+from models.interfaces.media import MediaItem
 from models.layers import equal_segments, one_segment
 from models.layers.one_segment import WHOLE_ROWS
-from models.media import MediaItem
-from models.protocol import EXACT, Bucket, VisionEncoder
+from models.protocol import VisionEncoder
 from models.qwen2_vl.model import load_model as load_qwen2
 from tests.models.kimi_vl import golden as kimi
 from tests.models.qwen2_vl import golden as qwen2

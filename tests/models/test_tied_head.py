@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.decoder import DecoderConfig
-from models.errors import CheckpointError
+from models.checkpoints.tied_head import with_the_files_head
+from models.interfaces.errors import CheckpointError
 from models.layers.block import BlockConfig
-from models.tied_head import with_the_files_head
+from models.layers.decoder import DecoderConfig
 
 BLOCK = BlockConfig(hidden_size=8, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=4, norm_eps=1e-6)
 TIED = DecoderConfig(vocab_size=6000, num_layers=1, block=BLOCK, max_positions=16, rope_theta=1e4, tied=True)

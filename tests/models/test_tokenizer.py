@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Library
 
-from models.errors import CheckpointError
-from models.registry import family_of, resolve
-from models.tokenizer import Tokenizer, load_tokenizer
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture, read_json
 
 pytestmark = fact_of_own_fixture

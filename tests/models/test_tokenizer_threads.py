@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from models.kimi_vl.tokenizer import load_tokenizer as load_kimi
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.support.golden import GOLDEN
 
 TURNS = 4

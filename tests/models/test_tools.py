@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.chat_template import ChatTemplate, escaped_reasoning, unused_character
+from models.interfaces.media import ChatMessage, ContentPart, Tool, ToolCall
 from models.kimi_vl.processor import load_processor as load_kimi
-from models.media import ChatMessage, ContentPart, Tool, ToolCall
 from models.minicpmv.processor import load_processor as load_minicpm
 from models.qwen2_5_vl.processor import load_processor as load_qwen_2_5
 from models.qwen2_vl.processor import load_processor as load_qwen
 from models.qwen3_vl.processor import load_processor as load_qwen_3
-from models.tokenizer import SpecialTokens
-from models.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts
+from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
+from models.text.tokenizer import SpecialTokens
+from models.text.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts
 from tests.support.golden import GOLDEN
 
 KNOWS = """

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.catalog import Catalog, HostedModel
+from service.hub.catalog import Catalog, HostedModel
 from service.link.engine_link import InlineLink
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page

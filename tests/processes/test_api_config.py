@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import uvicorn
 
-from service.catalog import Catalog, load_catalog
+from service.hub.catalog import Catalog, load_catalog
 from service.processes.api_config import ApiConfig, located_models, plain_settings
-from service.server import Server
-from service.settings import Settings, load_settings
+from service.processes.server import Server
+from service.settings.settings import Settings, load_settings
 
 SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api_key_file"}
 """What differs in an API process."""
@@ -58,7 +58,7 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
 
 
 def test_threads_are_divided_among_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.cpus.available", lambda: 16)
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: 16)
     for processes, threads in ((2, 4), (4, 2), (64, 1)):
         values = plain_settings(load_settings({"api_processes": processes}))
         assert (values["media_threads"], values["encoder_threads"]) == (threads, threads)

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from service.metrics import Metrics
-from service.metrics_page import Families, families
+from service.metrics.metrics import Metrics
+from service.metrics.page import Families, families
 from service.processes import api_processes as api_processes_module
 from service.processes.api_config import ApiConfig
 from service.processes.api_processes import ApiProcess, ApiProcesses

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.api.http.shared_usage import UsageTable
+from service.api.engines.shared_usage import UsageTable
 from service.processes import shared_listener
 from service.processes.shared_listener import CONNECTIONS, LULL, PATIENCE, SharedListener
 

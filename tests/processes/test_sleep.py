@@ -23,17 +23,17 @@ import pytest
 from websockets.asyncio.client import connect
 
 from benchmarks.servers.footprint import children, inspect
-from service.api import engine_client
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
-from service.api.http.shared_usage import UsageTable
+from service.api.engines import engine_client
+from service.api.engines.shared_usage import UsageTable
 from service.link.attached import FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineExit, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
 from service.link.standby import EngineStart
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from service.processes import api_processes as api_processes_module
 from service.processes import engines as engines_module
 from service.processes import sleep as sleep_module
@@ -42,9 +42,9 @@ from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.api_processes import ApiProcess, ApiProcesses
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
 from service.processes.engines import EngineProcesses
+from service.processes.server import Server, server_config
 from service.processes.sleep import sleep_once, sleep_when_idle
-from service.server import Server, server_config
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support.api_processes import api_pids, only
 from tests.support.fake_chat import fake_catalog
 from tests.support.processes import ServerProcess, served, stand_still

@@ -22,9 +22,10 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from models.layers import host_fused
 from models.layers.kv_cache import PagedBatch
-from models.protocol import Bucket, BufferSpec, Capturable, Decoder
+from models.protocol import Decoder
 
 _HOST_READS = {
     "item",

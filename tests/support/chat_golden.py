@@ -11,9 +11,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.media import ChatMessage, ContentPart, MediaItem, Prompt, Tool, ToolCall, VideoFrames, VideoMetadata
-from models.processor import ChatProcessor
-from models.protocol import Bucket, BufferSpec, ChatModel, Plan, VisionEncoder
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import (
+    ChatMessage,
+    ContentPart,
+    MediaItem,
+    Prompt,
+    Tool,
+    ToolCall,
+    VideoFrames,
+    VideoMetadata,
+)
+from models.interfaces.processor import ChatProcessor
+from models.protocol import ChatModel, VisionEncoder
 from models.qwen2_vl.pictures import VideoLimits
 from tests.support.golden import GOLDEN as GOLDEN
 from tests.support.golden import inputs, read_json

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.media import MediaItem
-from models.protocol import Bucket, Plan, VisionEncoder
+from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.media import MediaItem
+from models.protocol import VisionEncoder
 from models.qwen2_5_vl.vision import Qwen25VLEncoder
 from models.qwen2_vl.vision import Qwen2VLEncoder
 from models.qwen3_vl.vision import Qwen3VLEncoder

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.errors import InputError
-from models.media import (
+from models.interfaces.errors import InputError
+from models.interfaces.media import (
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -22,8 +22,8 @@ from models.media import (
     VideoFrames,
     VideoMetadata,
 )
-from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
+from service.hub.catalog import Catalog, HostedModel
 
 END = 256
 IMAGE = 257

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from models.errors import InputError
-from models.processor import SpeechLayout
-from service.catalog import Catalog, HostedModel
+from models.interfaces.errors import InputError
+from models.interfaces.processor import SpeechLayout
 from service.hub import Checkpoint
+from service.hub.catalog import Catalog, HostedModel
 from service.link.config import Channel, EngineConfig
 from service.link.messages import (
     Abort,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.api.chat.grammar import check_bounds
-from service.api.chat.grammar_worker import problem
-from service.api.chat.schema_values import Unfit, shown
-from service.engine.chat.guidance import Guidance
+from service.api.structured.grammar import check_bounds
+from service.api.structured.grammar_worker import problem
+from service.api.structured.schema_values import Unfit, shown
+from service.engine.chat.guided.guidance import Guidance
 from tests.support.waiting import wait
 
 

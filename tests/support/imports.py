@@ -33,6 +33,20 @@ def edges(modules: Mapping[str, Path]) -> dict[str, set[str]]:
     return {module: (imported(path) & modules.keys()) - {module} for module, path in modules.items()}
 
 
+def rooms_of(package: str, edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """By module or package that is directly in `package`, the others there that it imports."""
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[: package.count(".") + 2])
+
+    inside = {module: {room(name) for name in names if within(name, package)} for module, names in edges.items()}
+    rooms: dict[str, set[str]] = {}
+    for module, names in inside.items():
+        if within(module, package) and module != package:
+            rooms.setdefault(room(module), set()).update(names - {room(module), package})
+    return rooms
+
+
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 

@@ -11,8 +11,8 @@ import torch
 
 from models.protocol import ChatModel
 from service.engine.chat.worker import ChatWorker
+from service.engine.core.worker import WorkerContext
 from service.engine.engine import Engine
-from service.engine.worker import WorkerContext
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig

@@ -17,13 +17,13 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 from PIL import Image
 
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
-from models.processor import ChatProcessor
-from service.catalog import load_catalog
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
+from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig, EngineEntry
 from service.link.engine_link import InlineLink
 from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.media.samples import video
 from tests.support.golden import inputs
 from tests.support.prompts import prompt_of

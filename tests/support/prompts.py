@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.media import ChatMessage, MediaItem, Prompt, Tool
-from models.processor import ChatProcessor
+from models.interfaces.media import ChatMessage, MediaItem, Prompt, Tool
+from models.interfaces.processor import ChatProcessor
 
 
 def prompt_of(

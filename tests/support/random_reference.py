@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from tests.support.chat_golden import generate
 from tests.support.golden import copy_checkpoint
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from service.api.app import create_context, create_engine, create_metrics
 from service.api.context import ServerContext
-from service.api.engines import Engines
+from service.api.engines.engines import Engines
 from service.api.tracing import Tracing
-from service.catalog import Catalog
-from service.engine_config import engine_config
+from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
-from service.listener import bind
-from service.server import Server, server_config
-from service.settings import Settings, load_settings
+from service.processes.engine_config import engine_config
+from service.processes.listener import bind
+from service.processes.server import Server, server_config
+from service.settings.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
 from tests.support.processes import START_SECONDS

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Capturable, Plan
+from models.interfaces.processor import SpeechLayout
 from models.layers.kv_cache import PagedBatch
-from models.processor import SpeechLayout
-from models.protocol import RESULT_FLAGS, Bucket, Capturable, Plan, SpeechModel
+from models.protocol import RESULT_FLAGS, SpeechModel
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

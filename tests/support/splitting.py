@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.api.speech.text_splitting import Granularity, TextSplitter
+from service.api.spoken_text.text_splitting import Granularity, TextSplitter
 
 
 def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.decoder import CausalDecoder, DecoderConfig
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem, PlaceholderRange, Prompt
 from models.layers.attention import varlen_attention
 from models.layers.block import BlockConfig
-from models.media import MediaItem, PlaceholderRange, Prompt
-from models.protocol import Bucket, BufferSpec, Plan
+from models.layers.decoder import CausalDecoder, DecoderConfig
 
 VOCABULARY = 89
 PADDED_VOCABULARY = 96

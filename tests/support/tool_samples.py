@@ -1,4 +1,4 @@
-"""Tools for tests, and answers that call them in the format of models/tools.py."""
+"""Tools for tests, and answers that call them in the format of models/text/tools.py."""
 
 from __future__ import annotations
 

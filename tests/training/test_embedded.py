@@ -8,8 +8,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from models.checkpoints.registry import family_of
 from models.qwen2_vl.processor import load_processor
-from models.registry import family_of
 from tests.support.processes import ROOT
 from training.vision.checkpoint import make
 from training.vision.gates import NAMES, NOT_PROMISED, Scores

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from models.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate

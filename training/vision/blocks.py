@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from models.resizing import use_threads
+from models.interfaces.resizing import use_threads
 from training.loop import Ahead
 from training.vision.conversations import Encoder, Example, Tokens, grid_of, make_example, patches_of
 from training.vision.network import LETTERS_PER_CELL, UNKNOWN, Network, Packed

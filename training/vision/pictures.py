@@ -10,8 +10,8 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from models.interfaces.resizing import resize
 from models.qwen2_vl.pictures import smart_resize
-from models.resizing import resize
 from training.vision.fonts import font
 from training.vision.palette import COLORS, INKS, RGB, Look, color_on, ground_color, outline
 

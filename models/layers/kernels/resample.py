@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.interfaces.resizing import WEIGHT_BITS
 from models.layers.kernels.launch import launch
-from models.resizing import WEIGHT_BITS
 
 _BLOCK = 1024
 

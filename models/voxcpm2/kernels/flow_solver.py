@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from models.layers.adapters import Lora
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.norms import RMSNorm
-from models.lora import Lora
 from models.voxcpm2.kernels.step_inputs import PROJECTION_WARPS, normed_row, projected, projection_of
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, project
 

@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from models.errors import InputError, PromptTooLong
-from models.media import MediaItem, Prompt, TokenizedChat, Tool
-from models.processor import ChatProcessor
-from models.tools import prompt_texts
+from models.interfaces.errors import InputError, PromptTooLong
+from models.interfaces.media import MediaItem, Prompt, TokenizedChat, Tool
+from models.interfaces.processor import ChatProcessor
+from models.text.tools import prompt_texts
 from service.api.chat.past_answers import named_transcripts
 from service.api.chat.prompt_media import PromptMedia
 from service.api.chat.prompt_messages import check_length, read_messages
 from service.api.chat.schema import ChatRequestBody, ThinkingSwitch
-from service.api.concurrency import all_results
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
+from service.system.concurrency import all_results
 
 T = TypeVar("T")
 U = TypeVar("U")

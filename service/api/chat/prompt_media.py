@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from models.errors import InputError
-from models.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
-from models.processor import ChatProcessor
+from models.interfaces.errors import InputError
+from models.interfaces.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
 from service.api.chat.schema import MediaUrl
 from service.api.chat.video_sampling import VideoSampling
 from service.api.context import ServerContext

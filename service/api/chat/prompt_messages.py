@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.chat_template import ROLES
-from models.media import ChatMessage
-from models.media import ContentPart as PromptPart
+from models.interfaces.media import ChatMessage
+from models.interfaces.media import ContentPart as PromptPart
+from models.text.chat_template import ROLES
 from service.api.chat.past_answers import NamedTranscripts, transcript_of
 from service.api.chat.prompt_media import MediaReference
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message

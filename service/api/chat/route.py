@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from service.api.chat.detokenizer import FinishReason, TextAssembler, TextDelta, TokenLogprob
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
 from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
@@ -40,8 +40,9 @@ from service.api.chat.tool_calls import ToolCallParser, joined
 from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
 from service.api.chat.tool_schema import ToolCallDelta
 from service.api.chat.tools import ToolUse, tool_use
-from service.api.concurrency import all_results, merged
 from service.api.context import ServerContext, context_of
+from service.api.engines.request_stream import EngineLost, RequestGroup
+from service.api.engines.step_report import StepReport, step_report
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
@@ -54,10 +55,9 @@ from service.api.http.streaming import (
     event,
     unless_disconnected,
 )
-from service.api.request_stream import EngineLost, RequestGroup
-from service.api.step_report import StepReport, step_report
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
+from service.system.concurrency import all_results, merged
 
 router = APIRouter(route_class=RequestRoute)
 

@@ -6,13 +6,13 @@ import hashlib
 import secrets
 from typing import Any
 
-from models.processor import ChatProcessor
+from models.interfaces.processor import ChatProcessor
 from service.api.chat.refused_fields import INSTEAD, REFUSED
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import bad_request
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MIN_TEMPERATURE
-from service.settings import Settings
+from service.settings.settings import Settings
 
 MAX_STOP_LENGTH = 1000
 

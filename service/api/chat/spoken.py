@@ -13,15 +13,15 @@ from typing import Literal
 
 import msgspec
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
 from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
-from service.api.concurrency import merged
 from service.api.context import ServerContext
+from service.api.engines.request_stream import EngineError
+from service.api.engines.step_report import step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
-from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
@@ -29,9 +29,9 @@ from service.api.speech.request import SpeechJob, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
-from service.api.step_report import step_report
-from service.catalog import OPENAI_PCM_RATE, HostedModel
+from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import HEADERLESS, SPOKEN
+from service.system.concurrency import merged
 
 AHEAD = 2
 """Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from service.api.engines.step_report import StepReport
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
-from service.api.step_report import StepReport
 from service.media.audio_formats import SpokenFormat
 
 Modality = Literal["text", "audio"]

@@ -1,7 +1,7 @@
 """Calls in the text of an answer, separated from it while it is generated.
 
 The text is constrained (service/api/chat/tool_grammar.py), so a call that has begun continues as a call: its name, then
-its arguments, then the closing tag. The format is that of models/tools.py.
+its arguments, then the closing tag. The format is that of models/text/tools.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from models.tools import CALL_END, CALL_START
+from models.text.tools import CALL_END, CALL_START
 from service.api.chat.tool_schema import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallEntry
 
 CALL_HEAD = '\n{"name": "'

@@ -1,5 +1,5 @@
-"""The grammar of answers that may call tools: text, then calls in the format of models/tools.py. Also the grammar of
-answers that must match something after reasoning."""
+"""The grammar of answers that may call tools: text, then calls in the format of models/text/tools.py. Also the grammar
+of answers that must match something after reasoning."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from models.media import Tool
-from models.tools import CALL_END, CALL_START
-from service.api.chat.grammar import form_grammar, formed_lark_grammar
-from service.api.chat.grammar_checks import GrammarChecks, refusal
-from service.api.chat.grammar_worker import Tried
-from service.api.chat.schema_form import as_grammar, schema_form, without
-from service.api.chat.schema_values import Unfit, shown
+from models.interfaces.media import Tool
+from models.text.tools import CALL_END, CALL_START
 from service.api.chat.tool_calls import CALL_HEAD
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError, bad_request
+from service.api.structured.grammar import form_grammar, formed_lark_grammar
+from service.api.structured.grammar_checks import GrammarChecks, refusal
+from service.api.structured.grammar_worker import Tried
+from service.api.structured.schema_form import as_grammar, schema_form, without
+from service.api.structured.schema_values import Unfit, shown
 
 log = logging.getLogger(__name__)
 

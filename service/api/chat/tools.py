@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from models.media import Tool, ToolCall
+from models.interfaces.media import Tool, ToolCall
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
 from service.api.http.errors import ApiError, bad_request

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from models.media import VideoMetadata
-from models.processor import ChatProcessor
+from models.interfaces.media import VideoMetadata
+from models.interfaces.processor import ChatProcessor
 from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, ProcessorOptions, VideoOptions
 from service.api.http.errors import bad_request
 from service.media.loader import is_frame_list
-from service.settings import Settings
+from service.settings.settings import Settings
 
 DEFAULT_FRAME_LIST_FPS = 2.0
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from service.api.engines.shared_usage import UsageRow
 from service.api.http.errors import ApiError
-from service.api.http.shared_usage import UsageRow
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 60.0
 """Bounds of Retry-After in seconds. OpenAI's clients obey up to 60."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from types import TracebackType
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError
 from service.media.fetch import FetchesBusy

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
+from service.api.engines.request_stream import EngineError
 from service.api.http.validation import explain, unreadable
-from service.api.request_stream import EngineError
-from service.disk import no_space
+from service.system.disk import no_space
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse
 from service.api.http.hosts import HostRule
 from service.api.http.record import RequestRecord
 from service.api.tracing import Tracing, enter
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 
 log = logging.getLogger("reprise.access")
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from msgspec import UNSET
 from starlette.websockets import WebSocketDisconnect
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.route import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message
@@ -32,7 +32,7 @@ from service.api.realtime.events import (
 from service.api.realtime.items import ConversationItem, Status, new_id
 from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
 from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, RetentionRatio, chat_tools
-from service.api.realtime.sourced import SourcedMessage, renamed, renamed_message
+from service.api.realtime.to_messages import SourcedMessage, renamed, renamed_message
 from service.api.realtime.truncation import truncated
 from service.api.sockets import StreamClosed
 

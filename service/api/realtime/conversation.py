@@ -10,9 +10,9 @@ import msgspec
 from service.api.http.admission import Ticket
 from service.api.http.errors import bad_request
 from service.api.realtime.items import ConversationItem, new_id, pictures
-from service.api.realtime.played import Playback, heard
-from service.api.realtime.sourced import Source, SourcedMessage, as_messages
-from service.settings import Settings
+from service.api.realtime.playback_position import Playback, heard
+from service.api.realtime.to_messages import Source, SourcedMessage, as_messages
+from service.settings.settings import Settings
 
 ROOT = "root"
 """The previous_item_id that puts an item before all others."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from models.processor import ChatProcessor
+from models.interfaces.processor import ChatProcessor
 from service.api.chat.prompt_media import MediaReference, PromptMedia
 from service.api.chat.schema import MediaUrl
 from service.api.chat.tools import arguments_of, check_call_id, check_name

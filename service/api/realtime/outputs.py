@@ -30,7 +30,7 @@ from service.api.realtime.events import (
     OutputTranscriptDone,
 )
 from service.api.realtime.items import ConversationItem, ItemContent, Status, new_id
-from service.api.realtime.played import Playback
+from service.api.realtime.playback_position import Playback
 from service.api.realtime.session_config import RealtimeFormat
 
 Emit = Callable[[AnyServerEvent], Awaitable[None]]

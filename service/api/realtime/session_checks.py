@@ -14,7 +14,7 @@ from service.api.chat.tools import tool_use
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError
 from service.api.realtime.session_config import RealtimeConfig, RealtimeToolChoice, SessionParams, chat_tools
-from service.api.realtime.sourced import renamed
+from service.api.realtime.to_messages import renamed
 
 
 async def check_update(context: ServerContext, given: SessionParams, config: RealtimeConfig, client: str) -> None:

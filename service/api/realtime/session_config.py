@@ -14,7 +14,7 @@ from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
-from service.catalog import OPENAI_PCM_RATE
+from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import G711_RATE, SpokenFormat
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -13,9 +13,10 @@ import msgspec
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.chat.schema import Message
 from service.api.context import LARGE_BODY, ServerContext, context_of
+from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
@@ -62,10 +63,9 @@ from service.api.realtime.session_config import (
     take_unsupported,
     updated,
 )
-from service.api.realtime.sourced import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
-from service.api.request_stream import EngineError
+from service.api.realtime.to_messages import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
 from service.api.sockets import GOING_AWAY, NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 
 router = APIRouter()
 

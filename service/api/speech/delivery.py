@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from service.api.context import ServerContext
-from service.api.request_stream import RequestStream
+from service.api.engines.request_stream import RequestStream
 from service.api.speech.request import SpeechJob
 from service.link.messages import Pause, SpeechDelta, SpeechRequest, StepCounts
 from service.media.audio_out import StreamingEncoder

@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
-from service.api.speech.live_passages import LivePassages
 from service.api.speech.live_writing import LiveWriting
 from service.api.speech.request import SMALL_TEXT, SpeechJob
 from service.api.speech.script import Line
-from service.api.speech.text_cleaning import clean_text, speakable
 from service.api.speech.text_limits import SpokenTooLong, max_spoken_chars
-from service.api.speech.text_splitting import Granularity
+from service.api.spoken_text.live_passages import LivePassages
+from service.api.spoken_text.text_cleaning import clean_text, speakable
+from service.api.spoken_text.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from service.api.speech.alignment import Pair, common_words
-from service.api.speech.lexicon import LexiconFilter
-from service.api.speech.normalising.text import TextNormaliser
 from service.api.speech.script import Line, Writing
+from service.api.spoken_text.alignment import Pair, common_words
+from service.api.spoken_text.lexicon import LexiconFilter
+from service.api.spoken_text.normalising.text import TextNormaliser
 
 
 class LiveWriting:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection
 
-from models.errors import CheckpointError
-from models.lora_folders import adapter_folders
-from service.catalog import Catalog
-from service.settings import Settings
-from service.settings_reading import SettingsError
-from service.voice_names import is_name, name_key
-from service.voice_store import ID
+from models.checkpoints.lora_folders import adapter_folders
+from models.interfaces.errors import CheckpointError
+from service.hub.catalog import Catalog
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings
+from service.voices.names import is_name, name_key
+from service.voices.store import ID
 
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:

@@ -11,16 +11,16 @@ from contextlib import aclosing
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError
 from service.api.speech.references import encode, encoder_of
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 from service.link.messages import Pause, SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
-from service.named_voice_store import load_named, save_named, voice_key, weights_of
-from service.shielded import shielded
+from service.system.shielded import shielded
+from service.voices.named import load_named, save_named, voice_key, weights_of
 
 log = logging.getLogger(__name__)
 

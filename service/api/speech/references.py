@@ -12,7 +12,7 @@ import numpy as np
 
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, naming
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 from service.link.messages import EncodeReference
 
 

@@ -6,17 +6,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.processor import SpeechProcessor
+from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
-from service.api.speech.lexicon import Lexicon, LexiconFilter
-from service.api.speech.normalising.text import TextNormaliser
 from service.api.speech.references import check_room
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, resolve_speaker
-from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
-from service.catalog import HostedModel
+from service.api.spoken_text.lexicon import Lexicon, LexiconFilter
+from service.api.spoken_text.normalising.text import TextNormaliser
+from service.api.spoken_text.text_splitting import CONTROL, Granularity, TextSplitter
+from service.hub.catalog import HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_formats import FORMATS
 from service.media.audio_out import StreamingEncoder

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
+from service.api.engines.step_report import step_report
 from service.api.http.errors import bad_request
 from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
@@ -39,7 +40,6 @@ from service.api.speech.schema import (
 )
 from service.api.speech.script import Script, read_script
 from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
-from service.api.step_report import step_report
 from service.link.messages import SpeechRequest
 from service.media.audio_formats import FORMATS, content_type
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.speech.lexicon import MAX_SPOKEN, MAX_WORD
-from service.api.speech.text_splitting import Granularity
-from service.api.step_report import StepReport
+from service.api.engines.step_report import StepReport
+from service.api.spoken_text.lexicon import MAX_SPOKEN, MAX_WORD
+from service.api.spoken_text.text_splitting import Granularity
 from service.media.audio_formats import ResponseFormat
 
 StreamFormat = Literal["audio", "sse"]

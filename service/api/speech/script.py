@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from models.errors import InputError
-from service.api.speech.alignment import Alignment, Pair, common_words, inverse
-from service.api.speech.lexicon import MAX_GROWTH, LexiconFilter
-from service.api.speech.normalising.text import TextNormaliser
-from service.api.speech.passages import Passage, marked_passages
+from models.interfaces.errors import InputError
 from service.api.speech.request import SpeechJob
-from service.api.speech.ssml import is_ssml, ssml_passages
-from service.api.speech.text_cleaning import UNSPEAKABLE, clean_text, speakable
-from service.api.speech.text_splitting import WIDE_PAUSES, WIDE_STOPS, is_wide, spoken_length
+from service.api.spoken_text.alignment import Alignment, Pair, common_words, inverse
+from service.api.spoken_text.lexicon import MAX_GROWTH, LexiconFilter
+from service.api.spoken_text.normalising.text import TextNormaliser
+from service.api.spoken_text.passages import Passage, marked_passages
+from service.api.spoken_text.ssml import is_ssml, ssml_passages
+from service.api.spoken_text.text_cleaning import UNSPEAKABLE, clean_text, speakable
+from service.api.spoken_text.text_splitting import WIDE_PAUSES, WIDE_STOPS, is_wide, spoken_length
 
 SPACES = re.compile(r"\s+")
 WIDE_SIGNS = WIDE_STOPS | WIDE_PAUSES

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError, bad_request
@@ -14,12 +14,12 @@ from service.api.http.record import RequestRecord
 from service.api.speech.named_voices import named_reference
 from service.api.speech.references import check_text, encode, encode_reference, encoder_of
 from service.api.speech.schema import SpeechOptions
-from service.api.speech.text_cleaning import clean_text
+from service.api.spoken_text.text_cleaning import clean_text
 from service.api.tracing import phase
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_names import LONGEST_NAME, name_key
-from service.voice_store import Voice, VoiceStoreError
+from service.voices.names import LONGEST_NAME, name_key
+from service.voices.store import Voice, VoiceStoreError
 
 DEFAULT_VOICE = "default"
 OPENAI_VOICES = {

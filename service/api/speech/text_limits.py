@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 
 MAX_WHOLE_CHARS = 4096

@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.forms import Form, FormLimits, form_boundary, read_form
@@ -25,10 +25,10 @@ from service.api.speech.references import check_room, encode_reference, encoder_
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
-from service.catalog import HostedModel
+from service.hub.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_names import is_name, name_key
-from service.voice_store import ID, Voice, VoiceStoreError
+from service.voices.names import is_name, name_key
+from service.voices.store import ID, Voice, VoiceStoreError
 
 router = APIRouter()
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from service.api.context import ServerContext
+from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError
-from service.api.request_stream import EngineError
 from service.api.speech.named_voices import named_reference
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 

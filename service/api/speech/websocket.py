@@ -20,7 +20,7 @@ from fastapi import APIRouter, WebSocket
 from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from service.children import python_command, python_environment
 from service.cli.bench.client import READY
 from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
 from service.cli.bench.traffic import shared_prompt
+from service.system.children import python_command, python_environment
 
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3

@@ -12,17 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.media import MediaItem
 from models.layers.resample import resized
-from models.media import MediaItem
-from models.protocol import Bucket, Plan, VisionEncoder
+from models.protocol import VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, repeatable_launch
-from service.engine.memory import peak_bytes
-from service.engine.readback import mark
-from service.engine.second_try import with_second_try
-from service.engine.tally import StepTally
-from service.engine.worker import MemoryRequirements, WorkerContext
+from service.engine.core.faults import LaunchError, repeatable_launch
+from service.engine.core.oom_retry import with_second_try
+from service.engine.core.readback import mark
+from service.engine.core.step_counts import StepTally
+from service.engine.core.worker import MemoryRequirements, WorkerContext
+from service.engine.memory.memory import peak_bytes
 from service.graphs.buckets import captured_first, cost_of, key_of
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route

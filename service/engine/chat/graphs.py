@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket, Capturable, Decoder
-from service.engine.chat.routes import (
+from models.interfaces.capturable import Bucket, Capturable
+from models.protocol import Decoder
+from service.engine.chat.replay_choice import (
     CACHED_PREFILL_TOKENS,
     PREFILL_SEQUENCES,
     PREFILL_TOKENS,
@@ -28,7 +29,7 @@ from service.engine.chat.steps import (
     SampleStep,
     Sampling,
 )
-from service.engine.worker import WorkerContext
+from service.engine.core.worker import WorkerContext
 from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 

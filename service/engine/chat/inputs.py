@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import FloatColumn, IntColumn
-from service.engine.pages import block_tables, kv_slots
+from service.engine.core.pages import block_tables, kv_slots
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.chat.mask_server import BROKEN, COMPLETE
+from service.engine.chat.guided.mask_server import BROKEN, COMPLETE
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatDelta, Failed, Outputs
 
@@ -32,7 +32,8 @@ class Outbox:
             self.deltas, self.failed = [], []
 
     def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        """Adds the output that ends an answer because of its grammar. verdict: see service.engine.chat.mask_server."""
+        """Adds the output that ends an answer because of its grammar. verdict: see
+        service.engine.chat.guided.mask_server."""
         if verdict == COMPLETE:
             self.deltas.append(sequence.delta((), (), "stop"))
         elif verdict == BROKEN:

@@ -11,7 +11,7 @@ import numpy as np
 
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import ChatCosts
-from service.engine.chat.gaps import Gaps
+from service.engine.chat.itl_budget import Gaps
 from service.graphs.runner import GraphRunner
 
 ITL_TARGET = 0.0125
@@ -40,7 +40,7 @@ class Pacing:
     gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
-        """itl_target: seconds, see service.engine.chat.gaps."""
+        """itl_target: seconds, see service.engine.chat.itl_budget."""
         self.costs = ChatCosts()
         self.gaps = Gaps(itl_target)
         self._max_step_tokens = max_step_tokens

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 
 from service.engine.chat.encoder import EncodeError, VisionStage
-from service.engine.chat.guidance import Guidance
+from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LaunchError, corrupted, launch_failure, queue_timeout
-from service.engine.worker import WorkerContext
+from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
+from service.engine.core.worker import WorkerContext
 from service.link.messages import ChatRequest
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class ChatRequests:
         self.fail([one for one in self._sequences.values() if error.digests & one.pinned.keys()], error.cause)
 
     def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        """Ends an answer because of its grammar. verdict: see service.engine.chat.mask_server."""
+        """Ends an answer because of its grammar. verdict: see service.engine.chat.guided.mask_server."""
         self._outbox.end_guided(sequence, verdict)
         self.finish(sequence)
 

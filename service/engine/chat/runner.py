@@ -12,24 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
-from models.protocol import Bucket, ChatModel, Plan
+from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
+from service.engine.chat.guided.mask_table import MaskTable
+from service.engine.chat.guided.masks import MaskJob
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
-from service.engine.chat.mask_table import MaskTable
-from service.engine.chat.masks import MaskJob
 from service.engine.chat.pacing import Pacing
-from service.engine.chat.routes import PrefillChoice, PrefillRoutes
+from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
-from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
-from service.engine.faults import RepeatableLaunchError, repeatable_launch
-from service.engine.pages import pages_for
-from service.engine.second_try import with_second_try
-from service.engine.worker import MemoryRequirements, WorkerContext
+from service.engine.chat.warmup import ScratchRuns
+from service.engine.core.faults import RepeatableLaunchError, repeatable_launch
+from service.engine.core.oom_retry import with_second_try
+from service.engine.core.pages import pages_for
+from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
 from service.graphs.runner import GraphRunner
@@ -134,10 +135,10 @@ class ChatRunner:
         """Launches one batch. embeds: the encoder outputs of an item of a sequence.
 
         Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
-        (service.engine.chat.routes), or if eager execution runs out of memory; decode rows beside them are a second
-        replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a row is
-        guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run out of
-        memory on every route have a second try.
+        (service.engine.chat.replay_choice), or if eager execution runs out of memory; decode rows beside them are a
+        second replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a
+        row is guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run
+        out of memory on every route have a second try.
 
         Raises RepeatableLaunchError when the chunks failed and the decode rows are unchanged. After any other error,
         rows may have advanced on the device, and their tokens are lost.

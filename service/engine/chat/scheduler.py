@@ -18,8 +18,8 @@ from service.engine.chat.chunk_budget import ChunkBudget, chunk_tokens
 from service.engine.chat.decode_rows import DecodeRows
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
-from service.engine.pages import Digest, PagePool, pages_for
-from service.engine.slots import SlotPool
+from service.engine.core.pages import Digest, PagePool, pages_for
+from service.engine.core.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
 """Assumed prefill time of a token until one was measured."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from models.media import MediaItem, Prompt
+from models.interfaces.media import MediaItem, Prompt
 from service.engine.chat.guide import Guide
-from service.engine.tally import StepTally
+from service.engine.core.step_counts import StepTally
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
 from service.link.sampling_limits import needs_penalties_or_filters
 

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.kv_cache import PagedBatch
 from models.layers.op import op
-from models.protocol import Bucket, BufferSpec, Decoder
+from models.protocol import Decoder
 from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
 
@@ -251,8 +252,8 @@ class SampleStep:
 class GuidedSampleStep:
     """Sampling for a batch with guided rows, whose hidden states are in `held_hidden`. When it is launched the layers
     may have ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the
-    slot state while the layers run (service.engine.chat.mask_table.MaskTable). Rows without a mask, and padding, use
-    mask 0. Bucket: rows. Output: that of Sampling.
+    slot state while the layers run (service.engine.chat.guided.mask_table.MaskTable). Rows without a mask, and padding,
+    use mask 0. Bucket: rows. Output: that of Sampling.
     """
 
     state: SlotState

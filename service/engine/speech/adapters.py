@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.lora import LoraBank, LoraLayout
-from models.lora_files import LoraFile, layout_of, read, survey
-from models.lora_folders import adapter_folders
+from models.checkpoints.lora_files import LoraFile, layout_of, read, survey
+from models.checkpoints.lora_folders import adapter_folders
+from models.layers.adapters import LoraBank, LoraLayout
 from models.protocol import SpeechModel
 from service.link.config import EngineConfig
 

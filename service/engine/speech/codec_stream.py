@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 
 _PATIENT_ROWS = 32
 """Up to here the codec takes what the steps leave free of the GPU: steps of few rows leave much, and chat may run

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.prefill import (
     FindCapturedBucket,

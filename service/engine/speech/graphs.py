@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Capturable, Plan
+from models.layers.adapters import LoraBank
 from models.layers.lora import rows_arrays
-from models.lora import LoraBank
-from models.protocol import Bucket, Capturable, Plan, SpeechModel
-from service.engine.worker import WorkerContext
+from models.protocol import SpeechModel
+from service.engine.core.worker import WorkerContext
 from service.graphs.buckets import spanning
 from service.graphs.runner import GraphRunner
 

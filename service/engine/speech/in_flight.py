@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from service.engine.readback import Readback
+from service.engine.core.readback import Readback
 from service.engine.speech.clock import Mark
 from service.engine.speech.costs import Kind
 from service.engine.speech.sequence import SpeechSequence

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
-from service.engine.pages import block_tables, kv_slots
+from models.interfaces.capturable import Bucket, Plan
+from models.protocol import RESULT_FLAGS, SpeechModel
+from service.engine.core.pages import block_tables, kv_slots
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
 

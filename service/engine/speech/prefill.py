@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from service.engine.speech.costs import Kind
 from service.engine.speech.stream import Stream
 from service.graphs.buckets import round_up

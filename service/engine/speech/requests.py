@@ -6,16 +6,16 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from models.errors import InputError
-from models.processor import SpeechProcessor
+from models.interfaces.errors import InputError
+from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LaunchError, corrupted, launch_failure, queue_timeout
+from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
+from service.engine.core.worker import WorkerContext
+from service.engine.speech.retry_buffer import UnsentAudio
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
-from service.engine.speech.unsent import UnsentAudio
-from service.engine.worker import WorkerContext
 from service.link.messages import Failed, SpeechAppend, SpeechDelta, SpeechRequest
 
 

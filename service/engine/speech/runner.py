@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket
 from models.layers.kv_cache import PagedBatch, allocate_together
-from models.protocol import Bucket, SpeechModel
-from service.engine.faults import repeatable_launch
-from service.engine.pages import pages_for
-from service.engine.readback import Readback
-from service.engine.second_try import with_second_try
+from models.protocol import SpeechModel
+from service.engine.core.faults import repeatable_launch
+from service.engine.core.oom_retry import with_second_try
+from service.engine.core.pages import pages_for
+from service.engine.core.readback import Readback
+from service.engine.core.worker import WorkerContext
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.codec_stream import CodecStream
@@ -43,7 +45,6 @@ from service.engine.speech.inputs import (
 from service.engine.speech.page_copies import make_copies
 from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run

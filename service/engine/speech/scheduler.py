@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from service.engine.pages import PagePool
+from service.engine.core.pages import PagePool
 from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.background import BackgroundShare
+from service.engine.speech.capacity import Room
 from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast, Prompts
 from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import PrefillChunk, PrefillSize
-from service.engine.speech.room import Room
 from service.engine.speech.stream import Phase, Stream
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from service.engine.pages import Digest
+from service.engine.core.pages import Digest
 
 
 class Playback:

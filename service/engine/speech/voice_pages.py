@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from service.engine.pages import PagePool, pages_for
+from service.engine.core.pages import PagePool, pages_for
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.stream import PageCopy, Stream, VoicePage
 

@@ -14,13 +14,14 @@ from functools import partial
 
 import torch
 
-from models.processor import SpeechProcessor
+from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import LaunchError, RepeatableLaunchError, launch_errors
-from service.engine.memory import peak_bytes
-from service.engine.pages import PagePool, pages_for
-from service.engine.readback import Readback
-from service.engine.speech import scratch
+from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
+from service.engine.core.pages import PagePool, pages_for
+from service.engine.core.readback import Readback
+from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.memory.memory import peak_bytes
+from service.engine.speech import warmup as scratch
 from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.background import BackgroundShare
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
@@ -33,7 +34,6 @@ from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import Phase
-from service.engine.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 from service.link.messages import (
@@ -61,7 +61,7 @@ _CPU_ROWS = 8
 
 
 class SpeechWorker:
-    """Implements service.engine.worker.ModelWorker."""
+    """Implements service.engine.core.worker.ModelWorker."""
 
     def __init__(self, name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> None:
         config = context.config

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.schema_form import schema_form
+from service.api.structured.grammar import json_schema_grammar
+from service.api.structured.schema_form import schema_form
 from tests.api.chat.test_grammar import accepts
 
 POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

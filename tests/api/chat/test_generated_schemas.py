@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, HttpUrl, IPvAnyAddress, conint
 
-from service.api.chat.grammar import form_grammar, json_schema_grammar
-from service.api.chat.grammar_worker import problem
-from service.api.chat.schema_form import schema_form, without
-from service.api.chat.schema_values import Unfit, shown
+from service.api.structured.grammar import form_grammar, json_schema_grammar
+from service.api.structured.grammar_worker import problem
+from service.api.structured.schema_form import schema_form, without
+from service.api.structured.schema_values import Unfit, shown
 from tests.api.chat.test_grammar import accepts
 from tests.support.grammars import check_grammar
 from tests.support.zod import FORMATS as ZOD

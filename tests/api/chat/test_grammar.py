@@ -14,8 +14,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from service.api.chat import grammar as grammar_module
-from service.api.chat.grammar import (
+from service.api.structured import grammar as grammar_module
+from service.api.structured.grammar import (
     MAX_SCHEMA_BYTES,
     check_bounds,
     choice_grammar,
@@ -23,9 +23,9 @@ from service.api.chat.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from service.api.chat.schema_form import schema_form
-from service.api.chat.schema_values import Unfit
-from service.api.chat.string_formats import FREE_FORMATS, LIBRARY_FORMATS, PATTERNED_FORMATS
+from service.api.structured.schema_form import schema_form
+from service.api.structured.schema_values import Unfit
+from service.api.structured.string_formats import FREE_FORMATS, LIBRARY_FORMATS, PATTERNED_FORMATS
 from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED

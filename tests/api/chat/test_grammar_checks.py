@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from benchmarks.servers.footprint import children, inspect
-from service.api.chat import grammar as grammars
-from service.api.chat import grammar_checks
-from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
-from service.api.chat.grammar_checks import GrammarChecks
 from service.api.http.errors import ApiError
-from service.byte_sizes import MIB
+from service.api.structured import grammar as grammars
+from service.api.structured import grammar_checks
+from service.api.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from service.api.structured.grammar_checks import GrammarChecks
 from service.confined.workers import WorkerLimits
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, deep_thread
+from service.settings.byte_sizes import MIB
 from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
 from tests.support.servers import RunningServer

@@ -17,9 +17,9 @@ import llguidance
 import numpy as np
 import pytest
 
-from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.schema_form import schema_form
-from service.api.chat.schema_values import Unfit
+from service.api.structured.grammar import json_schema_grammar
+from service.api.structured.schema_form import schema_form
+from service.api.structured.schema_values import Unfit
 from service.link.grammar_limits import LIMITS
 from tests.api.chat.test_grammar import BYTES, accepts
 from tests.support.grammars import check_grammar

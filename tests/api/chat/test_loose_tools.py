@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.chat.schema_form import UNSUPPORTED as UNENFORCED
+from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
 from tests.api.chat.test_tools import USER
 from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from models.media import ChatMessage, MediaItem, MediaKind, TokenizedChat, Tool
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, TokenizedChat, Tool
 from service.api.chat.prompt import SMALL_PROMPT
-from service.catalog import Catalog
+from service.hub.catalog import Catalog
 from tests.api.chat.test_chat import picture
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.servers import running_server

@@ -11,7 +11,7 @@ from service.api.chat.sampling import derived_seed, sampling_params
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import ApiError
 from service.link.messages import SamplingParams
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support.fake_chat import END, FakeProcessor
 
 SETTINGS = load_settings()

@@ -12,13 +12,13 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from models.media import Tool
-from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from models.interfaces.media import Tool
 from service.api.chat.schema import ChatRequestBody
 from service.api.chat.tool_grammar import Reasoning, formed, reasoned_grammar, tool_grammar
 from service.api.chat.tools import ToolUse, arguments_of, tool_use
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
+from service.api.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from tests.support.grammars import check_grammar
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.api.chat.transcripts import Transcripts
+from service.api.engines.transcripts import Transcripts
 
 
 class Clock:

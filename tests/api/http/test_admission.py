@@ -16,10 +16,10 @@ from websockets.sync.client import connect
 
 from service.api.http.admission import SMALL_BYTES, Admission, Ticket
 from service.api.http.errors import ApiError
-from service.catalog import Catalog, load_catalog
 from service.hub import EMBEDDED
-from service.metrics import Metrics
-from service.settings import load_settings
+from service.hub.catalog import Catalog, load_catalog
+from service.metrics.metrics import Metrics
+from service.settings.settings import load_settings
 from tests.support.fake_chat import fake_catalog
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, until

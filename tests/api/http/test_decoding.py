@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.errors import InputError
-from models.media import VideoFrames
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames
 from service.api.http.admission import Admission, Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError
@@ -22,7 +22,7 @@ from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, FetchesBusy, UrlPolicy
 from service.media.limits import MIB, MediaLimits
 from service.media.loader import MediaLoader, NoRoom
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.victims import data_url
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.record import RequestRecord
 from service.confined.fair_semaphore import FairSemaphore
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 
 
 class Askers:

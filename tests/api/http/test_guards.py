@@ -22,7 +22,7 @@ from service.link.config import Channel, EngineConfig
 from service.link.engine_link import EngineExit, EngineLink, InlineLink, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Outputs, SpeechDelta, SpeechRequest, Stop
-from service.server import quiet_uvicorn
+from service.processes.server import quiet_uvicorn
 from tests.support import fake_engine
 from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.api.http import connections
-from service.descriptors import possible_connections
-from service.server import server_config
+from service.processes.server import server_config
+from service.system.descriptors import possible_connections
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS

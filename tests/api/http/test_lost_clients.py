@@ -22,13 +22,13 @@ from service.api.http.admission import Admission
 from service.api.http.errors import ResponseCut
 from service.api.http.hosts import HostRule
 from service.api.http.middleware import RequestMiddleware
-from service.catalog import Catalog, load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.metrics import Metrics
-from service.settings import load_settings
+from service.metrics.metrics import Metrics
+from service.settings.settings import load_settings
 from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
 from tests.support.servers import RunningServer, running_server

@@ -20,7 +20,7 @@ from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.api.http.field_warnings import MAX_NAMES
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.websocket import SessionConfig
-from service.catalog import Catalog, HostedModel
+from service.hub.catalog import Catalog, HostedModel
 from tests.api.http.raw import GET_HEALTH, parse, read_answer, read_to_end, send
 from tests.support.fake_chat import fake_catalog
 from tests.support.servers import RunningServer, running_server

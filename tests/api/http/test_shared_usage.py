@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from service.api.engines.shared_usage import UsageTable
 from service.api.http.admission import EXCESS, Admission
 from service.api.http.errors import ApiError
-from service.api.http.shared_usage import UsageTable
-from service.metrics import Metrics
+from service.metrics.metrics import Metrics
 
 KINDS = ("chat", "speech", "other", EXCESS)
 

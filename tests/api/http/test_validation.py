@@ -14,12 +14,12 @@ from msgspec import Meta
 
 from service.api import app
 from service.api.chat.schema import ChatRequestBody
+from service.api.engines.request_stream import EngineError
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import MAX_SIGNS, parse, prepare
 from service.api.realtime.events import AnyClientEvent
 from service.api.realtime.session_config import SessionParams
-from service.api.request_stream import EngineError
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.websocket import ClientMessage
 from tests.support.servers import RunningServer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from models.media import ChatMessage, TokenizedChat
+from models.interfaces.media import ChatMessage, TokenizedChat
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
 from tests.api.realtime.conversing import MAX_ITEMS, Conversing, said, shown

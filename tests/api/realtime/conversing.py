@@ -12,7 +12,7 @@ import httpx
 from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
-from models.media import ChatMessage
+from models.interfaces.media import ChatMessage
 from tests.support.fake_talker import FakeTalker
 from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from service.catalog import load_catalog
+from service.hub.catalog import load_catalog
 from service.link.engine_link import InlineLink
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server

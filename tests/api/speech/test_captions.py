@@ -17,9 +17,9 @@ import soundfile
 from websockets.sync.client import connect
 
 from service.link.engine_link import InlineLink
-from service.server import create_server
-from service.settings import load_settings
-from service.settings_reading import SettingsError
+from service.processes.server import create_server
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from service.api.request_stream import EngineError, RequestStream
+from service.api.engines.request_stream import EngineError, RequestStream
 from service.api.speech.delivery import AudioFeed
 from service.link.messages import Pause, SpeechDelta, SpeechRequest
 

@@ -15,11 +15,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models.voxcpm2.processor import VoxCPM2Processor
-from service.catalog import load_catalog
+from service.hub.catalog import load_catalog
 from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
-from service.named_voice_store import FOLDER
-from service.settings import load_settings
+from service.settings.settings import load_settings
+from service.voices.named import FOLDER
 from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS

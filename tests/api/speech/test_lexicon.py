@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import InputError
-from service.api.speech.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
+from models.interfaces.errors import InputError
+from service.api.spoken_text.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
 
 ENTRIES = {
     "nginx": "engine x",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from models.errors import InputError
-from service.api.speech.live_passages import LivePassages
-from service.api.speech.passages import Passage, marked_passages
-from service.api.speech.ssml import is_ssml, ssml_passages
+from models.interfaces.errors import InputError
+from service.api.spoken_text.live_passages import LivePassages
+from service.api.spoken_text.passages import Passage, marked_passages
+from service.api.spoken_text.ssml import is_ssml, ssml_passages
 
 TEXTS = [
     "",

@@ -17,7 +17,7 @@ import soundfile
 from websockets.asyncio.client import connect
 
 from service.api.speech import live_text
-from service.api.speech.normalising.text import TextNormaliser
+from service.api.spoken_text.normalising.text import TextNormaliser
 from service.link.engine_link import InlineLink
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.speech.lexicon import Lexicon
 from service.api.speech.live_text import LiveText
 from service.api.speech.script import Line
-from service.api.speech.text_splitting import Granularity
+from service.api.spoken_text.lexicon import Lexicon
+from service.api.spoken_text.text_splitting import Granularity
 from tests.api.speech.test_script import job, script
 
 LEXICON = Lexicon({"PG": "p g 13", "nginx": "engine x", "New York": "the city"})

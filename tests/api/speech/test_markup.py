@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.api.speech.markup import MarkupStripper, strip_markup
-from service.api.speech.text_cleaning import clean_text
+from service.api.spoken_text.markup import MarkupStripper, strip_markup
+from service.api.spoken_text.text_cleaning import clean_text
 from tests.support.growth import is_linear
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.api.speech.reference_cache import ReferenceCache
 from service.api.speech.references import encode
 from service.link.messages import EncodeReference, ReferenceEncoded
+from service.voices.reference_cache import ReferenceCache
 
 
 class Encoder:

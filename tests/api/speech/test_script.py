@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.errors import InputError
-from service.api.speech.alignment import Alignment, common_words, inverse
-from service.api.speech.lexicon import Lexicon
-from service.api.speech.normalising.text import normalise
+from models.interfaces.errors import InputError
 from service.api.speech.request import SpeechJob
 from service.api.speech.script import Line, Script, read_script
 from service.api.speech.speaker import Speaker
+from service.api.spoken_text.alignment import Alignment, common_words, inverse
+from service.api.spoken_text.lexicon import Lexicon
+from service.api.spoken_text.normalising.text import normalise
 from tests.support.splitting import split_text
 
 

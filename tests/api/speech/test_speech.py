@@ -21,12 +21,12 @@ import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
-from service.catalog import load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import load_catalog
 from service.link.engine_link import InlineLink
 from service.link.messages import SpeechRequest
 from service.media.audio_formats import FORMATS
-from service.settings import Settings, load_settings
+from service.settings.settings import Settings, load_settings
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait

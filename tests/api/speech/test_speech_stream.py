@@ -19,11 +19,11 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.api.speech.live_text import LiveText
-from service.catalog import load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from tests.api.speech.test_speech import clip, data_url
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until

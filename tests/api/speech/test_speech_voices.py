@@ -23,14 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from service import voice_names
-from service import voice_store as voices
-from service.catalog import load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import InlineLink
-from service.settings import load_settings
-from service.voice_store import UNFINISHED, VoiceStore, VoiceStoreError
+from service.settings.settings import load_settings
+from service.voices import names as voice_names
+from service.voices import store as voices
+from service.voices.store import UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
@@ -303,7 +303,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         path.write_bytes(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("service.voice_store._write", full)
+    monkeypatch.setattr("service.voices.store._write", full)
     answer = upload(http, name="Too much")
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
     assert str(directory) not in answer.text

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import InputError
-from service.api.speech.passages import MAX_PAUSE, MAX_PAUSES, marked_passages
-from service.api.speech.ssml import is_ssml, may_be_ssml, spelled, ssml_passages
+from models.interfaces.errors import InputError
+from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, marked_passages
+from service.api.spoken_text.ssml import is_ssml, may_be_ssml, spelled, ssml_passages
 
 Spoken = list[tuple[float, str]]
 

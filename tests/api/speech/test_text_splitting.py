@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.api.speech.text_splitting import Granularity, TextSplitter, spoken_length
+from service.api.spoken_text.text_splitting import Granularity, TextSplitter, spoken_length
 from tests.support.growth import is_linear
 from tests.support.splitting import split_text
 

@@ -15,16 +15,16 @@ import soundfile
 
 from service.api.speech.references import encoder_of
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
-from service.catalog import Catalog, load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import EngineState, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.server import create_server
-from service.settings import load_settings
-from service.settings_reading import SettingsError
-from service.voice_names import is_name, name_key
-from service.voice_store import VoiceStore, VoiceStoreError
+from service.processes.server import create_server
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
+from service.voices.names import is_name, name_key
+from service.voices.store import VoiceStore, VoiceStoreError
 from tests.support.servers import RunningServer, running_server
 
 DISGUISES = {

@@ -11,17 +11,17 @@ import httpx
 import numpy as np
 import pytest
 
+from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError
-from service.api.request_stream import EngineError
 from service.api.speech import voices_at_start
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices_at_start import make_voices
-from service.catalog import load_catalog
 from service.hub import EMBEDDED
+from service.hub.catalog import load_catalog
 from service.link.engine_link import InlineLink
 from service.link.messages import Pause
-from service.named_voice_store import FOLDER
-from service.settings import load_settings
+from service.settings.settings import load_settings
+from service.voices.named import FOLDER
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.checkpoints.served import TINY_ENTRIES, TINY_MODEL, served_directory
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
 
 
 def test_the_miniature_is_a_checkpoint_without_weights(tmp_path: Path) -> None:

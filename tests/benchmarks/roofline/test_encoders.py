@@ -14,9 +14,9 @@ from benchmarks.encoder import WORK
 from benchmarks.roofline.encoders import encoder_floor
 from benchmarks.steps.encoder import fitting_bucket, pictures, plans_of
 from benchmarks.steps.full_size import load
-from models.processor import ChatProcessor
-from models.protocol import Plan
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.capturable import Plan
+from models.interfaces.processor import ChatProcessor
 from tests.support.inference import no_gradients as no_gradients
 
 FAMILIES = [name for name in WORK if not name.startswith("qwen3_vl")]

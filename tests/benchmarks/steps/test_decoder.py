@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.steps.decoder import captured_prefill
 from benchmarks.steps.full_size import load
-from models.registry import family_of
-from service.catalog import embedded_models
+from models.checkpoints.registry import family_of
 from service.graphs.pool import GraphPool
+from service.hub.catalog import embedded_models
 from tests.support.inference import no_gradients as no_gradients
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from service.engine.arbiter import Arbiter
 from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.chat.runner import PendingSampling
 from service.engine.chat.scheduler_output import SamplerNeeds
-from service.engine.worker import Control
+from service.engine.core.worker import Control
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
 from tests.support.inference import no_gradients as no_gradients

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.protocol import Bucket, Decoder, Plan
-from models.registry import family_of, resolve
-from service.engine.chat.routes import CACHED_PREFILL_TOKENS, token_buckets
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.capturable import Bucket, Plan
+from models.protocol import Decoder
+from service.engine.chat.replay_choice import CACHED_PREFILL_TOKENS, token_buckets
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import CachedPrefillStep
 from service.graphs.buckets import fits

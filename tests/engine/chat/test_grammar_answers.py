@@ -10,9 +10,9 @@ import llguidance
 import numpy as np
 import pytest
 
-from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.schema_values import Unfit
-from service.engine.chat.matchers import build_tokenizer
+from service.api.structured.grammar import json_schema_grammar
+from service.api.structured.schema_values import Unfit
+from service.engine.chat.guided.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema

@@ -11,11 +11,11 @@ import llguidance
 import numpy as np
 import pytest
 
-from models.processor import ChatProcessor
-from models.registry import family_of, resolve
-from service.api.chat.grammar import json_schema_grammar
-from service.engine.chat import matchers
-from service.engine.chat.matchers import build_tokenizer
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.processor import ChatProcessor
+from service.api.structured.grammar import json_schema_grammar
+from service.engine.chat.guided import matchers
+from service.engine.chat.guided.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.schemas import random_schema
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import service.engine.engine
-from models.protocol import Bucket, Capturable, Plan
-from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.engine.chat import mask_server
-from service.engine.chat.masks import MaskJob
+from models.interfaces.capturable import Bucket, Capturable, Plan
+from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from service.engine.chat.guided import mask_server
+from service.engine.chat.guided.masks import MaskJob
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from service.graphs.pool import Capture, GraphPool

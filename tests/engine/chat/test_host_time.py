@@ -14,7 +14,7 @@ from torch import Tensor
 
 import models
 import service
-from models.protocol import Plan
+from models.interfaces.capturable import Plan
 from service.link.messages import Outputs
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_prompt

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from models.qwen2_vl.processor import load_processor
-from service.api.chat.grammar import choice_grammar
-from service.engine.chat import guidance as guidance_module
-from service.engine.chat.guidance import Guidance
+from service.api.structured.grammar import choice_grammar
 from service.engine.chat.guide import Guide
-from service.engine.chat.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
-from service.engine.chat.mask_server import BROKEN
+from service.engine.chat.guided import guidance as guidance_module
+from service.engine.chat.guided.guidance import Guidance
+from service.engine.chat.guided.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
+from service.engine.chat.guided.mask_server import BROKEN
 from service.hub import EMBEDDED
 from service.link.config import EngineConfig, ModelConfig
 from tests.support.grammars import with_all_servers
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="process
 @pytest.fixture(autouse=True)
 def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers share rows however few there are."""
-    monkeypatch.setattr("service.engine.chat.guidance._FEW", 1)
+    monkeypatch.setattr("service.engine.chat.guided.guidance._FEW", 1)
 
 
 @dataclass(eq=False)
@@ -153,7 +153,7 @@ def test_nothing_of_them_is_left(shared: SharedMasks, processes: list[MaskProces
 
 def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def hosts(name: str, device: str, processors: int, sharers: int = 1) -> list[type]:
-        monkeypatch.setattr("models.cpus.available", lambda: processors)
+        monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
         config = EngineConfig(models=CONFIG.models, sharers=sharers)
         masks, found = hosts_of(name, PROCESSOR, PROCESSOR.vocab_size, config, device)
         assert masks.shape == (config.slots, WORDS) and not masks.any()

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from service.api.chat.grammar import choice_grammar, regex_grammar
-from service.engine.chat.guidance import Guidance
+from service.api.structured.grammar import choice_grammar, regex_grammar
 from service.engine.chat.guide import Guide
-from service.engine.chat.mask_hosts import MaskThread
-from service.engine.chat.mask_server import (
+from service.engine.chat.guided.guidance import Guidance
+from service.engine.chat.guided.mask_hosts import MaskThread
+from service.engine.chat.guided.mask_server import (
     BROKEN,
     COMPLETE,
     Build,
@@ -31,11 +31,11 @@ from service.engine.chat.mask_server import (
     Ready,
     Reply,
 )
-from service.engine.chat.mask_table import MaskTable
-from service.engine.chat.masks import Unread
-from service.engine.chat.matchers import build_matcher, build_tokenizer
+from service.engine.chat.guided.mask_table import MaskTable
+from service.engine.chat.guided.masks import Unread
+from service.engine.chat.guided.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
-from service.engine.readback import Readback
+from service.engine.core.readback import Readback
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 from service.link.silence import Silence
 from tests.support.devices import DEVICES
@@ -52,7 +52,7 @@ WORDS = -(-VOCABULARY // 32)
 @pytest.fixture(autouse=True)
 def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers share rows however few there are."""
-    monkeypatch.setattr("service.engine.chat.guidance._FEW", 1)
+    monkeypatch.setattr("service.engine.chat.guided.guidance._FEW", 1)
 
 
 @dataclass(eq=False)
@@ -372,7 +372,7 @@ def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
     own_interpreter: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waking takes time. A server in a thread needs the interpreter lock, so it is awaited asleep."""
-    monkeypatch.setattr("service.engine.chat.guidance._SPIN", GENEROUS)
+    monkeypatch.setattr("service.engine.chat.guided.guidance._SPIN", GENEROUS)
     hosts = threads(masks)
     monkeypatch.setattr(hosts[0], "own_interpreter", own_interpreter)
     guidance = Guidance(hosts)
@@ -390,8 +390,8 @@ def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
 def test_looking_for_masks_is_part_of_the_wait_for_them(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's other models launch nothing meanwhile."""
     clock = count(0.0, 0.125)
-    monkeypatch.setattr("service.engine.chat.guidance._SPIN", 0.5)
-    monkeypatch.setattr("service.engine.chat.guidance.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("service.engine.chat.guided.guidance._SPIN", 0.5)
+    monkeypatch.setattr("service.engine.chat.guided.guidance.time", SimpleNamespace(monotonic=lambda: next(clock)))
     hosts = threads(masks)
     monkeypatch.setattr(hosts[0], "own_interpreter", True)
     guidance = Guidance(hosts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.chat.mask_server import BROKEN
+from service.engine.chat.guided.mask_server import BROKEN
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatDelta, ChatRequest, Failed, SamplingParams

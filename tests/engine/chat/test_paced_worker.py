@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.api.chat.grammar import regex_grammar
-from service.engine.chat import masks
+from service.api.structured.grammar import regex_grammar
 from service.engine.chat.encoder import Encoded, Part
+from service.engine.chat.guided import masks
 from service.engine.chat.scheduler_output import Step
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine

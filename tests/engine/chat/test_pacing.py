@@ -11,13 +11,13 @@ import pytest
 
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import ChatCosts, PrefillCost
-from service.engine.chat.gaps import Gaps
+from service.engine.chat.itl_budget import Gaps
 from service.engine.chat.pacing import MIN_CHUNK_TOKENS, ChunkWork, Pacing
-from service.engine.chat.routes import CACHED_PREFILL_TOKENS
+from service.engine.chat.replay_choice import CACHED_PREFILL_TOKENS
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence
-from service.engine.pages import PagePool
-from service.engine.slots import SlotPool
+from service.engine.core.pages import PagePool
+from service.engine.core.slots import SlotPool
 from service.link.messages import ChatRequest, SamplingParams
 from tests.support.tiny_chat import tiny_prompt
 

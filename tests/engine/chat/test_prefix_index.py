@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from service.engine.chat.chunk_budget import ChunkBudget
-from service.engine.chat.gaps import Gaps
+from service.engine.chat.itl_budget import Gaps
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.scheduler_output import Step
 from tests.engine.chat.test_guided_rows import GRAMMAR

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from service.catalog import Catalog
 from service.engine import engine as loop
-from service.engine_config import configs_of_starts, engine_config
 from service.graphs.buckets import key_of
-from service.settings import load_settings
+from service.hub.catalog import Catalog
+from service.processes.engine_config import configs_of_starts, engine_config
+from service.settings.settings import load_settings
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_item, tiny_prompt

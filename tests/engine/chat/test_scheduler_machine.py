@@ -15,8 +15,8 @@ from service.engine.chat.costs import PrefillCost
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.pages import PagePool
-from service.engine.slots import SlotPool
+from service.engine.core.pages import PagePool
+from service.engine.core.slots import SlotPool
 from service.link.messages import ChatRequest, SamplingParams
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 

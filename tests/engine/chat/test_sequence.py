@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatRequest, SamplingParams
 from tests.support.tiny_chat import tiny_item, tiny_prompt

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.processor import SpeechProcessor
+from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
+from service.engine.core.worker import Control, Request, WorkerContext
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import Step
 from service.engine.speech.worker import SpeechWorker
-from service.engine.worker import Control, Request, WorkerContext
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from models.protocol import Bucket
-from service.engine.pages import PagePool
+from models.interfaces.capturable import Bucket
+from service.engine.core.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.policy import Policy, Refusal

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from service.engine.speech.adapters import AdapterSlots
 from service.link.messages import SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig

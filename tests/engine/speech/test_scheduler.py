@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.pages import PagePool
+from service.engine.core.pages import PagePool
 from service.engine.speech.policy import Policy, Refusal
 from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize
 from service.engine.speech.scheduler import SpeechScheduler, Step

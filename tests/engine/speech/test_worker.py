@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.protocol import Plan
+from models.interfaces.capturable import Plan
 from models.voxcpm2.model import VoxCPM2
-from service.engine.speech import scratch
+from service.engine.core.worker import Control, Request
+from service.engine.speech import warmup as scratch
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.scheduler import Step
-from service.engine.worker import Control, Request
 from service.graphs.runner import Run
 from service.link.messages import (
     Abort,

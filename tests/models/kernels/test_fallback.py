@@ -46,7 +46,7 @@ from models.layers.rotary import rotary_cos_sin, rotate_and_cache
 from models.voxcpm2.kernels import flow_solver, step_inputs, vae, vae_gemm
 from models.voxcpm2.vae_layers import channel_gemm, residual_unit, snake_samples, snake_upsample
 from service.engine.chat import filter_kernels, step_kernels
-from service.engine.compilations import Compilations
+from service.engine.startup.compilations import Compilations
 from service.graphs.observations import Observations
 from tests.models.kernels.checking import relative_error
 

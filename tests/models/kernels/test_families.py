@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from models.checkpoints.registry import family_of, resolve
 from models.layers.op import Op
 from models.protocol import ChatModel, Decoder
-from models.registry import family_of, resolve
 from models.voxcpm2.model import VoxCPM2
 from models.voxcpm2.model import load_model as load_voice
 from tests.models.kernels.checking import relative_error

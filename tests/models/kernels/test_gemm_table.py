@@ -11,7 +11,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.gemms import STACKS, Part, predicted_us, shape_name, variants
 from models.layers.kernels import gemm_table_sm90
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
-from service.engine.worker import WARM_TOKENS
+from service.engine.core.worker import WARM_TOKENS
 
 LOCDIT = STACKS[0]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from models.interfaces.resizing import bicubic_weights
 from models.layers.resample import resample
-from models.resizing import bicubic_weights
 from tests.models.kernels.checking import replayed
 
 

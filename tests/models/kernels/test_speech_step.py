@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.layers.adapters import Lora, LoraBank, LoraLayout
 from models.layers.fused import concatenate, quantize
 from models.layers.gemm import gemv
 from models.layers.kernels.gemm import narrow_gemm
 from models.layers.lora import LoraRows, rows_arrays
 from models.layers.random import philox_normal
-from models.lora import Lora, LoraBank, LoraLayout
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.kernels.flow_solver import FlowTokens, settle
 from models.voxcpm2.model import VoxCPM2, load_model

@@ -30,7 +30,7 @@ from benchmarks.kernels.launch_cases import (
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape
 from service.engine.chat import filter_kernels, step_kernels
-from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
+from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
 
 MOST_ROWS = 160

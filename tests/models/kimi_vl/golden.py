@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from models.interfaces.media import MediaItem, Prompt, media_digest
 from models.kimi_vl.model import KimiVLModel, load_model
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
-from models.media import MediaItem, Prompt, media_digest
 from tests.support.chat_golden import golden_prompt
 from tests.support.golden import GOLDEN, inputs, media_files, numbered, prompts, with_fewest, with_most
 

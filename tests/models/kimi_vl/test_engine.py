@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 
+from models.interfaces.media import Prompt
 from models.kimi_vl.model import load_model
-from models.media import Prompt
 from tests.models.kimi_vl.golden import (
     DIRECTORY,
     MULTI,

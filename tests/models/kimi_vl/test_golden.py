@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from models.kimi_vl.model import KimiVLModel, load_model
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from tests.models.kimi_vl.golden import DIRECTORY, PROMPTS, TOKENS, expected, pictures
 from tests.support.chat_golden import encode, fill, generate, golden_prompt, largest_difference
 from tests.support.prompts import prompt_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Plan
 from models.kimi_vl.model import load_model
-from models.protocol import Bucket, Plan
 from tests.models.kimi_vl.golden import (
     DIRECTORY,
     PROMPTS,

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoint, weight_files
-from models.errors import CheckpointError
+from models.checkpoints import checkpoint, weight_files
+from models.checkpoints.registry import family_of
+from models.interfaces.errors import CheckpointError
 from models.kimi_vl.config import TextConfig, VisionConfig, load_config
 from models.kimi_vl.model import KimiVLModel, load_model
-from models.registry import family_of
 from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, PUBLISHED_VISION, item, processor, write_config
 from tests.support.chat_golden import encode
 

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.chat_template import ChatTemplate
-from models.errors import CheckpointError, InputError, PromptTooLong
+from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
+from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE
 from models.kimi_vl.config import load_config
 from models.kimi_vl.model import load_model
 from models.kimi_vl.pictures import ImageSettings, fit
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
-from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from models.text.chat_template import ChatTemplate
 from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, processor, write_config
 from tests.support.golden import copy_checkpoint
 from tests.support.prompts import prompt_of

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.interfaces.capturable import Bucket, BufferSpec
+from models.interfaces.media import MediaItem
 from models.kimi_vl.config import load_config
 from models.kimi_vl.pictures import load_image_settings
 from models.kimi_vl.vision import KimiVisionEncoder
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec
 from tests.models.kimi_vl.golden import PUBLISHED_VISION, item, model, processor, write_config
 from tests.support.audit import audit
 from tests.support.encoder_replay import CapturedEncoder, padded

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from models.kimi_vl.tokenizer import SPLIT_PATTERN, KimiTokenizer, load_tokenizer
 from tests.support.golden import GOLDEN
 

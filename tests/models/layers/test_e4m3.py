@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.errors import CheckpointError
+from models.interfaces.errors import CheckpointError
 from models.layers.e4m3 import (
     E4M3,
     LARGEST,

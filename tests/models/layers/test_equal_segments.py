@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import EXACT
 from models.layers import equal_segments
 from models.layers.attention import attend_segments
 from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.one_segment import attend_packed
 from models.layers.packed import rotate_packed
-from models.protocol import EXACT
 from tests.models.kernels.checking import relative_error, replayed, upcast
 
 HEADS = 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint import fill_random
+from models.checkpoints.checkpoint import fill_random
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
 from tests.support.paged import PagedCache

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.checkpoint import fill_random
+from models.checkpoints.checkpoint import fill_random
 from models.layers.moe import Experts, MixtureOfExperts, SigmoidRouter, SoftmaxRouter, experts_dense, experts_grouped
 from tests.models.kernels.checking import replayed
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import EXACT
 from models.layers import equal_segments, one_segment
 from models.layers.attention import attend_segments
 from models.layers.one_segment import (
@@ -20,7 +21,6 @@ from models.layers.one_segment import (
     one_segment_buckets,
 )
 from models.layers.packed import rotate_packed
-from models.protocol import EXACT
 from tests.models.kernels.checking import relative_error, replayed, upcast
 from tests.support.one_segment import allow_one_segment
 from tests.support.one_segment import taken as taken

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from models.chat_template import load_chat_template
-from models.media import ChatMessage, ContentPart, MediaItem, Prompt
+from models.checkpoints.published import read_optional_json
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import NO_TIME, MiniCPMVProcessor, load_processor
-from models.published import read_optional_json
+from models.text.chat_template import load_chat_template
 from tests.support.golden import GOLDEN, prompts
 from tests.support.prompts import prompt_of
 

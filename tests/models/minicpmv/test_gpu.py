@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket, Plan
 from models.minicpmv.model import MiniCPMVModel, load_model
-from models.protocol import Bucket, Plan
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt
 from tests.support.chat_golden import encode, generate, largest_difference
 from tests.support.encoder_replay import CapturedEncoder

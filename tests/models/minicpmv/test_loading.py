@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.errors import CheckpointError
+from models.checkpoints.published import read_json
+from models.checkpoints.registry import family_of
+from models.interfaces.errors import CheckpointError
 from models.minicpmv.config import load_config
 from models.minicpmv.model import MiniCPMVModel, decoder_config, load_model
-from models.published import read_json
-from models.registry import family_of
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt
 from tests.support.golden import prompts
 

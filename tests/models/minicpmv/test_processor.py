@@ -15,11 +15,11 @@ from jinja2 import Environment
 from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 
-from models.errors import CheckpointError, InputError
-from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from models.checkpoints.published import read_json
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import load_processor
-from models.published import read_json
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, picture, processor
 from tests.support.prompts import prompt_of
 

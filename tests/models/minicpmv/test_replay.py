@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.media import MediaItem
+from models.interfaces.capturable import Bucket, BufferSpec
+from models.interfaces.media import MediaItem
 from models.minicpmv.encoder import MiniCPMVEncoder
 from models.minicpmv.model import load_model
-from models.protocol import Bucket, BufferSpec
 from service.graphs.buckets import fits
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt, inputs
 from tests.support.audit import audit

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import fill_random
-from models.errors import CheckpointError
+from models.checkpoints.checkpoint import fill_random
+from models.interfaces.errors import CheckpointError
 from models.minicpmv.resampler import Resampler
 from tests.support.inference import no_gradients as no_gradients
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from models.minicpmv.slicing import SliceRule, slice_picture
 
 RULE = SliceRule(scale_resolution=448, patch_size=14, max_slices=9)

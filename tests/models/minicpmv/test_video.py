@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
 from tests.models.minicpmv.golden import processor
 

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.media import MediaItem, Prompt
+from models.interfaces.media import MediaItem, Prompt
 from models.qwen2_5_vl.model import Qwen25VL, load_model
 from models.qwen2_5_vl.processor import load_processor
 from models.qwen2_vl.pictures import VideoLimits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from tests.models.qwen2_5_vl.golden import (
     DIRECTORY,
     PROMPTS,

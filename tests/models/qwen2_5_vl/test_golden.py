@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.published import make
-from models.checkpoint import published_shapes, without_memory
-from models.decoder import DecoderConfig, decoder_rules
-from models.errors import CheckpointError
+from models.checkpoints.checkpoint import published_shapes, without_memory
+from models.interfaces.errors import CheckpointError
+from models.layers.decoder import DecoderConfig, decoder_rules
 from models.qwen2_5_vl.config import load_config
 from models.qwen2_5_vl.model import Qwen25VL, load_model, vision_rules
 from models.qwen2_5_vl.processor import load_processor

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from models.qwen2_5_vl.model import load_model
 from tests.models.qwen2_5_vl.golden import (
     DIRECTORY,

@@ -14,7 +14,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from models.qwen2_5_vl.processor import load_processor
 from models.qwen2_vl.processor import Qwen2VLProcessor
 from tests.models.qwen2_5_vl.golden import (

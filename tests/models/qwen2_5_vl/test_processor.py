@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.errors import InputError
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.errors import InputError
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from models.qwen2_5_vl.processor import load_processor
 from models.qwen2_vl.processor import Qwen2VLProcessor
 from tests.models.qwen2_5_vl.golden import DIRECTORY, processor

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec
+from models.interfaces.capturable import Bucket, BufferSpec
+from models.interfaces.media import MediaItem
 from models.qwen2_5_vl.model import load_model
 from models.qwen2_5_vl.windows import num_windows, windowed_frame
 from models.qwen2_vl.pictures import smart_resize

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from models.media import ChatMessage, ContentPart
+from models.interfaces.media import ChatMessage, ContentPart
 from models.qwen2_5_vl.model import load_model
 from models.qwen2_5_vl.processor import load_processor
 from tests.models.qwen2_5_vl.golden import DIRECTORY

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from models.qwen2_vl.model import Qwen2VL, load_model
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import golden_prompt, golden_video_limits

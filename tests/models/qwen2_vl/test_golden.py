@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from benchmarks.checkpoints.published import make
-from models.errors import CheckpointError
-from models.media import MediaItem
+from models.interfaces.errors import CheckpointError
+from models.interfaces.media import MediaItem
 from models.qwen2_vl.config import load_config
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.processor import load_processor

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from models.qwen2_vl.model import load_model
 from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, VIDEO_PROMPT, expected, golden_tokens, model, prompt
 from tests.support.chat_golden import encode, generate, rounding_error

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from models.qwen2_vl.model import Qwen2VL, load_model
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED

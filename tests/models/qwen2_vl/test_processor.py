@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.errors import InputError
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata, source_digest
+from models.interfaces.errors import InputError
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata, source_digest
 from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.protocol import Bucket, BufferSpec
+from models.interfaces.capturable import Bucket, BufferSpec
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.patches import patch_buckets
 from tests.support.audit import audit, audited_decode

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.media import MediaItem, Prompt
+from models.interfaces.media import MediaItem, Prompt
 from models.qwen3_vl.model import Qwen3VL, load_model
 from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
 from tests.support.chat_golden import golden_prompt, golden_video

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import service.engine.chat.graphs as graphs_module
-from models.media import Prompt
+from models.interfaces.media import Prompt
 from tests.models.qwen3_vl.golden import BOTH, DENSE, Golden
 from tests.support.chat_golden import largest_difference
 from tests.support.inference import no_gradients as no_gradients

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import Bucket
 from models.layers.packed import add_table_rows
-from models.protocol import Bucket
 from tests.models.qwen3_vl.golden import BOTH, CPU, DENSE, MIXTURE, Golden
 from tests.support.chat_golden import encode, fill, generate, largest_difference, prompt_rows
 from tests.support.golden import with_most

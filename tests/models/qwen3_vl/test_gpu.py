@@ -7,7 +7,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from models.protocol import Bucket
+from models.interfaces.capturable import Bucket
 from models.qwen3_vl.model import Qwen3VL, load_model
 from tests.models.qwen3_vl.golden import BOTH, CPU, Golden
 from tests.support.chat_golden import encode, generate, largest_difference, rounding_error

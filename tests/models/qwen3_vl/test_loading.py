@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.published import make
-from models.checkpoint import published_shapes
-from models.errors import CheckpointError
+from models.checkpoints.checkpoint import published_shapes
+from models.interfaces.errors import CheckpointError
 from models.qwen3_vl.config import load_config
 from models.qwen3_vl.model import decoder_config, decoder_rules, load_model, vision_rules
 from models.qwen3_vl.processor import load_processor
@@ -153,7 +153,7 @@ def test_block_scaled_fp8_is_dequantised(form: str, tmp_path: Path, caplog: pyte
         part = {name: value for name, value in stored.items() if name.endswith("_scale_inv") == wanted}
         save_file(part, directory / f"model-{number}.safetensors")
     change(directory / "config.json", quantization_config=FP8)
-    with caplog.at_level(logging.INFO, logger="models.checkpoint"):
+    with caplog.at_level(logging.INFO, logger="models.checkpoints.checkpoint"):
         loaded = load_model(directory, CPU, torch.float32)
     assert f"{len(stored) - len(meant)} weights in FP8" in caplog.text
     for (name, found), expected in zip(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.errors import CheckpointError, InputError
-from models.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
 from models.qwen2_vl.pictures import smart_resize
 from models.qwen3_vl.config import load_config
 from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.protocol import Bucket, BufferSpec
+from models.interfaces.capturable import Bucket, BufferSpec
 from models.qwen2_vl.config import ImageSettings
 from models.qwen3_vl.model import load_model
 from models.qwen3_vl.vision import Qwen3VLEncoder

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.errors import CheckpointError
-from models.media import ChatMessage, ContentPart, Prompt
+from models.interfaces.errors import CheckpointError
+from models.interfaces.media import ChatMessage, ContentPart, Prompt
 from models.qwen3_vl.model import load_model
 from models.qwen3_vl.processor import load_processor
 from tests.models.qwen3_vl.golden import CPU, DENSE, MIXTURE, Golden

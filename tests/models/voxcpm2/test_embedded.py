@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from models.errors import InputError
+from models.interfaces.errors import InputError
 from models.voxcpm2.processor import VoxCPM2Processor, load_processor
 from tests.support.processes import ROOT
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import models
 from benchmarks.checkpoints import miniature_talker
-from models.errors import CheckpointError
-from models.registry import family_of, resolve
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
 from models.voxcpm2.audio_vae import AudioVAE, rate_bucket
 from models.voxcpm2.config import load_config
 from models.voxcpm2.model import load_model

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import models
-from models.errors import CheckpointError, InputError
+from models.interfaces.errors import CheckpointError, InputError
 from models.voxcpm2.config import load_config
 from models.voxcpm2.processor import load_processor
 from tests.models.voxcpm2.golden import DIRECTORY, processor

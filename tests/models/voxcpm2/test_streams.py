@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.processor import SpeechLayout
+from models.interfaces.processor import SpeechLayout
 from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
 from tests.models.voxcpm2.golden import PATCH_SHAPE
 from tests.support.audit import audit

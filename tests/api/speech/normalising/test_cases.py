@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.api.speech.markup import MarkupStripper
-from service.api.speech.normalising.text import TextNormaliser, normalise
-from service.api.speech.passages import marked_passages
-from service.api.speech.text_cleaning import clean_text
+from service.api.spoken_text.markup import MarkupStripper
+from service.api.spoken_text.normalising.text import TextNormaliser, normalise
+from service.api.spoken_text.passages import marked_passages
+from service.api.spoken_text.text_cleaning import clean_text
 
 
 def spoken(text: str) -> str:

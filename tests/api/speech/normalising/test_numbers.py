@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.api.speech.normalising.numbers import cardinal, han_cardinal, ordinal, year
-from service.api.speech.normalising.text import normalise
+from service.api.spoken_text.normalising.numbers import cardinal, han_cardinal, ordinal, year
+from service.api.spoken_text.normalising.text import normalise
 
 
 def test_each_sentence_has_its_language() -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.speech.normalising.addresses import DOMAINS, FILES, PRODUCTS
-from service.api.speech.normalising.chinese import DIGIT
-from service.api.speech.normalising.chinese import RULES as CHINESE
-from service.api.speech.normalising.english import RULES as ENGLISH
-from service.api.speech.normalising.english import TRIGGER, Rule
-from service.api.speech.normalising.english_words import (
+from service.api.spoken_text.normalising.addresses import DOMAINS, FILES, PRODUCTS
+from service.api.spoken_text.normalising.chinese import DIGIT
+from service.api.spoken_text.normalising.chinese import RULES as CHINESE
+from service.api.spoken_text.normalising.english import RULES as ENGLISH
+from service.api.spoken_text.normalising.english import TRIGGER, Rule
+from service.api.spoken_text.normalising.english_words import (
     BEFORE_NUMBERS,
     CODES,
     CURRENCIES,
@@ -24,10 +24,10 @@ from service.api.speech.normalising.english_words import (
     TITLES,
     UNITS,
 )
-from service.api.speech.normalising.english_words import WORDS as ENGLISH_WORDS
-from service.api.speech.normalising.roman import NAMES, NOUNS
-from service.api.speech.normalising.signs import DAYS
-from service.api.speech.normalising.text import LONGEST, TextNormaliser, normalise
+from service.api.spoken_text.normalising.english_words import WORDS as ENGLISH_WORDS
+from service.api.spoken_text.normalising.roman import NAMES, NOUNS
+from service.api.spoken_text.normalising.signs import DAYS
+from service.api.spoken_text.normalising.text import LONGEST, TextNormaliser, normalise
 
 PIECES = st.sampled_from(
     [

@@ -1,0 +1,127 @@
+"""The host side of a family: text, media and positions. Runs in the API process; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from models.interfaces.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
+
+
+class ChatProcessor(Protocol):
+    """Turns messages and media into a Prompt."""
+
+    stop_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, float | int]
+    """Sampling fields of the checkpoint's generation_config.json (temperature, top_p, ...)."""
+    context_length: int
+    vocab_size: int
+    reasoning_markers: tuple[str, str] | None
+    """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
+        ...
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
+        ...
+
+    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
+        """A tokenizer.json with which other libraries tokenize as `tokenize` does, without `special_ids`; None if they
+        would not (models.text.tokenizer.Tokenizer.without_specials)."""
+        ...
+
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        """source: models.interfaces.media.source_digest of the file that the picture was decoded from, which spares
+        hashing its pixels."""
+        ...
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        """Indices of the frames to decode, by the family's documented rule, at most max_frames."""
+        ...
+
+    def video(self, video: VideoFrames) -> MediaItem: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
+        name. options: enable_thinking, add_vision_id. tools: written as models/text/tools.py says.
+
+        Raises models.interfaces.errors.InputError that names the field, or the option that would change nothing.
+        """
+        ...
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """Replaces placeholders by the tokens of their items and gives every token its position. Reads neither text nor
+        pixels: 16,384 tokens take less than a millisecond.
+
+        Raises models.interfaces.errors.InputError for a prompt that leaves no room for an answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechLayout:
+    """One time axis of text tokens and audio patches.
+
+    token_ids: int32 [n], 0 at audio positions. audio_mask: bool [n]. Patches of reference and prompt audio, in this
+    order, fill the masked positions.
+    """
+
+    token_ids: np.ndarray
+    audio_mask: np.ndarray
+
+
+class SpeechProcessor(Protocol):
+    """Turns text and the lengths of reference and prompt audio into a SpeechLayout."""
+
+    solver_steps: tuple[int, ...]
+    """Numbers of solver steps that requests may choose if the server sets no others; the first is the default."""
+    cfg_value: float
+    """Strength of classifier-free guidance, unless a request names another one."""
+    min_patches: int
+    """Patches before a segment may end, unless a request names another number."""
+    context_length: int
+    """Positions, prompt and generated patches together."""
+    sample_rate: int
+    """Samples per second of the output."""
+    samples_per_patch: int
+    reference_sample_rate: int
+    """Samples per second of the reference audio that the engine encodes."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""
+        ...
+
+    def unspoken(self, text: str) -> str:
+        """The letters and digits of the text that the vocabulary lacks, each once: they are not spoken."""
+        ...
+
+    def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
+        """Layout of zero-shot speech (no patches), of a reference, of a continuation (prompt_patches; text_ids hold
+        transcript + text), or of both."""
+        ...
+
+    def max_patches(self, text_ids: Sequence[int]) -> int:
+        """Cap on the generated patches for a text of these ids."""
+        ...

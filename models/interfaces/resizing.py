@@ -1,0 +1,183 @@
+"""Bicubic resizing on several processors, or left to the encoder's device. Torch-free.
+
+There are two passes, first along the rows and then along the columns, with results rounded to bytes in between. Pillow
+did the same up to version 12, and with it the preprocessing that the models were trained with; Pillow 13 starts with
+the pass that leaves less work, which changes pixels. Very tall pictures are an exception: their columns are shrunk
+first, as in Pillow from 12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are
+resized in parallel; Pillow releases the interpreter lock.
+
+Pillow's weights are integers, so a GPU computes the same bytes from the same weights, and does so faster
+(models/layers/resample.py). For that, `resized_or_left` leaves pictures as they are, unless they are much larger than
+their new size.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from models.interfaces import cpus
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_PIXELS_OF_A_BAND = 1 << 17
+"""Pixels for each thread, of the larger of the two pictures: some milliseconds of work, while starting a thread takes a
+fraction of one."""
+
+_TALL = 100
+"""Height over width above which Pillow shrinks the columns first."""
+
+_MAX_LEFT = 2
+"""Maximum ratio of the pixels of a picture that is left to the device to those of its new size. Sending more would take
+longer, and more of the device's memory, than it is worth."""
+_LONGEST_LEFT = 8192
+"""Maximum side of a picture that is left to the device. The weights of longer sides take milliseconds of the engine's
+thread, and memory for as long as they are kept."""
+KEPT_WEIGHTS = 64
+"""Pairs of lengths whose weights are kept: 20 MB if all are of the longest."""
+
+WEIGHT_BITS = 22
+"""Fractional bits of Pillow's weights."""
+_SUPPORT = 2.0
+"""Reach of the bicubic filter to either side, in pixels of the smaller picture."""
+_SHARPNESS = -0.5
+
+_threads = min(8, cpus.available())
+_on_device = False
+_local = threading.local()
+"""`resizes` is set in the threads of the pool: they must not wait for each other."""
+
+
+def use_threads(count: int) -> None:
+    """Sets the number of threads that resize pictures, for all callers together; 1: each caller uses its own thread."""
+    global _threads
+    _threads = count
+
+
+def leave_to_device(enabled: bool) -> None:
+    """Sets whether `resized_or_left` may leave pictures to the encoder's device."""
+    global _on_device
+    _on_device = enabled
+
+
+def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
+    """An RGB picture -> uint8 [height, width, 3], or in its own size if the device is to resize it."""
+    small = picture.width * picture.height <= _MAX_LEFT * width * height
+    small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
+    if _on_device and small and picture.height <= _TALL * picture.width:
+        return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
+    return resize(picture, width, height)
+
+
+@lru_cache(maxsize=KEPT_WEIGHTS)
+def bicubic_weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """How Pillow makes `new_length` pixels of a line from `length`: the first pixel that each is made from, int32
+    [new_length], and the weights of that one and those after it, int32 [new_length, taps] in units of 2**-WEIGHT_BITS.
+    Unused taps have weight 0. The arrays are cached: do not write to them."""
+    scale = length / new_length
+    stretch = max(scale, 1.0)
+    support = _SUPPORT * stretch
+    centres = (np.arange(new_length) + 0.5) * scale
+    first = np.maximum((centres - support + 0.5).astype(np.int64), 0)
+    counts = np.minimum((centres + support + 0.5).astype(np.int64), length) - first
+    taps = np.arange(2 * math.ceil(support) + 1)
+    weights = _bicubic((taps + first[:, None] - centres[:, None] + 0.5) * (1.0 / stretch))
+    weights = np.where(taps < counts[:, None], weights, 0.0)
+    # Added one after the other, as in Pillow, since the order shows in the last bit.
+    weights /= np.add.accumulate(weights, axis=1)[:, -1:]
+    fixed = np.trunc(weights * (1 << WEIGHT_BITS) + np.copysign(0.5, weights))
+    return first.astype(np.int32), fixed.astype(np.int32)
+
+
+def _bicubic(x: np.ndarray) -> np.ndarray:
+    """Keys' cubic convolution, in Pillow's order of operations."""
+    x, a = np.abs(x), _SHARPNESS
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
+    """An RGB picture -> uint8 [height, width, 3]. A picture that has this size already is not changed."""
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
+    picture.load()  # a file may only be open so far, and each of the threads below would load it
+    if height < picture.height and picture.height > _TALL * picture.width:
+        picture = _resampled(picture, picture.width, height)
+    bands = _number_of_bands(max(picture.width * picture.height, width * height))
+    return _along_columns(_along_rows(picture, width, bands), height, bands)
+
+
+def each(step: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """step(item) for all items, several at a time: the frames of a video."""
+    if len(items) == 1 or _threads == 1 or _in_pool():
+        return [step(item) for item in items]
+    return list(_pool(_threads).map(step, items))
+
+
+def _along_rows(picture: Image.Image, width: int, bands: int) -> Image.Image:
+    """RGB of any width -> RGB of `width`, as high as it was."""
+    if picture.width == width:
+        return picture
+    if bands == 1:
+        return _resampled(picture, width, picture.height)
+    spans = _spans(picture.height, bands)
+    parts = _pool(_threads).map(
+        lambda span: _resampled(picture.crop((0, span[0], picture.width, span[1])), width, span[1] - span[0]), spans
+    )
+    whole = Image.new("RGB", (width, picture.height))
+    for (first, _), part in zip(spans, parts, strict=True):
+        whole.paste(part, (0, first))
+    return whole
+
+
+def _along_columns(picture: Image.Image, height: int, bands: int) -> np.ndarray:
+    """RGB of any height -> uint8 [height, width, 3], as wide as it was."""
+    if bands == 1 or picture.height == height:
+        return np.asarray(_resampled(picture, picture.width, height))
+    spans = _spans(picture.width, bands)
+    parts = _pool(_threads).map(
+        lambda span: np.asarray(
+            _resampled(picture.crop((span[0], 0, span[1], picture.height)), span[1] - span[0], height)
+        ),
+        spans,
+    )
+    return np.concatenate(list(parts), axis=1)
+
+
+def _resampled(picture: Image.Image, width: int, height: int) -> Image.Image:
+    """One pass of Pillow's, or none."""
+    if picture.size == (width, height):
+        return picture
+    return picture.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _spans(length: int, count: int) -> list[tuple[int, int]]:
+    """(first, stop) of `count` nearly equal parts, none of them empty."""
+    borders = [length * index // count for index in range(count + 1)]
+    return [(first, stop) for first, stop in pairwise(borders) if first < stop]
+
+
+def _number_of_bands(pixels: int) -> int:
+    return 1 if _in_pool() else max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
+
+
+def _in_pool() -> bool:
+    return getattr(_local, "resizes", False)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    def mark() -> None:
+        _local.resizes = True
+
+    return ThreadPoolExecutor(threads, thread_name_prefix="resize", initializer=mark)

@@ -1,0 +1,268 @@
+"""The checkpoint's chat template in a Jinja sandbox. User text goes in escaped: see models/text/tokenizer.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Environment, Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.checkpoints.published import read_optional_json
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import ChatMessage
+from models.text.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
+
+log = logging.getLogger(__name__)
+
+_FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
+"""Code points that Unicode reserves for a program's own use (noncharacters)."""
+
+_PROBE = "a text to look for"
+_CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+
+_OTHER_CALLS = re.compile(r"<function=|<arg_key>")
+"""Ways to write a call inside the same tags that are not a JSON object."""
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def template_role(role: str) -> str:
+    """The role that templates use for a role of the API. Raises InputError for an unknown one."""
+    if role not in ROLES:
+        raise InputError("messages", f"role {role!r} is not one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape: Escape) -> Turn:
+    """A message for a template that takes pictures and videos: its text as one string or, with items, a list of parts.
+
+    item_type: the "type" of the part that stands for an item, by the item's number.
+    """
+    role = template_role(message.role)
+    content: list[dict[str, str]] = []
+    for part in message.content:
+        if part.item is not None:
+            content.append({"type": item_type(part.item)})
+        elif part.text is not None:
+            content.append({"type": "text", "text": escape(part.text)})
+    if all(part["type"] == "text" for part in content):
+        text = "".join(part["text"] for part in content)
+        calls = escaped_calls(message, escape)
+        return {"role": role, "content": text, **escaped_reasoning(message, escape), **calls}
+    return {"role": role, "content": content}
+
+
+def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
+    """The field of a template's turn that has an earlier answer's reasoning, as Qwen3's template reads it; no field
+    where there is none. Line breaks around it, which that template strips, are left out for others, too."""
+    return {} if message.reasoning is None else {"reasoning_content": escape(message.reasoning.strip("\n"))}
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, with which templates mark answers for training: what is inside, with
+    variables of its own, as in transformers."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class ChatTemplate:
+    """A Jinja template in a sandbox.
+
+    knows_tools: it renders tools, calls and results itself, with calls as models/text/tools.py describes them.
+    parts_only: the roles whose texts it shows only if they come as a list of parts. A string, which is a list of
+        characters to it, it would leave out without an error.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template, variables = _compiled(source)
+        except TemplateError as error:
+            raise CheckpointError(f"chat template cannot be read: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
+        roles = ("system", "user", "assistant", *(["tool"] if self.knows_tools else []))
+        self.parts_only = frozenset(role for role in roles if self._shows_parts_only(role))
+
+    def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
+        """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
+        message. options: variables that the template knows, such as enable_thinking."""
+        # transformers always defines both.
+        given: dict[str, Any] = {"tools": None, "documents": None, **options}
+        if not self.knows_tools:
+            messages = hermes_turns(messages, tools)
+        elif tools:
+            given["tools"] = tools
+        messages = [self._turn(message) for message in messages]
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
+        except TemplateError as error:
+            raise InputError("messages", f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # whatever Python's methods of strings and numbers raise, perhaps with text of them
+            text = f"the chat template cannot render these messages ({type(error).__name__})"
+            # A template for text joins the content as a string; pictures make it a list of parts.
+            if isinstance(error, TypeError) and any(isinstance(message["content"], list) for message in messages):
+                text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
+            raise InputError("messages", text) from error
+
+    def _turn(self, message: Turn) -> Turn:
+        text = message["content"]
+        if message["role"] not in self.parts_only or not isinstance(text, str):
+            return message
+        return {**message, "content": _as_part(text)}
+
+    def _shows_parts_only(self, role: str) -> bool:
+        return not self._shows({"role": role, "content": _PROBE}) and self._shows(
+            {"role": role, "content": _as_part(_PROBE)}
+        )
+
+    def _shows(self, turn: Turn) -> bool:
+        """Whether a message with _PROBE in its content is in the prompt of a conversation that the template does not
+        refuse: of some, all others must be lists of parts, or the first one the system's."""
+        given = {"tools": None, "documents": None, **self._special_tokens}
+        for turns in _conversations_with(turn):
+            try:
+                if _PROBE in self._template.render(messages=turns, add_generation_prompt=True, **given):
+                    return True
+            except Exception:  # A template can raise whatever Python's methods of strings and numbers raise.
+                log.debug("the chat template refuses a message of %s", turn["role"], exc_info=True)
+        return False
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> tuple[Template, frozenset[str]]:
+    """A template and the variables that it expects. Fine-tuned checkpoints often share one, and compiling takes tens of
+    milliseconds."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    parsed = environment.parse(source)
+    return environment.from_string(parsed), frozenset(meta.find_undeclared_variables(parsed))
+
+
+def _conversations_with(turn: Turn) -> Iterator[list[Turn]]:
+    """Conversations in which a message of this role may stand, the usual ones first."""
+    role = turn["role"]
+    contents: tuple[Any, ...] = ("?", _as_part("?"))
+    for content in contents:
+        system, question = {"role": "system", "content": content}, {"role": "user", "content": content}
+        calls = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
+        if role == "system":
+            yield [turn, question]
+            continue
+        places = {"user": [turn], "assistant": [question, turn, question], "tool": [question, calls, turn]}
+        turns: list[Turn] = places[role]
+        yield turns
+        yield [system, *turns]
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
+    """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
+    reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
+    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there.
+
+    default: the template of a checkpoint that has none.
+    """
+    config = read_optional_json(directory, "tokenizer_config.json")
+    special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
+    name, source = _template_source(directory, config)
+    source = default if source is None else _default_of(source)
+    if source is None:
+        raise CheckpointError(
+            f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
+            "hold one; the checkpoint that this one was made from has it"
+        )
+    if not isinstance(source, str):
+        raise CheckpointError(
+            f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
+        )
+    return ChatTemplate(source, tokens)
+
+
+def _default_of(source: Any) -> Any:
+    """The template "default" of several: an object, or a list of objects with `name` and `template`."""
+    if isinstance(source, list):
+        named = [entry for entry in source if isinstance(entry, dict)]
+        source = {entry.get("name"): entry.get("template") for entry in named}
+    return source.get("default", source) if isinstance(source, dict) else source
+
+
+def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
+    """The file that holds the template, and the template's text."""
+    published = read_optional_json(directory, "chat_template.json").get("chat_template")
+    if published is not None:
+        return "chat_template.json", published
+    jinja = directory / "chat_template.jinja"
+    if jinja.exists():
+        try:
+            return jinja.name, jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{directory}: {jinja.name} cannot be read: {error}") from error
+    return "tokenizer_config.json", tokenizer_config.get("chat_template")
+
+
+def unused_character(texts: Sequence[str]) -> str:
+    """A character that occurs in none of `texts`."""
+    used = set().union(*texts)
+    for point in chain(range(_FIRST_UNUSED, _LAST_UNUSED + 1), range(0xF0000, 0xFFFFE)):
+        if chr(point) not in used:
+            return chr(point)
+    raise InputError("messages", "the text uses every private character of Unicode")
+
+
+def escape_with(character: str, inside: Callable[[str, str], str]) -> Escape:
+    """Texts with `character` in each literal special token (inside(text, character): a tokenizer's escape) and at both
+    ends, because two texts must not make a special token where they meet. White space around a text stays outside:
+    no special token has any, and templates strip it. An empty text stays one, which templates ask for."""
+
+    def escape(text: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        before, _, after = text.partition(core)
+        return before + character + inside(core, character) + character + after
+
+    return escape
+
+
+def _token_text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter tojson with the arguments that transformers gives it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,343 @@
+"""The API process's client of an engine: requests in, streams of deltas out, restarts after crashes and hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from models.interfaces import resizing
+from service.api.engines.engine_sleep import EngineSleep
+from service.api.engines.in_flight_requests import InFlightRequests
+from service.api.engines.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
+from service.api.tracing import engine_trace
+from service.link.engine_link import EngineExit, EngineLink
+from service.link.messages import (
+    Abort,
+    Command,
+    Drain,
+    EngineState,
+    Outputs,
+    Stop,
+)
+from service.link.silence import Silence
+from service.metrics.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_SECONDS = 60.0
+"""An engine that ran longer than this resets the back-off."""
+HEARTBEAT_CHECK_SECONDS = 0.5
+STOPPED = "The engine stopped while the request was in progress; it is being restarted."
+
+
+def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineError:
+    return kind(503, "engine_unavailable", message, retry_after=2.0)
+
+
+class EngineClient:
+    """Starts, watches and restarts an engine, or follows one that another process starts.
+
+    make_link: makes the link for each start.
+    hang_timeout: seconds without a message from a ready engine after which it counts as hung and is killed.
+    start_timeout: the same while it loads and captures, and during captures of a ready engine.
+    sleep_after: seconds without a request after which the engine is stopped, until the next one (EngineSleep).
+    clock: the clock of these three.
+    started_elsewhere: if another process supervises the engine, waits until it has started it; None: this client does.
+    name: what the log calls the engine.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], EngineLink],
+        metrics: Metrics,
+        *,
+        hang_timeout: float = 20.0,
+        start_timeout: float = 600.0,
+        sleep_after: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        started_elsewhere: Callable[[], Awaitable[None]] | None = None,
+        name: str = "engine",
+    ) -> None:
+        self.state: EngineState | None = None
+        """The newest heartbeat since the engine was started."""
+        self.on_state: Callable[[EngineState], None] = lambda state: None
+        self.in_use: Callable[[], bool] = lambda: False
+        """Whether a caller has requests, or may send one at any moment, so that the engine must not sleep."""
+        self.failure: EngineExit | None = None
+        """Set when the engine cannot be started and will not be tried again."""
+        self.restarts = 0
+        self.was_ready = False
+        """Whether this engine or an earlier one was ready."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `phase` or `was_ready` may have changed."""
+        self._on_gpu = False
+        self._name = name
+        self._make_link = make_link
+        self._metrics = metrics
+        self._hang_timeout = hang_timeout
+        self._start_timeout = start_timeout
+        self._started_elsewhere = started_elsewhere
+        self._link: EngineLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Runs _supervise or _follow."""
+        self._changed = asyncio.Event()
+        self._launched = asyncio.Event()
+        self._silence = Silence(clock)
+        self.sleep = EngineSleep(sleep_after, clock, metrics if self._supervises else None)
+        self.requests = InFlightRequests(metrics, self.sleep.note_work)
+        self._stopping = False
+
+    # Life
+
+    def start(self) -> None:
+        """Starts the engine in the background."""
+        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self._name)
+
+    @property
+    def _supervises(self) -> bool:
+        return self._started_elsewhere is None
+
+    async def wait_launched(self) -> None:
+        """Waits until the engine's process runs, or could not be started. The engine loads afterwards."""
+        await self._launched.wait()
+
+    def tell_earlier_starts(self, restarts: int) -> None:
+        """Records the past of an engine that another process supervises: it was ready before, and was restarted this
+        many times."""
+        self.was_ready, self.restarts = True, restarts
+        self._on_changed()
+
+    def _on_changed(self) -> None:
+        self._changed.set()
+        self.on_change()
+
+    def fail(self, reason: str) -> None:
+        """Treats the engine as one that cannot be started, because this process cannot serve for `reason`."""
+        self.failure = EngineExit(reason)
+        self._on_changed()
+
+    async def wait_ready(self) -> None:
+        """Waits until the engine accepts requests; EngineError if it cannot be started."""
+        while not self.ready:
+            if self.failure is not None:
+                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure.reason}.")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def drain(self) -> None:
+        """Tells the engine to accept no new requests, unless others go on using it."""
+        if self._supervises:
+            self.send(Drain())
+
+    async def stop(self, grace: float = 10.0) -> None:
+        """Stops the engine, or leaves it to others; requests that are still running fail."""
+        self._stopping = True
+        for request_id in self.requests if not self._supervises else ():
+            self.send(Abort(request_id))
+        self.requests.fail_all(unavailable("The server is shutting down."))
+        if self._supervises and self._link is not None:
+            self._link.send(Stop())
+        if self._task is None:
+            return
+        # An engine that loads or captures reads no commands, so it is killed at once.
+        listens = self._supervises and self.phase in ("ready", "draining")
+        _, running = await asyncio.wait({self._task}, timeout=grace if listens else 0.0)
+        if running:
+            if listens:
+                log.warning("%s: did not stop within %.0f s; it is killed", self._name, grace)
+            self._task.cancel()
+            await asyncio.wait(running)
+
+    @property
+    def phase(self) -> str:
+        """ "starting", "loading", "capturing", "ready", "draining", "asleep", "down" or "failed"."""
+        if self.failure is not None:
+            return "failed"
+        if self.sleep.state == "asleep":
+            return "asleep"
+        if self._link is None:
+            return "down"
+        return "starting" if self.state is None else self.state.phase
+
+    @property
+    def ready(self) -> bool:
+        """Whether it accepts requests. It does so while it sleeps or wakes, too: they are answered once it is awake."""
+        return self.phase == "ready" or not (self.sleep.awake or self.failure)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine sleeps, or runs and its last heartbeat is recent enough for what it is doing."""
+        return self.phase == "asleep" or (self._link is not None and not self._silent())
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests."""
+        return len(self.requests)
+
+    # Sleep
+
+    def fall_asleep(self) -> None:
+        """Stops the engine, which is ready and idle, until it is called."""
+        assert self._link is not None
+        log.info("%s: no requests; it is stopped until the next one", self._name)
+        self.sleep.begin()
+        self._link.send(Stop())
+
+    def doze(self) -> None:
+        """Holds requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
+        if self.sleep.awake:
+            self.sleep.begin()
+            self._launched.set()  # there may be no launch to wait for
+            self._on_changed()
+
+    def stay_awake(self) -> None:
+        """Sends held requests: the engine was not stopped after all."""
+        if self.sleep.state == "asleep" and self._link is not None:
+            self._wake()
+
+    def fail_wake(self) -> None:
+        """Fails held requests: the engine ended before this process had seen it start."""
+        if self.sleep.state == "asleep":
+            self._fail_streams()
+            self._on_changed()
+
+    # Requests
+
+    def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
+        """Sends a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
+        if not self.ready:
+            raise unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
+        stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id), group)
+        self.adopt(stream)
+        return stream
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Sends a request, also one that was sent to another engine and not answered."""
+        stream.abort = self._abort
+        self.requests.add(stream)
+        self.send(stream.request)
+
+    def send(self, command: Command) -> None:
+        """Sends a command, such as one about a request that was submitted (SpeechAppend, Pause). It is held while the
+        engine sleeps, and lost while there is none."""
+        if not self.sleep.awake:
+            self.sleep.hold(command)
+        elif self._link is not None:
+            self._link.send(command)
+
+    def _abort(self, request_id: str) -> None:
+        if self.requests.remove(request_id) is not None:
+            self.send(Abort(request_id))
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        attempt = 0
+        while True:
+            started = time.monotonic()
+            ended = await self._run_once()
+            if self._stopping:
+                return
+            if self.sleep.state == "asleep":
+                await self.sleep.called()
+                log.info("%s: started for a request", self._name)
+                continue
+            if not self.was_ready:  # wait_ready raises and says why
+                self.failure = ended
+                self._on_changed()
+                return
+            log.error("%s: %s", self._name, ended.reason)
+            if time.monotonic() - started > STEADY_SECONDS:
+                attempt = 0
+            await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
+            attempt += 1
+            self.restarts += 1
+            self._metrics.observe("engine_restarts_total")
+            log.warning("%s: restart %d", self._name, self.restarts)
+
+    async def _follow(self) -> None:
+        """Follows all starts and ends of an engine that another process supervises."""
+        assert self._started_elsewhere is not None
+        while not self._stopping:
+            await self._started_elsewhere()
+            await self._run_once()
+
+    async def _run_once(self) -> EngineExit:
+        """Runs the engine once, from its start to its end; returns how it ended."""
+        link = self._link = self._make_link()
+        link.on_launch = self._launched.set
+        self._silence.end()
+        self.sleep.started()
+        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
+        try:
+            return await link.run(self._on_outputs)
+        finally:
+            watchdog.cancel()
+            self._link = None
+            self._launched.set()
+            if self.state is not None and self._supervises:
+                self._metrics.observe_end(self.state)
+            self.state = None
+            if self.sleep.state != "asleep":
+                self._fail_streams()
+            self._on_changed()
+
+    def _fail_streams(self) -> None:
+        """Fails the requests of an engine that has ended unexpectedly."""
+        message = STOPPED
+        if not self.sleep.awake:
+            message = "The engine could not be started for the request; it is tried again."
+            self.sleep.give_up()
+        self.requests.fail_all(unavailable(message, EngineLost))
+
+    def _wake(self) -> None:
+        """Sends the held requests to the engine, which was started for them and is ready."""
+        for command in self.sleep.end():
+            self.send(command)
+
+    def _silent(self) -> bool:
+        serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
+        return self._silence.look() > (self._hang_timeout if serves else self._start_timeout)
+
+    async def _watch(self, link: EngineLink) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
+            if self._silent() and self._supervises:
+                log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
+                link.kill()
+                return
+            if self.requests or self.in_use():
+                self.sleep.note_work()
+            elif self.phase == "ready" and self.sleep.due:
+                self.fall_asleep()
+
+    # Outputs
+
+    def _on_outputs(self, outputs: Outputs) -> None:
+        self._silence.end()
+        self.requests.take(outputs)
+        if outputs.state is not None:
+            self._on_state(outputs.state)
+        if outputs.observations:  # later, so that those who wait for the answers continue first
+            asyncio.get_running_loop().call_soon(self._metrics.observe_events, outputs.observations)
+
+    def _on_state(self, state: EngineState) -> None:
+        changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
+        self.state = state
+        if state.phase == "ready":
+            if self._on_gpu != bool(state.device_memory):
+                self._on_gpu = bool(state.device_memory)
+                resizing.leave_to_device(self._on_gpu)
+            if not self.was_ready:
+                self.was_ready = True
+                self.sleep.note_work()
+            if self.sleep.state == "waking":
+                self._wake()
+        if self._supervises:
+            self._metrics.observe_state(state)
+        if changed:
+            self._on_changed()
+            self.on_state(state)

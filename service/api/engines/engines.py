@@ -1,0 +1,192 @@
+"""Makes several engine processes look like one engine (EngineClient) to an API process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from service.api.engines.engine_choice import Load, choose
+from service.api.engines.engine_client import STOPPED, EngineClient, unavailable
+from service.api.engines.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
+from service.api.engines.shared_usage import UsageRow
+from service.link.messages import Command, EngineState, SpeechAppend, SpeechRequest
+from service.metrics.metrics import Metrics
+
+log = logging.getLogger("reprise")
+
+MOVABLE = frozenset({"overloaded", "out_of_memory"})
+"""Codes of refusals after which another engine may accept the request."""
+
+
+class Engines:
+    """Sends each request to one of `clients` (engine_choice.py).
+
+    If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
+    goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
+    Requests of one group are at two engines at a time at most, and after the end of one at one more.
+    others: the requests in flight of other API processes, whose kinds are the indexes of the engines; None: there are
+        none.
+    """
+
+    def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: UsageRow | None = None) -> None:
+        self.clients = tuple(clients)
+        self._metrics = metrics
+        self._others = others
+        self._stopping = False
+        self._changed = asyncio.Event()
+        for index, client in enumerate(self.clients):
+            client.requests.on_load = self._load_teller(index)
+            client.requests.on_loss = self._move
+            client.on_change = self._changed.set
+
+    # Life
+
+    def start(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    async def wait_launched(self) -> None:
+        """Waits until each engine's process runs or cannot be started."""
+        await asyncio.gather(*(client.wait_launched() for client in self.clients))
+
+    async def wait_ready(self) -> None:
+        """Waits until requests are answered; EngineError if an engine cannot be started."""
+        while not self.ready:
+            for client in self.clients:
+                if client.failure is not None:
+                    await client.wait_ready()  # raises
+            self._changed.clear()
+            await self._changed.wait()
+
+    def fail(self, reason: str) -> None:
+        for client in self.clients:
+            client.fail(reason)
+
+    def drain(self) -> None:
+        for client in self.clients:
+            client.drain()
+
+    async def stop(self, grace: float = 10.0) -> None:
+        self._stopping = True
+        await asyncio.gather(*(client.stop(grace) for client in self.clients))
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine accepts requests and none is still starting for the first time."""
+        return any(client.ready for client in self.clients) and all(client.was_ready for client in self.clients)
+
+    @property
+    def phase(self) -> str:
+        """The phase of a ready engine, if there is one; otherwise that of the engine that is waited for. All engines
+        sleep, or none does."""
+        if not self.ready:
+            return self._awaited.phase
+        phases = [client.phase for client in self.clients if client.ready]
+        return "ready" if "ready" in phases else phases[0]
+
+    @property
+    def state(self) -> EngineState | None:
+        """The state of the engine that is waited for, or of the first one."""
+        return self.clients[0].state if self.ready else self._awaited.state
+
+    @property
+    def _awaited(self) -> EngineClient:
+        new = next((client for client in self.clients if not client.was_ready), None)
+        return new or next((client for client in self.clients if not client.ready), self.clients[0])
+
+    @property
+    def alive(self) -> bool:
+        """Whether an engine runs and its last heartbeat is recent."""
+        return any(client.alive for client in self.clients)
+
+    @property
+    def restarts(self) -> int:
+        return sum(client.restarts for client in self.clients)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(client.in_flight for client in self.clients)
+
+    # Requests
+
+    def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
+        """Sends a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
+        if len(self.clients) == 1:
+            stream = self.clients[0].submit(request, group)
+            stream.note_sent(0)
+            return stream
+        loads = self._loads()
+        if not loads or self._stopping:
+            return self._awaited.submit(request)  # raises EngineError with the reason
+        group = RequestGroup() if group is None else group
+        if not (loads := _within(loads, group.engines(), group.ends_left)):
+            raise unavailable(STOPPED)
+        index, reason = choose(request, loads)
+        again = group.has_sent(request.request_id)
+        stream = self.clients[index].submit(request, group)
+        stream.note_sent(index)
+        self._count("moved" if again else reason)
+        return stream
+
+    def send(self, command: Command) -> None:
+        """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
+        for client in self.clients:
+            if (stream := client.requests.find(getattr(command, "request_id", ""))) is not None:
+                if isinstance(command, SpeechAppend):
+                    stream.request = _with_text(stream.request, command)
+                client.send(command)
+
+    def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
+        """Loads of the engines that accept requests. Those that sleep or wake count only if there are no others."""
+        others = {} if self._others is None else self._others.requests()
+        able = {index: client for index, client in enumerate(self.clients) if client.ready and index not in without}
+        awake = {index: client for index, client in able.items() if client.phase == "ready"}
+        return {
+            index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
+            for index, client in (awake or able).items()
+        }
+
+    def _move(self, stream: RequestStream, error: EngineError) -> bool:
+        """Gives a request to an engine that has not had it. False if there is none, or if that would not help."""
+        others = stream.group.engines(without=stream)
+        if isinstance(error, EngineLost):
+            stream.group.note_end(error)
+            others.discard(stream.engine)  # where they are about to fail or move, too
+        elif error.code not in MOVABLE:
+            return False
+        loads = _within(self._loads(stream.tried), others, stream.group.ends_left)
+        if self._stopping or not loads:
+            return False
+        index, _ = choose(stream.request, loads)
+        stream.note_sent(index)
+        self._count("moved")
+        self.clients[index].adopt(stream)
+        return True
+
+    def _count(self, reason: str) -> None:
+        self._metrics.observe("engine_choices_total", reason=reason)
+
+    def _load_teller(self, index: int) -> Callable[[int], None]:
+        others = self._others
+        if others is None:
+            return lambda in_flight: None
+        return lambda in_flight: others.tell(str(index), in_flight, 0)
+
+
+def _within(loads: dict[int, Load], engines: set[int], most: int) -> dict[int, Load]:
+    """The loads of engines to which a request may go if these have others of its group, and `most` may have them."""
+    return loads if len(engines) < most else {index: load for index, load in loads.items() if index in engines}
+
+
+def _slack(state: EngineState | None) -> float | None:
+    found = [model.slack for model in state.models if model.slack is not None] if state is not None else []
+    return min(found, default=None)
+
+
+def _with_text(request: Request, more: SpeechAppend) -> Request:
+    """The request with the text that was added later, all of which another engine would have to speak."""
+    assert isinstance(request, SpeechRequest)
+    return msgspec.structs.replace(request, segments=request.segments + more.segments, open=not more.last)

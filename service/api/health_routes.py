@@ -1,0 +1,202 @@
+"""GET routes for discovery and operation: models, health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from service.api.context import ServerContext, context_of
+from service.api.engines.engine_client import EngineClient
+from service.api.engines.engines import Engines
+from service.api.http.errors import ApiError
+from service.api.http.openapi import JSON, operation
+from service.api.http.routing import get
+from service.hub.catalog import DEMO_NOTICES, HostedModel
+from service.metrics.metrics import CONTENT_TYPE
+from service.system.versions import server_version
+
+router = APIRouter()
+
+RETRY = {"retry-after": "2"}
+
+
+class Architecture(msgspec.Struct, frozen=True):
+    """What requests and answers may have, as OpenRouter lists it: text, image, video, audio."""
+
+    input_modalities: tuple[str, ...]
+    output_modalities: tuple[str, ...]
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """root: the checkpoint's repository or folder. notice: only for the embedded models."""
+
+    id: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    kind: Literal["chat", "speech"]
+    architecture: Architecture
+    object: Literal["model"] = "model"
+    notice: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class Background(msgspec.Struct, frozen=True):
+    """Work that goes on after readiness while there are no requests: captures of CUDA graphs, and built-in voices that
+    are to be made."""
+
+    captures_left: int
+    voices_left: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: phase
+    of each, if there are several; status is ok as long as one is alive."""
+
+    status: Literal["ok", "engine_down"]
+    engine: str
+    restarts: int
+    background: Background
+    engines: list[str] | UnsetType = UNSET
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """detail: what the engine is loading or capturing. engines: phase of each, where there are several. An engine that
+    is asleep is started by the next request, so the server is ready then, and while it starts."""
+
+    status: Literal["ready", "not_ready"]
+    engine: str
+    detail: str
+    draining: bool
+    background: Background
+    engines: list[str] | UnsetType = UNSET
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
+
+
+@get(router, "/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
+async def list_models(request: Request) -> Response:
+    context = context_of(request)
+    return _json(ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names]))
+
+
+@get(
+    router, "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
+)
+async def get_model(request: Request, name: str) -> Response:
+    context = context_of(request)
+    model = context.catalog.get(name)
+    if model is None:
+        raise ApiError(
+            404,
+            "No model of this name is served; GET /v1/models lists the names.",
+            param="model",
+            code="model_not_found",
+        )
+    return _json(_card(context, model, name))
+
+
+def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=model.created,
+        owned_by="reprise",
+        root=model.root,
+        max_model_len=context.max_model_len(model),
+        kind=model.kind,
+        architecture=_architecture(context, model),
+        notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
+    )
+
+
+def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
+    if model.kind == "speech":
+        return Architecture(("text",), ("audio",))
+    return Architecture(
+        ("text", "image", "video"), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
+    )
+
+
+@get(
+    router,
+    "/health",
+    openapi_extra=operation("Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health}),
+)
+async def health(request: Request) -> Response:
+    context = context_of(request)
+    engine = context.engine
+    status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
+    answer = Health(status, engine.phase, engine.restarts, _background(context), _phases(engine))
+    return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
+
+
+@get(
+    router,
+    "/ready",
+    openapi_extra=operation(
+        "Readiness: does the server accept requests?", {JSON: Readiness}, errors=(), statuses={503: Readiness}
+    ),
+)
+async def ready(request: Request) -> Response:
+    context = context_of(request)
+    engine = context.engine
+    detail = engine.state.detail if engine.state is not None else ""
+    status: Literal["ready", "not_ready"] = "ready" if context.ready else "not_ready"
+    answer = Readiness(status, engine.phase, detail, context.draining, _background(context), _phases(engine))
+    return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
+
+
+def _background(context: ServerContext) -> Background:
+    engine = context.engine
+    states = [client.state for client in (engine.clients if isinstance(engine, Engines) else [engine])]
+    return Background(sum(state.captures_left for state in states if state is not None), len(context.voices_left))
+
+
+def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
+    if isinstance(engine, Engines) and len(engine.clients) > 1:
+        return [client.phase for client in engine.clients]
+    return UNSET
+
+
+@get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus's text format.", {"text/plain": None}))
+async def metrics(request: Request) -> Response:
+    context = context_of(request)
+    observe_life(context)
+    page = await (context.in_thread(context.metrics.exposition) if context.scrape is None else context.scrape())
+    return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+@get(
+    router,
+    "/metrics/history",
+    openapi_extra=operation("What the page shows of the last five minutes.", {JSON: None}),
+)
+async def metrics_history(request: Request) -> Response:
+    return Response(msgspec.json.encode(context_of(request).history.readings), media_type=JSON)
+
+
+def observe_life(context: ServerContext) -> None:
+    """Sets the gauges that describe the moment of a scrape."""
+    context.metrics.observe("ready", float(context.ready))
+    context.metrics.observe("engine_up", float(context.engine.alive))
+    context.metrics.observe("built_in_voices_left", len(context.voices_left))
+
+
+@get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))
+async def get_version() -> Response:
+    return _json(Version(server_version()))

@@ -1,0 +1,135 @@
+"""Room for streams: request slots, pages of the cache, and slots of adapters.
+
+A stream keeps its room from admission to release, with one exception: while it has no text to speak and every result of
+its steps has been read, but for overrun rows, it is preempted if others need the room. What it needs to go on is on the
+host, so it waits for room once more when there is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+
+from service.engine.core.pages import PagePool, pages_for
+from service.engine.core.slots import SlotPool
+from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.voice_pages import VoicePages
+
+
+class Room:
+    """running: streams that have room; preempted: those that had some and may want it again."""
+
+    def __init__(self, max_streams: int, pages: PagePool, adapters: AdapterSlots | None) -> None:
+        self.pages = pages
+        self.voices = VoicePages(pages)
+        self.running: list[Stream] = []
+        self.preempted: list[Stream] = []
+        self.on_preemption: Callable[[], None] = lambda: None
+        """Called for each stream that is preempted."""
+        self._slots = SlotPool(max_streams)
+        self._adapters = adapters
+
+    @property
+    def speaking(self) -> list[Stream]:
+        return [stream for stream in self.running if stream.has_text]
+
+    @property
+    def _idle(self) -> list[Stream]:
+        return [stream for stream in self.running if not stream.has_text]
+
+    def pages_for(self, positions: int) -> int:
+        return pages_for(positions, self.pages.page_size)
+
+    def fits_cache(self, positions: int) -> bool:
+        """Whether the cache holds so many positions when it is empty."""
+        return self.pages_for(positions) < self.pages.num_pages
+
+    def missing(self, streams: Iterable[Stream]) -> tuple[int, int]:
+        """Slots and pages that these streams need together beyond those that are free or could be; at most 0 if
+        none."""
+        needed, (slots, pages) = [self.pages_for(stream.positions) for stream in streams], self._most()
+        return len(needed) - slots, sum(needed) - pages
+
+    def _most(self) -> tuple[int, int]:
+        """Slots and pages that are free or could be. A page that idle streams share counts once, and not at all if one
+        that speaks has it, too."""
+        idle = self._idle
+        freed = self.pages.num_freed_by(chain.from_iterable(stream.pages for stream in idle))
+        return self._slots.num_free + len(idle), self.pages.num_available + freed
+
+    def make_room(self, slots: int, pages: int) -> bool:
+        """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
+        those who speak hold too much."""
+
+        def enough() -> bool:
+            return self._slots.num_free >= slots and self.pages.num_available >= pages
+
+        if enough():
+            return True
+        most_slots, most_pages = self._most()
+        return slots <= most_slots and pages <= most_pages and self._preempt(enough)
+
+    def make_adapter_room(self, names: Collection[str]) -> bool:
+        """Whether these adapters and those in use can be resident together, perhaps after the same."""
+        adapters = self._adapters
+        if adapters is None or adapters.fits(names):
+            return True
+        kept = {*names, *(stream.adapter for stream in self.speaking)} - {""}
+        if len(kept) > adapters.num_slots:
+            return False
+        return self._preempt(lambda: adapters.fits(names), kept={*kept, ""})
+
+    def _preempt(self, enough: Callable[[], bool], *, kept: Collection[str] = ()) -> bool:
+        """Those that have been idle longest go first. kept: adapters of streams whose room is of no use ("": none)."""
+        while not enough():
+            idle = [stream for stream in self._idle if stream.adapter not in kept]
+            if not idle:
+                return False
+            self._take_room(min(idle, key=lambda one: one.last_launch))
+        return True
+
+    def _take_room(self, stream: Stream) -> None:
+        self.release(stream)
+        self.preempted.append(stream)
+        stream.phase = Phase.PREEMPTED
+        self.on_preemption()
+
+    def admit(self, streams: Sequence[Stream]) -> None:
+        """A slot each, pages up to the length cap, and the adapter, where there is room."""
+        self.voices.allocate(streams)
+        for stream in streams:
+            self.running.append(stream)
+            stream.slot = self._slots.allocate()
+            if stream.adapter and self._adapters is not None:
+                stream.adapter_slot = self._adapters.acquire(stream.adapter)
+            stream.phase = Phase.PREFILL
+
+    def reserve(self, stream: Stream, positions: int) -> bool:
+        """Pages for a longer segment that was appended. False when there is no room. An idle stream for which there is
+        none beside the others is preempted itself, and waits for all of its pages."""
+        more = self.pages_for(positions) - len(stream.pages)
+        if not self.fits_cache(positions):
+            return False
+        if stream in self.running and more > 0:
+            if not self.make_room(0, more):
+                if stream.has_text:
+                    return False
+                self._take_room(stream)
+            if stream in self.running:
+                stream.pages.extend(self.pages.allocate(more))
+        stream.positions = max(stream.positions, positions)
+        return True
+
+    def release(self, stream: Stream) -> None:
+        """What it frees may be given away at once: launches run in order, so the next owner's writes come after those
+        of steps in flight."""
+        if stream.phase is Phase.PREEMPTED:
+            self.preempted.remove(stream)
+            return
+        self.running.remove(stream)
+        self._slots.release(stream.slot)
+        self.pages.release(stream.pages)
+        if stream.adapter and self._adapters is not None:
+            self._adapters.release(stream.adapter)
+        stream.slot, stream.pages, stream.adapter_slot = 0, [], -1

@@ -1,0 +1,154 @@
+"""The models that a server hosts, for the API process: names, directories and processors. Torch-free."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, cast
+
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
+from models.interfaces.processor import ChatProcessor, SpeechProcessor
+from service.hub import EMBEDDED, OWNER, Checkpoint, embedded, locate
+from service.settings.settings import Settings
+
+OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Default models of clients made for OpenAI."""
+DATE = re.compile(r"-\d{4}-\d{2}-\d{2}\Z")
+"""End of the name of a snapshot of OpenAI's."""
+OPENAI_PCM_RATE = 24_000
+"""Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
+DEMO_NOTICES = {
+    "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
+    "speech": "small demonstration voice: one voice under every name, English, best with the thousand words of its "
+    "training",
+}
+"""Notices about the embedded models, by kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostedModel:
+    """A model that requests can name."""
+
+    names: tuple[str, ...]
+    """Served names; answers and metrics use the first one."""
+    kind: Literal["chat", "speech"]
+    checkpoint: Checkpoint
+    load: Callable[[], Any]
+    """Reads tokenizer and processor."""
+    created: int
+    """Unix time in seconds at which this server located it."""
+    demo: bool = False
+    """Whether it is one of the embedded models."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def root(self) -> str:
+        """The repository or folder of the checkpoint: the served name unless there are others."""
+        return _default_name(self.checkpoint, self.demo)
+
+    @cached_property
+    def processor(self) -> Any:
+        """Read at its first use, which takes seconds for a published tokenizer. CheckpointError if it cannot be
+        read."""
+        return self.load()
+
+    @property
+    def chat_processor(self) -> ChatProcessor:
+        return cast(ChatProcessor, self.processor)
+
+    @property
+    def speech_processor(self) -> SpeechProcessor:
+        return cast(SpeechProcessor, self.processor)
+
+
+class Catalog:
+    """Hosted models by served name. openai_names: a single speech model also answers to OpenAI's names, unless a hosted
+    model is served under them."""
+
+    def __init__(self, hosted: Sequence[HostedModel], *, openai_names: bool = True) -> None:
+        self.models = tuple(hosted)
+        self._by_name: dict[str, HostedModel] = {}
+        for model in hosted:
+            for name in model.names:
+                if name in self._by_name:
+                    raise CheckpointError(f"served_model_name: {name!r} names two models")
+                self._by_name[name] = model
+        speech = self.of_kind("speech")
+        self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if openai_names and len(speech) == 1 else {}
+
+    def get(self, name: str) -> HostedModel | None:
+        """The model of a served name, or of one of OpenAI's, also with a date as in gpt-4o-mini-tts-2025-12-15."""
+        return self._by_name.get(name) or self._unlisted.get(DATE.sub("", name))
+
+    def of_kind(self, kind: Literal["chat", "speech"]) -> list[HostedModel]:
+        return [model for model in self.models if model.kind == kind]
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def load_processors(self) -> None:
+        """Reads all processors that have not been read yet. CheckpointError names the file that is invalid."""
+        for model in self.models:
+            _ = model.processor
+
+
+def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line: None) -> Catalog:
+    """Locates every model; processors are read at their first use. CheckpointError names the model that cannot be
+    hosted."""
+    sources = settings.model or embedded_models()
+    aliases = _aliases(settings.served_model_name, settings.model)
+    hosted = []
+    for source in sources:
+        report(f"{source}: locating")
+        checkpoint = locate(source, settings.revision, settings.load_format, report)
+        demo = not settings.model or embedded(source) == checkpoint.directory
+        family = family_of(checkpoint.directory)
+        load = partial(resolve(family.processor), checkpoint.directory)
+        names = aliases.get(source) or (_default_name(checkpoint, demo),)
+        hosted.append(HostedModel(names, family.kind, checkpoint, load, int(time.time()), demo))
+    if settings.quantization != "none" and all(model.kind == "speech" for model in hosted):
+        raise CheckpointError(
+            f"quantization: {settings.quantization} is for chat models, and speech models stay in 16 bits; host a chat "
+            "model or leave it out"
+        )
+    catalog = Catalog(hosted, openai_names=settings.openai_speech_names)
+    if (voice := settings.spoken_answer_model) is not None:
+        model = catalog.get(voice)
+        if model is None or model.kind != "speech":
+            raise CheckpointError(f"spoken_answer_model: {voice!r} is not the served name of a speech model")
+    return catalog
+
+
+def embedded_models() -> tuple[str, ...]:
+    """Directories of the checkpoints inside the package; CheckpointError when there are none."""
+    found = tuple(str(path.parent) for path in sorted(EMBEDDED.glob("*/config.json")))
+    if not found:
+        raise CheckpointError(f"{EMBEDDED}: the embedded models are missing; name one with --model")
+    return found
+
+
+def _default_name(checkpoint: Checkpoint, demo: bool) -> str:
+    if demo:
+        return f"{OWNER}/{checkpoint.directory.name}"
+    return checkpoint.directory.name if checkpoint.revision is None else checkpoint.source
+
+
+def _aliases(served: Sequence[str], sources: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Aliases by model, from MODEL=ALIAS[,ALIAS]; ALIAS[,ALIAS] is for the only model."""
+    aliases: dict[str, tuple[str, ...]] = {}
+    for entry in served:
+        source, separator, names = entry.rpartition("=")
+        source = source if separator else next(iter(sources), "")
+        if not sources:
+            raise CheckpointError("served_model_name: needs --model; the embedded models keep their names")
+        if source not in sources:
+            raise CheckpointError(f"served_model_name: {source!r} is not one of the models {', '.join(sources)}")
+        aliases[source] = aliases.get(source, ()) + tuple(name for name in names.split(",") if name)
+    return aliases

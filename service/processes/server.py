@@ -1,0 +1,268 @@
+"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+from rich.console import Console
+from rich.panel import Panel
+
+from service.api.app import create_app, create_context, create_engine, create_metrics
+from service.api.context import ServerContext
+from service.api.engines.request_stream import EngineError
+from service.api.http.bounded_sockets import BoundedSocket
+from service.api.http.connections import BoundedConnection
+from service.hub.catalog import DEMO_NOTICES, Catalog
+from service.link.config import EngineConfig
+from service.link.engine_link import EngineLink, InlineLink, ProcessLink
+from service.link.host_threads import thread_variables
+from service.link.messages import EngineState
+from service.link.standby import EngineStart, Standby, standby_for
+from service.processes.engine_config import configs_of_starts, engine_config
+from service.processes.listener import url_of
+from service.processes.progress import log_phase, start_progress
+from service.settings.settings import Settings
+from service.system.descriptors import possible_connections, raise_descriptor_limit
+from service.system.heap import keep_freed_memory
+
+log = logging.getLogger("reprise")
+
+SOCKET_POLL = 0.05
+ACCEPTED_AT_ONCE = 1
+"""Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
+more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
+attempt for each failure a second later, so that the attempts grow in number."""
+ABORT_GRACE = 3.0
+"""Seconds for streams that are still running after the drain to send their error event."""
+
+
+def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
+    configs = configs_of_starts(config)
+    if settings.engine == "inline":
+        # torch reads these variables when it is imported, which happens in the engine's thread.
+        os.environ.update(thread_variables(config))
+        return lambda: InlineLink(next(configs))
+    return lambda: ProcessLink(next(configs), standby=standby)
+
+
+class Server(uvicorn.Server):
+    """Drains at the first signal: readiness turns red, after `drain_delay` no more connections are accepted, running
+    requests have `drain_timeout` to end, and those that are left get an error. The second signal ends it at once.
+
+    supervised: it is one of several processes, which the supervisor ends at its second signal. The first one may come
+    twice: from the supervisor, and from a service manager that sends it to all processes."""
+
+    def __init__(self, config: uvicorn.Config, context: ServerContext, *, supervised: bool = False) -> None:
+        super().__init__(config)
+        self.context = context
+        self._supervised = supervised
+        self._accepting = asyncio.Event()
+
+    def num_connections(self) -> int:
+        """Open connections."""
+        return len(self.server_state.connections)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.context.draining:
+            self.drain()
+        elif not self._supervised:
+            self.force_exit = self.should_exit = True
+
+    def drain(self) -> None:
+        """Begins to shut down. Any thread may call this, but only once."""
+        self.context.draining = True
+        # A signal handler may run anywhere in the loop's thread, so the work is handed over to the loop.
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    async def startup(self, sockets: list | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._accepting.set()
+
+    async def wait_ready(self) -> None:
+        """Waits until requests are answered; EngineError if the engine cannot be started."""
+        await self.context.engine.wait_ready()
+        await self._accepting.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would leave the application to be cancelled, which starlette logs with a traceback.
+            await self.lifespan.shutdown()
+
+    def _begin_drain(self) -> None:
+        self.context.keep_task(self._loop.create_task(self._drain()))
+
+    async def _drain(self) -> None:
+        context, settings = self.context, self.context.settings
+        running = context.admission.in_flight
+        log.info("draining %d %s", running, "request" if running == 1 else "requests")
+        await asyncio.sleep(settings.drain_delay)
+        end = self._loop.time() + settings.drain_timeout
+        # A spoken answer whose speech has not started still needs an engine that accepts requests.
+        while context.unvoiced and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
+            await asyncio.sleep(SOCKET_POLL)
+        context.engine.drain()
+        context.drain_begun.set()
+        # uvicorn cuts off WebSockets as soon as it shuts down, so their current utterances must end before that.
+        while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
+            await asyncio.sleep(SOCKET_POLL)
+        if context.open_sockets:
+            await asyncio.wait({asyncio.create_task(context.engine.stop())}, timeout=ABORT_GRACE)
+        left = max(0.0, end - self._loop.time())
+        self.config.timeout_graceful_shutdown = round(left + ABORT_GRACE)
+        self.should_exit = True
+        await asyncio.sleep(left)
+        await context.engine.stop()
+
+
+def create_server(
+    settings: Settings,
+    catalog: Catalog,
+    on_state: Callable[[EngineState], None] = log_phase,
+    start: EngineStart | None = None,
+) -> Server:
+    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: an
+    engine whose process has already been started (begin_engines)."""
+    metrics = create_metrics(catalog)
+    if start is None:
+        config = engine_config(settings, catalog)
+        start = EngineStart(config, standby_for(settings.standby))
+    engine = create_engine(settings, metrics, link_maker(settings, start.config, start.standby))
+    engine.on_state = on_state
+    context = create_context(settings, catalog, engine, metrics)
+    return Server(server_config(context), context)
+
+
+def server_config(context: ServerContext) -> uvicorn.Config:
+    """uvicorn's settings, with our connections."""
+    settings = context.settings
+    connection = partial(
+        BoundedConnection,
+        max_connections=possible_connections(settings.max_connections),
+        header_timeout=settings.header_timeout,
+        draining=lambda: context.draining,
+        idle=OrderedDict(),
+    )
+    return uvicorn.Config(
+        create_app(context),
+        http=cast(Any, connection),
+        ws=BoundedSocket,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
+        timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
+        ws_max_size=settings.max_audio_bytes,
+        ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop
+        server_header=False,
+    )
+
+
+async def serve(
+    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
+) -> int:
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
+    progress = start_progress()
+    server = create_server(settings, catalog, progress or log_phase, *starts)
+    context = server.context
+    failed = False
+
+    def end_progress(good: bool) -> None:
+        if progress is not None:
+            progress.end(good=good)
+
+    async def announce() -> None:
+        nonlocal failed
+        try:
+            await server.wait_ready()
+        except EngineError as error:
+            end_progress(good=False)
+            log.error("%s", error.message)
+            failed = server.should_exit = True
+        else:
+            end_progress(good=True)
+            # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
+            gc.freeze()
+            state = context.engine.state
+            print_banner(catalog, state.device if state is not None else "", url_of(listener), settings.page)
+
+    task = asyncio.create_task(announce())
+    try:
+        # A Ctrl-C that asyncio caught up to here cancels this task now; uvicorn would log a start that was cancelled.
+        await asyncio.sleep(0)
+        await server.serve([listener])
+    finally:
+        task.cancel()
+        end_progress(good=False)
+    return 1 if failed or not server.started else 0
+
+
+def prepare_process() -> None:
+    """Sets logging, limits and the allocator of a process that will serve."""
+    quiet_uvicorn()
+    raise_descriptor_limit()
+    keep_freed_memory()
+
+
+def quiet_uvicorn() -> None:
+    """Keeps uvicorn from logging its own start and end, and errors of clients as those of the server."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(ClientErrors())
+
+
+class ClientErrors(logging.Filter):
+    """Warns of what clients do wrong once a minute for each kind, without tracebacks, and counts the rest."""
+
+    kinds = (
+        "Invalid HTTP request received.",
+        "Unsupported upgrade request.",
+        "Invalid UTF-8 sequence received from client.",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+        """When the next line of a kind is due, and how many were left out since the last one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.msg
+        if kind not in self.kinds:
+            # uvicorn logs this one for a handshake that was refused, too.
+            return kind != "ASGI callable returned without completing handshake."
+        now, (due, left_out) = time.monotonic(), self._seen.get(kind, (0.0, 0))
+        self._seen[kind] = (due, left_out + 1) if now < due else (now + 60, 0)
+        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+        record.msg = f"{kind} ({left_out} more since the last such line)" if left_out else kind
+        return now >= due
+
+
+def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:
+    """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on. page: whether
+    there is one at /."""
+    names = [name for model in catalog.models for name in model.names]
+    if not sys.stderr.isatty():
+        log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})
+        return
+    lines = [f"[bold]{url}/v1[/bold]", *([f"page     {url}/"] if page else [])]
+    lines += [f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
+    for model in catalog.models:
+        does = {"chat": "sees", "speech": "speaks"}[model.kind]
+        lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")
+        if model.demo:
+            lines.append(f"  [yellow]{DEMO_NOTICES[model.kind]}; serve a real model with --model[/yellow]")
+    Console(stderr=True).print(Panel("\n".join(lines), title="Reprise is ready", expand=False, highlight=False))

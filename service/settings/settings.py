@@ -1,0 +1,407 @@
+"""Every setting in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a
+YAML file (--config). Flags override variables, variables override the file.
+
+Lists are repeated flags, YAML lists, or words separated by spaces in a variable; one value may stand for a list of one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
+from service.settings.byte_sizes import MIB
+from service.settings.reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
+from service.settings.types import (
+    ApiCount,
+    Bytes,
+    Count,
+    Gpus,
+    Host,
+    Integers,
+    Location,
+    Origins,
+    Pause,
+    PcmRate,
+    Seconds,
+    Secrets,
+    Share,
+    Slots,
+    Steps,
+    Words,
+    Workers,
+    no_boolean,
+)
+from service.system.access import is_loopback, keys_in, media_hosts_problem
+from service.system.gpus import engines_problem
+
+ENV_PREFIX = "REPRISE_"
+OTHER_VARIABLES = ("config", "url", "publish", "publish_port")
+"""Variables of the command line and of Compose that are not settings of the server."""
+
+
+def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    # Models
+    model: Words = _knob(
+        (),
+        "Models",
+        "Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and "
+        "processor together. Default: the embedded models, reprise/qwen2_vl and reprise/voxcpm2.",
+    )
+    served_model_name: Words = _knob(
+        (),
+        "Models",
+        "Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. "
+        "Answers and metrics use the first one.",
+    )
+    openai_speech_names: bool = _knob(
+        True,
+        "Models",
+        "Answer to tts-1, tts-1-hd and gpt-4o-mini-tts with the speech model if exactly one is hosted.",
+    )
+    revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
+    dtype: DType = _knob("auto", "Models", "Type of weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
+    quantization: Quantization = _knob(
+        "none",
+        "Models",
+        "fp8 holds linear layers of chat models' decoders in 8 bits (e4m3), quantised at load; speech stays in 16.",
+    )
+    load_format: LoadFormat = _knob(
+        "published", "Models", "random reads only the configuration and fills weights at random, for benchmarks."
+    )
+    device: Device = _knob("auto", "Models", "auto uses CUDA if there is a supported GPU.")
+
+    # Server
+    host: Host = _knob("127.0.0.1", "Server", "Address to bind; any address wider than loopback requires an API key.")
+    port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
+    api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
+    api_key_file: Location | None = _knob(
+        None, "Server", "File with one key per line; lines with # in front are skipped."
+    )
+    separate_keys: bool = _knob(
+        False,
+        "Server",
+        "An uploaded voice belongs to the key that uploaded it, and chats of different keys share no cached prompts "
+        "and media; off: all keys share both.",
+    )
+    allowed_host: Words = _knob(
+        (),
+        "Server",
+        "Host names that requests may use, in addition to loopback and the bound address. Checked, against DNS "
+        "rebinding by web pages, if no API key is set or if names are listed here; * allows every name.",
+    )
+    insecure_no_auth: bool = _knob(False, "Server", "Allow an address wider than loopback without any API key.")
+    metrics_open: bool = _knob(True, "Server", "Serve /metrics without a key.")
+    docs_open: bool = _knob(True, "Server", "Serve /docs and /openapi.json without a key.")
+    page: bool = _knob(True, "Server", "Serve the page at /. It loads without a key, but its API requests need one.")
+    api_processes: ApiCount = _knob(
+        "auto",
+        "Server",
+        "Processes that answer requests, on one port and with the same engines. Limits count all of them together; "
+        "--media-workers and numbers of threads apply to each. auto: 4 for each GPU if there are enough processors, at "
+        "least 14; otherwise 1.",
+    )
+    gpus: Gpus | None = _knob(
+        None, "Server", "GPUs, each with its own engine: a number, all, or a list such as 0,2; default: one."
+    )
+    engines: int = _knob(
+        1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs use --gpus.", ge=1, le=64
+    )
+    cors_origin: Origins = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
+    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level to log.")
+    log_format: Literal["text", "json"] = _knob("text", "Server", "Lines of text, or one JSON object a line.")
+    drain_delay: Pause = _knob(
+        0.0, "Server", "Seconds between turning /ready red and refusing connections, for balancers to notice."
+    )
+    drain_timeout: Pause = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.")
+
+    # Engine
+    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline: in the API process, for debugging.")
+    threads: Workers | None = _knob(
+        None,
+        "Engine",
+        "Threads that compute in the engine; default: OMP_NUM_THREADS, or 1 for models of less than 64 MiB, or one for "
+        "each usable CPU (by affinity and the container's quota), at most 16.",
+    )
+    memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use for all models together.", gt=0, le=1)
+    page_size: int = _knob(16, "Engine", "Positions per page (block) of the KV cache.", ge=16, le=64)
+    kv_cache_tokens: int | None = _knob(
+        None,
+        "Engine",
+        "Positions of each model's KV cache; default: what is left of the GPU's memory, 16384 on a CPU.",
+        ge=64,
+    )
+    max_running: Slots | None = _knob(None, "Engine", "Request slots of a model; default: 64, 128 on GPUs from 40 GB.")
+    max_waiting: Count = _knob(256, "Engine", "Requests of a model that may wait in the engine; more get 503.")
+    max_step_tokens: int = _knob(
+        2048,
+        "Engine",
+        "Token budget of a step. Longer prefills are cut into chunks, and decode rows leave them at least a quarter of "
+        "it. Chunks are cut further while live speech needs the GPU.",
+        ge=16,
+    )
+    itl_target: Seconds | None = _knob(
+        None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.0125 on a GPU, none on a CPU."
+    )
+    graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off: everything runs eagerly.")
+    guided_graphs_first: bool = _knob(
+        False,
+        "Engine",
+        "Capture the graphs for rows with a schema or tools before the server is ready, not while it idles: a longer "
+        "start, but no eager steps after it.",
+    )
+    mixed_route: MixedRoute = _knob(
+        "auto",
+        "Engine",
+        "Chat batches with prefill chunks: auto replays a captured prefill if one holds them and was measured to be "
+        "faster; eager runs all of them eagerly.",
+    )
+    graph_memory: Bytes | None = _knob(
+        None,
+        "Engine",
+        "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory, "
+        "and about half of what weights leave.",
+    )
+    encoder_cache: Bytes | None = _knob(
+        None, "Engine", "Memory limit of cached image embeddings; default: 1G, but at most a 32nd of the GPU's memory."
+    )
+    encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
+    decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
+    first_audio_target: Seconds | None = _knob(
+        None, "Engine", "Speech predicted to start later than this is refused (s); default: 2 on a GPU, none on a CPU."
+    )
+    max_speech_load: float | None = _knob(
+        None,
+        "Engine",
+        "Share of real time that the steps of live streams may take; more speech is refused. Default: 0.8 on a GPU, no "
+        "limit on a CPU.",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    hang_timeout: Seconds = _knob(
+        30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
+    )
+    start_timeout: Seconds = _knob(900.0, "Engine", "Silence after which a loading engine is restarted (s).")
+    sleep_after: Seconds | None = _knob(
+        None, "Engine", "Seconds without a request after which engines sleep; the next one wakes them. Default: never."
+    )
+    standby: Literal["auto", "on", "off"] = _knob(
+        "auto", "Engine", "Keep a process for the engine's next start; auto: for each with a GPU, else for the first."
+    )
+
+    # Limits
+    max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
+    max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
+    max_pending_bytes: Bytes = _knob(
+        1536 * MIB,
+        "Limits",
+        "Bytes of bodies, messages, fetched and decoded media in progress; more wait for their turn. What decoding the "
+        "media of one request may take is set aside of it.",
+    )
+    chat_share: Share = _knob(
+        0.75,
+        "Limits",
+        "Share of --max-in-flight and --max-pending-bytes that chat may take if speech is hosted, too; the rest is "
+        "reserved for speech.",
+    )
+    speech_share: Share = _knob(0.75, "Limits", "The same for speech if chat is hosted, too.")
+    max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
+    max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
+    max_images: Count = _knob(16, "Limits", "Images of a chat request.")
+    max_videos: Count = _knob(4, "Limits", "Videos of a chat request.")
+    max_frames: Count = _knob(768, "Limits", "Frames sampled from all videos of a request.")
+    max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
+    max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
+    max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
+    max_request_pixels: Count = _knob(350_000_000, "Limits", "Decoded pixels of all media of a request.")
+    max_video_bytes: Bytes = _knob(64 * MIB, "Limits", "Encoded bytes of a video.")
+    max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of reference audio.")
+    max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of reference audio (s).")
+    max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
+    max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)
+    default_output_tokens: int | None = _knob(
+        None, "Limits", "Tokens of an answer if the request sets no limit; default: to the context's end.", ge=1
+    )
+    max_connections: Count = _knob(4096, "Limits", "Open connections; a further one replaces an idle one or is closed.")
+    header_timeout: Seconds = _knob(10.0, "Limits", "Time to receive a request's head on an open connection (s).")
+    idle_timeout: Seconds = _knob(
+        75.0,
+        "Limits",
+        "Time after which an open connection without a request is closed (s); it should be longer than the pools of "
+        "clients and proxies keep their connections.",
+    )
+    body_timeout: Seconds = _knob(60.0, "Limits", "Time to read a body (s).")
+    fetch_timeout: Seconds = _knob(10.0, "Limits", "Time to fetch one remote URL (s).")
+    queue_timeout: Seconds = _knob(120.0, "Limits", "Time to wait for a request slot; then 503 (s).")
+    request_timeout: Seconds = _knob(
+        600.0, "Limits", "Time of a whole request (s); a chat answer then ends with what there is so far."
+    )
+    write_timeout: Seconds = _knob(30.0, "Limits", "Time after which a client that reads nothing is cut off (s).")
+    realtime_idle: Seconds = _knob(600.0, "Limits", "Silence after which a client of /v1/realtime is disconnected (s).")
+    keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
+
+    # Media
+    media_urls: Literal["off", "allowlist", "public"] = _knob(
+        "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
+    )
+    media_domain: Words = _knob((), "Media", "HOST or HOST:PORT that --media-urls allowlist admits; for no other mode.")
+    media_threads: Workers | None = _knob(
+        None,
+        "Media",
+        "Threads that decode pictures and tokenize, and as many that resize them; default: half the CPUs, 2 to 8 (1 on "
+        "a single CPU).",
+    )
+    media_workers: Workers = _knob(
+        1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
+    )
+    isolate_images: bool = _knob(
+        False, "Media", "Decode pictures in confined processes, too, one for each of --media-threads; slower."
+    )
+
+    # Speech
+    voices_dir: Location = _knob(
+        Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; created when it is needed."
+    )
+    fixed_voices: bool = _knob(
+        True,
+        "Speech",
+        "Built-in voices sound the same in every request, by a reference that is made once and kept in --voices-dir; "
+        "off: each seed draws a new voice that fits the name.",
+    )
+    voices_at_start: Literal["all", "default", "none"] = _knob(
+        "all",
+        "Speech",
+        "Built-in voices that are made after the start while there are no requests, not at their first use.",
+    )
+    lora_voices: Location | None = _knob(
+        None, "Speech", "Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."
+    )
+    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at the same time; others wait for a slot.", ge=1, le=256)
+    speech_retries: int = _knob(
+        3,
+        "Speech",
+        "How often a segment that runs to its cap is generated again with another seed, if none of it has been sent.",
+        ge=0,
+        le=10,
+    )
+    max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
+    clean_markup: bool = _knob(
+        True, "Speech", "Remove Markdown, HTML tags and emoji from texts before they are spoken."
+    )
+    lexicon: Location | None = _knob(
+        None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, for all texts."
+    )
+    spoken_answer_model: str | None = _knob(
+        None, "Speech", "Served name of the speech model that speaks chat answers; default: the only one hosted."
+    )
+    max_speech_chars: Count = _knob(
+        65536, "Speech", "Characters of a text to speak; with its numbers written as words it may have twice as many."
+    )
+    speech_segment_length: int = _knob(
+        400, "Speech", "Characters of a segment (Han, kana and hangul count three); longer texts are cut.", ge=16
+    )
+    solver_steps: Steps = _knob(
+        (),
+        "Speech",
+        "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
+        "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
+    )
+    pcm_sample_rate: PcmRate = _knob(
+        24000, "Speech", "Sample rate of pcm if a request names none; clients made for OpenAI play it at 24000."
+    )
+    speech_ahead: Seconds = _knob(
+        20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
+    )
+    speech_idle: Seconds = _knob(30.0, "Speech", "Time without text to speak before a WebSocket is closed (s).")
+    encoder_threads: Workers | None = _knob(
+        None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU)."
+    )
+
+    _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if problem := value_problem(self) or media_hosts_problem(self.media_urls, self.media_domain):
+            raise ValueError(problem)
+        if self.revision is not None and len(self.model) != 1:
+            raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
+        if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
+            raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
+        if not all(self.api_key):
+            raise ValueError("api_key: must not be empty")
+        if any(str(key) == key.get_secret_value() for key in self.api_key):
+            raise ValueError("api_key: the stars that --print-config writes are no key; write the key itself")
+        has_keys = bool(self.keys())
+        if self.separate_keys and not has_keys:
+            raise ValueError("separate_keys: needs API keys (--api-key, --api-key-file)")
+        if not is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
+            raise ValueError(
+                f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
+                "something else guards the port, --insecure-no-auth"
+            )
+        several = self.api_processes != "auto" and self.api_processes > 1
+        if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
+            raise ValueError(problem)
+        return self
+
+    def keys(self) -> tuple[str, ...]:
+        """All API keys, of the setting and of the file. ValueError for a file that cannot be read or holds none."""
+        keys = [key.get_secret_value() for key in self.api_key]
+        if self.api_key_file is not None:
+            keys += keys_in(self.api_key_file)
+        return tuple(keys)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags are the init arguments; load_settings wraps the file's values as `file`."""
+        assert isinstance(init_settings, InitSettingsSource)
+        flags = dict(init_settings.init_kwargs)
+        file = flags.pop("file", {})
+        return (
+            InitSettingsSource(settings_cls, flags),
+            Variables(settings_cls),
+            InitSettingsSource(settings_cls, file),
+        )
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Settings from the given flags, REPRISE_* variables and a YAML file (config or REPRISE_CONFIG). SettingsError
+    names an unknown key, or every invalid one.
+    """
+    config = config or (Path(os.environ[ENV_PREFIX + "CONFIG"]) if os.environ.get(ENV_PREFIX + "CONFIG") else None)
+    file = read_file(config) if config else {}
+    for key in file:
+        if key not in Settings.model_fields:
+            raise SettingsError(f"{config}: unknown key {key!r}{suggestion(key, Settings.model_fields)}")
+    try:
+        return Settings(**{**(flags or {}), "file": file})
+    except ValidationError as error:
+        raise SettingsError("\n".join(explain(problem) for problem in error.errors())) from None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """REPRISE_* variables that are not settings, each with the name that may have been meant."""
+    unknown = []
+    for variable in sorted(environ):
+        key = variable.removeprefix(ENV_PREFIX).lower()
+        if variable.startswith(ENV_PREFIX) and key not in OTHER_VARIABLES and key not in Settings.model_fields:
+            unknown.append(f"{variable}{suggestion(key, Settings.model_fields, ENV_PREFIX)}")
+    return unknown
