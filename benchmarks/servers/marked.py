@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.servers import simulated_gpu
 from benchmarks.servers.own_engine import serve_with
 from service.api.chat import route
+from service.api.chat.job import ChatJob
 from service.api.engines.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
 from service.api.http.streaming import LiveResponse
@@ -93,7 +94,7 @@ def mark_api_process() -> None:
             mark("received")
         received(self, data)
 
-    async def prepare_job(*arguments: Any) -> route.ChatJob:
+    async def prepare_job(*arguments: Any) -> ChatJob:
         mark("parsed")
         job = await prepare(*arguments)
         mark("prepared")

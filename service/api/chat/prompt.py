@@ -15,9 +15,8 @@ from models.interfaces.errors import InputError, PromptTooLong
 from models.interfaces.media import MediaItem, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import ChatProcessor
 from models.text.tools import prompt_texts
-from service.api.chat.past_answers import named_transcripts
 from service.api.chat.prompt_media import PromptMedia
-from service.api.chat.prompt_messages import check_length, read_messages
+from service.api.chat.prompt_messages import check_length, named_transcripts, read_messages
 from service.api.chat.schema import ChatRequestBody, ThinkingSwitch
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
@@ -49,14 +48,20 @@ async def build_prompt(
     processor = model.chat_processor
     options, paths = _template_options(body)
     max_model_len = context.max_model_len(model)
-    messages, references = read_messages(body, context, max_model_len, await named_transcripts(body, context))
+    names_audio = any(message.audio is not None for message in body.messages)
+    transcripts = await named_transcripts(body, context) if names_audio else {}
+    messages, references = read_messages(body, context, max_model_len, transcripts)
     length = sum(map(len, prompt_texts(messages, tools)))
     check_length(length, max_model_len)
-    media = PromptMedia(context, processor, references, record.client, record.ticket)
-    apply = partial(processor.apply_chat_template, messages, media.kinds, options=options, tools=tools)
-    (chat, seconds), items = await _concurrently(
-        lambda: _tokenize(context, apply, paths, small=length <= SMALL_PROMPT), media.loads()
-    )
+    kinds = [reference.kind for reference in references]
+    apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
+    tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
+    items: list[MediaItem] = []
+    if references:
+        media = PromptMedia(context, processor, references, record.client, record.ticket)
+        (chat, seconds), items = await _concurrently(tokenize, media.loads())
+    else:
+        chat, seconds = await tokenize()
     began = time.monotonic()
     prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
@@ -141,8 +146,6 @@ async def _concurrently(
 ) -> tuple[U, list[T]]:
     """Results of `step` and `work`. `step` starts after all of `work` have started, so that its computation overlaps
     with their I/O. When both fail, the error of `work` is raised."""
-    if not work:
-        return await step(), []
 
     async def begin() -> U:
         await asyncio.sleep(0)  # the tasks of `work` are created after this one

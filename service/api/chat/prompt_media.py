@@ -52,10 +52,6 @@ class PromptMedia:
         self._budget = context.media.budget(client)
         self._ticket = ticket
 
-    @property
-    def kinds(self) -> list[MediaKind]:
-        return [reference.kind for reference in self._references]
-
     def loads(self) -> list[Coroutine[Any, Any, MediaItem]]:
         """A coroutine for each item, to be awaited once."""
         return [self.load(reference) for reference in self._references]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from models.interfaces.media import ChatMessage
 from models.interfaces.media import ContentPart as PromptPart
 from models.text.chat_template import ROLES
-from service.api.chat.past_answers import NamedTranscripts, transcript_of
 from service.api.chat.prompt_media import MediaReference
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message
+from service.api.chat.spoken_schema import PastAudio
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.chat.video_sampling import first_stated, of_all_videos, refuse_pixel_bounds, stated
 from service.api.context import ServerContext
@@ -20,6 +21,17 @@ PART_KINDS = (*TEXT_KINDS, "image_url", "video_url")
 """Types of content parts. The content of a part is in a field with the name of its type."""
 MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more characters per token than this on average; ordinary text has three to five."""
+NamedTranscripts = Mapping[str, str | None]
+"""Looks up the transcript of an answer by its id; None if none is kept."""
+
+
+async def named_transcripts(body: ChatRequestBody, context: ServerContext) -> NamedTranscripts:
+    """Look up the transcripts of spoken answers that messages name only by their id."""
+    if len(body.messages) > context.settings.max_messages:  # it is refused
+        return {}
+    spoken = [message.audio for message in body.messages if message.audio is not None]
+    named = dict.fromkeys(audio.id for audio in spoken if audio.transcript is None and audio.id is not None)
+    return {id: await context.transcript_of(id) for id in named}
 
 
 def read_messages(
@@ -42,11 +54,14 @@ def read_messages(
     collected = [
         _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
     ]
-    collected = [collected[index] for index in result_order(messages)]
+    if any(message.role == "tool" or message.tool_calls for message in messages):
+        collected = [collected[index] for index in result_order(messages)]
     for kind, limit in (("image", settings.max_images), ("video", settings.max_videos)):
         count = sum(reference.kind == kind for reference in references)
         if count > limit:
             raise bad_request(_too_many(f"{kind}s", count, limit), "messages")
+    if not references and not body.mm_processor_kwargs:
+        return collected, []
     common = of_all_videos(body)
     return collected, [replace(one, sampling=first_stated((one.sampling, common))) for one in references]
 
@@ -79,12 +94,12 @@ def _message(
     if message.images:
         reason = "not supported; use content parts of the type image_url"
         raise bad_request(f"{field}.images: {reason}.", f"{field}.images", "unsupported_parameter")
-    calls = earlier_calls(message, field)
+    calls = earlier_calls(message, field) if message.tool_calls else ()
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     reasoning = thought if role == "assistant" else None
     content: tuple[PromptPart, ...] = ()
     if not message.content and role == "assistant" and message.audio is not None:
-        content = (PromptPart(text=transcript_of(message.audio, f"{field}.audio", transcripts)),)
+        content = (PromptPart(text=_transcript_of(message.audio, f"{field}.audio", transcripts)),)
     elif not message.content and role == "assistant" and message.refusal:
         content = (PromptPart(text=message.refusal),)
     elif isinstance(message.content, str):
@@ -96,6 +111,19 @@ def _message(
     elif role != "assistant":
         raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
     return ChatMessage(role, content, calls, reasoning)
+
+
+def _transcript_of(audio: PastAudio, field: str, named: NamedTranscripts) -> str:
+    """ApiError 400 if neither the message nor the server has the transcript."""
+    if audio.transcript is not None:
+        return audio.transcript
+    if audio.id is None:
+        raise bad_request(f"{field}.transcript: required, or the id of a spoken answer.", f"{field}.transcript")
+    text = named.get(audio.id)
+    if text is None:
+        message = f"{field}.id: no spoken answer of this id is kept here, or no longer; send its transcript instead."
+        raise bad_request(message, f"{field}.id", "audio_not_found")
+    return text
 
 
 def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:

@@ -200,6 +200,17 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     modalities: Annotated[list[Modality], Meta(min_length=1)] | None = None
     audio: AudioParams | None = None
 
+    @property
+    def asks_for_speech(self) -> bool:
+        return self.audio is not None or "audio" in (self.modalities or ())
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a field says what the answer has to match."""
+        whole = (self.response_format, self.structured_outputs)
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        return any(field is not None for field in (*whole, *guided))
+
 
 # Responses
 

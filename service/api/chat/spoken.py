@@ -42,13 +42,12 @@ PIECE = 6
 Encode = Callable[[ChunkChoice], bytes]
 
 
-async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> SpokenAnswer | None:
-    """How the answer is to be spoken; None if it is not. ApiError 400 names the field that does not fit."""
+async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> SpokenAnswer:
+    """Say how the answer is spoken. ApiError names the field that does not fit."""
+    chat_model = context.model(body.model, "chat", record).name
     modalities = body.modalities or ["text"]
     if "audio" not in modalities:
-        if body.audio is not None:
-            raise bad_request('audio: requires modalities: ["text", "audio"].', "audio")
-        return None
+        raise bad_request('audio: requires modalities: ["text", "audio"].', "audio")
     if "text" not in modalities:
         raise bad_request('modalities: audio alone is not supported; ask for ["text", "audio"].', "modalities")
     if not context.catalog.of_kind("speech"):
@@ -66,7 +65,6 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     if body.stream and SPOKEN[audio.format] not in HEADERLESS:
         raise bad_request("audio.format: must be pcm16, ulaw or alaw in a stream.", "audio.format")
     options = _options(audio, _speech_model(context, audio), body.seed)
-    chat_model = record.model
     try:
         job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
     except (ApiError, InputError) as error:

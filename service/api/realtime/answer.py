@@ -12,8 +12,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.route import ChatJob, generate, prepare_job
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.chat.tool_schema import ToolCallDelta
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error
@@ -22,6 +23,7 @@ from service.api.realtime.conversation import Conversation
 from service.api.realtime.events import (
     RealtimeFailure,
     RealtimeResponse,
+    RealtimeUsage,
     ResponseCreated,
     ResponseDone,
     ResponseStatus,
@@ -81,6 +83,7 @@ class Answer:
         self._whole = whole
         self._body = _request(record.model, config, [one.message for one in messages])
         self._job: ChatJob | None = None
+        self._spoken: SpokenAnswer | None = None
         self._begun = False
         self._message: MessageOutput | None = None
         self._calls: list[CallOutput] = []
@@ -137,13 +140,13 @@ class Answer:
             await self._begin()
         finish_reason = None
         deltas = generate(context, job, 0)
-        async with aclosing(deltas if job.spoken is None else job.spoken.parts(deltas)) as parts:
+        spoken = self._spoken
+        async with aclosing(deltas if spoken is None else spoken.parts(deltas)) as parts:
             async for part in parts:
                 async with self._telling:
                     await self._tell(part)
                 if isinstance(part, TextDelta):
                     finish_reason = part.finish_reason or finish_reason
-        spoken = job.spoken
         if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
             return StatusDetails(type="incomplete", reason="max_output_tokens")
         return StatusDetails(type="completed")
@@ -164,6 +167,8 @@ class Answer:
         self._record.ticket.release()
         self._record.ticket.grow(1, self._size)
         try:
+            if self._config.spoken:
+                self._spoken = await prepare_spoken(self._context, body, self._record)
             return await prepare_job(self._context, body, self._record)
         except (ApiError, InputError) as error:
             messages = [self._messages.get(id(message)) for message in body.messages]
@@ -215,8 +220,7 @@ class Answer:
         if not self._outputs and details.type in ("completed", "incomplete"):
             await self._begun_message()
         status: Status = "completed" if details.type == "completed" else "incomplete"
-        spoken = None if self._job is None else self._job.spoken
-        output = [await one.end(status, spoken) for one in self._outputs]
+        output = [await one.end(status, self._spoken) for one in self._outputs]
         self._observe(details.type)
         self.ended = True
         await self._emit(ResponseDone(response=self._response(details.type, output, details)))
@@ -234,8 +238,12 @@ class Answer:
             audio=RealtimeAudio(output=self._config.output),
             metadata=self._metadata,
             status_details=details,
-            usage=None if details is None or self._job is None else realtime_usage(self._job.usage()),
+            usage=None if details is None else self._usage(),
         )
+
+    def _usage(self) -> RealtimeUsage | None:
+        audio_tokens = 0 if self._spoken is None else self._spoken.patches
+        return None if self._job is None else realtime_usage(self._job.usage(audio_tokens))
 
     def _observe(self, status: str) -> None:
         record = self._record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from service.api.chat.route import ChatJob
+from service.api.chat.job import ChatJob
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.http.errors import ApiError
 from service.api.realtime.session_config import RetentionRatio

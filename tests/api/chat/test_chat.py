@@ -6,6 +6,9 @@ import asyncio
 import base64
 import io
 import json
+import threading
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -14,6 +17,7 @@ from openai import APIError, AsyncOpenAI, OpenAI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, until, wait
@@ -251,3 +255,29 @@ async def test_silence_is_broken_by_comments(server: RunningServer) -> None:
     ):
         lines = response.aiter_lines()
         assert [await anext(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
+
+
+def test_a_text_chat_enters_no_optional_feature() -> None:
+    """Speech, media, tools and grammars are not on the way of a plain question."""
+    files: set[str] = set()
+    previous = threading.getprofile()
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            files.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
+
+    threading.setprofile(record)  # of the threads that the server starts
+    try:
+        with running_server() as server:
+            files.clear()
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
+            visited = set(files)
+    finally:
+        threading.setprofile(previous)
+    rooms = {str(Path(file).parent) for file in visited if file.startswith(("service/", "models/"))}
+    assert "service/api/chat/job.py" in visited
+    assert len(rooms) <= 10, rooms
+    assert not rooms & {"service/api/speech", "service/api/spoken_text", "service/api/structured", "service/media"}
+    features = ("spoken", "structured", "tools", "tool_calls", "tool_grammar", "prompt_media", "video_sampling")
+    assert not visited & {f"service/api/chat/{name}.py" for name in features}

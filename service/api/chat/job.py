@@ -1,0 +1,203 @@
+"""The job of a chat request: its prompt, sampling parameters and grammar, and its choices as they are generated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from models.interfaces.media import Prompt
+from service.api.chat.detokenizer import TextAssembler, TextDelta
+from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
+from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
+from service.api.chat.schema import ChatRequestBody, CompletionTokensDetails, PromptTokensDetails, Usage
+from service.api.chat.structured import answer_grammar
+from service.api.chat.tool_calls import ToolCallParser
+from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
+from service.api.chat.tools import ToolUse, tool_use
+from service.api.context import ServerContext
+from service.api.engines.request_stream import RequestGroup
+from service.api.engines.step_report import StepReport, step_report
+from service.api.http.record import RequestRecord
+from service.hub.catalog import HostedModel
+from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
+
+
+@dataclass
+class ChoiceCounts:
+    """What one choice has so far."""
+
+    tokens: int = 0
+    """Generated tokens, those of the reasoning included."""
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt positions found in the prefix cache."""
+    calls: int = 0
+    """Tool calls."""
+    steps: StepCounts | None = None
+    """Set once the engine has ended the choice."""
+
+
+@dataclass(eq=False)
+class ChatJob:
+    """A request that is ready for the engine, and the counts of its choices so far."""
+
+    id: str
+    created: int
+    """Unix time in seconds."""
+    model: HostedModel
+    prompt: Prompt
+    max_model_len: int
+    """Tokens that prompt and answer may have together."""
+    sampling: tuple[SamplingParams, ...]
+    """One for each choice."""
+    stops: tuple[str, ...]
+    """Stop strings."""
+    tools: ToolUse | None
+    grammar: str
+    """ChatRequest.grammar."""
+    formatted: bool
+    """Whether an answer that calls nothing has to match a format."""
+    unenforced: list[str] | UnsetType
+    """Paths of what the grammar does not enforce of the request's schemas."""
+    record: RequestRecord
+    counts: list[ChoiceCounts] = field(default_factory=list)
+    """One for each choice."""
+    group: RequestGroup = field(default_factory=RequestGroup)
+    """That of the requests to the engine, one for each choice."""
+    timed_out: bool = False
+    """Whether the request has reached request_timeout: its choices then end with the text that they have."""
+
+    def usage(self, audio_tokens: int = 0) -> Usage:
+        """audio_tokens: those of the speech of the answer."""
+        prompt_tokens = len(self.prompt.token_ids)
+        completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
+        kinds = media_tokens(self.prompt)
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(
+                min(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
+            ),
+            CompletionTokensDetails(sum(choice.reasoning_tokens for choice in self.counts), audio_tokens),
+        )
+
+    def steps(self) -> StepReport | UnsetType:
+        return step_report([choice.steps for choice in self.counts if choice.steps is not None])
+
+
+async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
+    """Validate a request, load its media and build its prompt.
+
+    Raises ApiError or InputError that names the field that does not fit.
+    """
+    model = context.model(body.model, "chat", record)
+    refuse_unsupported(body)
+    stops = stop_strings(body)
+    settings = context.settings
+    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
+    tools = await context.in_thread(partial(tool_use, body)) if body.tools or body.tool_choice else None
+    record.ticket.grow(count - 1)
+    answer, unenforced = "", list[str]()
+    if body.is_constrained:
+        answer, unenforced = await answer_grammar(context.grammars, body, record.client)
+    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
+    grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
+    max_model_len = context.max_model_len(model)
+    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
+    sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
+    record.notes["prompt_tokens"] = len(prompt.token_ids)
+    return ChatJob(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        prompt=prompt,
+        max_model_len=max_model_len,
+        sampling=sampling,
+        stops=stops,
+        tools=tools,
+        grammar=grammar,
+        formatted=bool(answer),
+        unenforced=[*unenforced, *left_out] or UNSET,
+        record=record,
+        counts=[ChoiceCounts() for _ in sampling],
+    )
+
+
+async def _grammar(
+    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
+) -> tuple[str, list[str]]:
+    """(the grammar that the answers must match, paths of what it does not enforce of the tools). answer: the one for
+    answers that call nothing."""
+    markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
+    reasoning = None if markers is None else Reasoning(*markers, opened)
+    if tools is not None:
+        return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
+    if answer and reasoning is not None and opened:
+        make = partial(reasoned_grammar, answer, reasoning)
+        return await context.grammars.checked(make, "response_format", client), []
+    return answer, []
+
+
+async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
+    """Generate the text of one choice; the last delta has a finish_reason. Closing it aborts the request.
+
+    At request_timeout the choice ends with finish_reason "length", or with TimeoutError if no choice of the request has
+    a token by then.
+    """
+    processor, sampling, counts = job.model.chat_processor, job.sampling[index], job.counts[index]
+    assembler = TextAssembler(
+        processor.detokenize,
+        job.stops,
+        min_tokens=sampling.min_tokens,
+        reasoning_markers=processor.reasoning_markers,
+        reasoning_opened=opens_reasoning(processor, job.prompt),
+        calls=ToolCallParser(forced=job.tools.forced, either=job.formatted) if job.tools else None,
+    )
+    slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
+    request_id, arrival = f"{job.id}-{index}", job.record.arrival
+    request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
+    async with aclosing(context.engine.submit(request, job.group)) as stream:
+
+        def end() -> None:
+            if not stream.ended:
+                job.timed_out = True
+                stream.cut(ChatDelta(request_id, (), finish_reason="length"))
+
+        limit = asyncio.get_running_loop().call_later(
+            arrival + context.settings.request_timeout - time.monotonic(), end
+        )
+        try:
+            async for delta in stream:
+                text = assembler.feed(delta)
+                counts.tokens = assembler.tokens
+                counts.cached_tokens = max(counts.cached_tokens, delta.cached_tokens)
+                counts.reasoning_tokens = assembler.reasoning_tokens
+                counts.calls += sum(call.id is not UNSET for call in text.calls)
+                counts.steps = delta.steps
+                if job.timed_out and not any(choice.tokens for choice in job.counts):
+                    raise TimeoutError
+                yield text
+                if text.finish_reason is not None:
+                    break
+        finally:
+            limit.cancel()
+            job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
+    _finish(context, job, index)
+
+
+def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
+    context.metrics.observe("request_output_tokens", job.counts[index].tokens, model=job.model.name)
+    if calls := job.counts[index].calls:
+        context.metrics.observe("tool_calls_total", calls, model=job.model.name)
+        job.record.notes["tool_calls"] = sum(choice.calls for choice in job.counts)
+    if job.timed_out:
+        job.record.notes["truncated"] = True
