@@ -8,16 +8,12 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
 
-from models.interfaces import resizing
 from service.api.app import create_admission
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
@@ -60,15 +56,7 @@ def test_every_address_of_ipv6_is_every_address_of_ipv4() -> None:
             socket.create_connection((address, port), GENEROUS).close()
 
 
-def test_one_connection_is_accepted_at_a_time_while_many_may_wait(server: RunningServer) -> None:
-    """asyncio takes the same number for both, and would try and log that many times when descriptors run out."""
-    assert server.server.config.backlog == 1
-    with bind(Settings(port=0)) as listener, ExitStack() as waiting:
-        listener.listen(1)
-        for _ in range(10):
-            waiting.enter_context(socket.create_connection(listener.getsockname(), GENEROUS))
-
-
+@pytest.mark.slow
 def test_isolated_pictures_are_answered_like_others() -> None:
     said = picture_body(300)
     said["messages"][0]["content"][1]["text"] = "what is it"
@@ -96,8 +84,10 @@ async def test_large_requests_wait_for_their_turn_and_small_ones_do_not() -> Non
         admission = server.context.admission
         async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
             post = partial(http.post, "/v1/chat/completions")
-            held = [asyncio.create_task(post(content=large("!silent"))) for _ in range(2)]
-            await until(lambda: server.context.engine.in_flight == 2)
+            held = []
+            for number in (1, 2):  # bodies that come together may each hold what the other one waits for
+                held.append(asyncio.create_task(post(content=large("!silent"))))
+                await until(lambda number=number: server.context.engine.in_flight == number)
             waiting = [asyncio.create_task(post(content=large("hello")))]
             await until(lambda: admission.num_waiting == 1)
             sent = partial(httpx.post, f"{server.url}/v1/chat/completions", timeout=GENEROUS)
@@ -117,6 +107,7 @@ async def test_large_requests_wait_for_their_turn_and_small_ones_do_not() -> Non
         await asyncio.to_thread(server.wait_idle)
 
 
+@pytest.mark.slow
 async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() -> None:
     """Eight places for twelve clients with pictures and twelve without, each of which sends four requests and comes
     back when Retry-After says so, as OpenAI's do. Pictures take no more than three quarters of the places."""
@@ -256,26 +247,13 @@ def test_pages_of_other_origins_make_nothing_happen(server: RunningServer, origi
     assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
 
 
-def test_websockets_of_other_origins_are_refused(server: RunningServer) -> None:
-    url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
-    with pytest.raises((InvalidStatus, ConnectionClosed)), connect(url, origin="https://evil.example") as socket:
-        socket.recv(timeout=GENEROUS)
-    with connect(url, origin="https://app.example") as socket:
-        socket.send(json.dumps({"type": "session.close"}))
-        with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=GENEROUS)
-
-
-def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * (16 * 4096 + 1)))
-    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
-
-
 @pytest.mark.parametrize("length", [4096, 16 * 4096 + 1])
 def test_clients_can_tell_that_the_context_is_too_short(server: RunningServer, length: int) -> None:
     """Those that shorten a conversation look for words in the message: LangChain for the first of these, many for the
     last."""
-    error = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * length)).json()["error"]
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * length))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "prompt is too long: this model's maximum context length is 4096 tokens" in error["message"]
 
 
@@ -297,9 +275,3 @@ def test_the_gauge_of_readiness_says_what_the_probe_says() -> None:
         text = httpx.get(f"{server.url}/metrics").text
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert "reprise_ready 0.0" in text and "reprise_engine_up 1.0" in text
-
-
-def test_media_threads_bound_those_that_resize(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizing, "_threads", 0)  # put back afterwards
-    with running_server(media_threads=3):
-        assert resizing._threads == 3

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.servers import RunningServer
+from tests.support.waiting import GENEROUS
 
-PATIENCE = 240.0
+PATIENCE = GENEROUS
 """Seconds until a peer that should have said something counts as silent for ever."""
 GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 

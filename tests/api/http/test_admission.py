@@ -131,10 +131,6 @@ def test_clients_are_told_to_come_back_one_after_the_other(monkeypatch: pytest.M
     assert admission.refusal("chat", "in_flight", "").retry_after == 5.0
 
 
-def test_a_lonely_kind_may_take_everything() -> None:
-    assert len(take_all(Admission(100, 10_000, Metrics()), "chat")) == 100
-
-
 @given(st.lists(st.tuples(st.sampled_from(ENDPOINTS), st.integers(0, 3), st.integers(0, 400)), max_size=60))
 def test_bounds_hold_and_everything_comes_back(wishes: list[tuple[str, int, int]]) -> None:
     admission = Admission(20, 1000, Metrics(), SHARES)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames
@@ -19,7 +18,7 @@ from service.api.http.admission import Admission, Ticket
 from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
-from service.media.fetch import Fetcher, FetchesBusy, UrlPolicy
+from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MIB, MediaLimits
 from service.media.loader import MediaLoader, NoRoom
 from service.metrics.metrics import Metrics
@@ -127,15 +126,6 @@ def test_media_leave_a_quarter_of_the_requests_to_others() -> None:
         assert admission.pending_bytes == 0
 
 
-def test_a_url_whose_turn_does_not_come_gets_503() -> None:
-    admission = admission_of(1000)
-    ticket = ticket_of(admission, 100)
-    with pytest.raises(ApiError, match="f: not fetched") as refused, Decoding(ticket):
-        raise FetchesBusy("f: not fetched")
-    assert refused.value.status == 503 and refused.value.retry_after and refused.value.code == "overloaded"
-    assert admission.pending_bytes == 100
-
-
 class Web(Fetcher):
     """Answers every URL with a file, in two pieces."""
 
@@ -179,47 +169,6 @@ async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
     assert admission.pending_bytes == 100
     await loader.close()
     pool.close()
-
-
-async def test_large_media_wait_for_their_turn_and_small_ones_pass(loader: MediaLoader) -> None:
-    """Ten requests with pictures of which one fits at a time: all are decoded, in order. One decoder is enough for
-    those that pass them."""
-    large = encoded(Image.new("RGB", (600, 600)), "PNG")
-    small = encoded(picture(), "PNG")
-    admission = Admission(100, 3 * 600 * 600 * 3, Metrics(), excess_bytes=600 * 600 * 3)
-    held = admission.ticket("chat")
-    assert held.take_decoding(600 * 600 * 3)
-    blocker = admission.ticket("chat")
-    assert blocker.take_decoding(600 * 600 * 3), "it uses the part set aside"
-    done: list[int] = []
-
-    async def load(number: int, data: bytes) -> None:
-        ticket = admission.ticket("chat")
-        with Decoding(ticket) as decoding:
-            await loader.image(
-                data_url(data),
-                lambda image, _: image.size,
-                field="f",
-                budget=loader.budget(str(number)),
-                charge=decoding.take,
-            )
-            done.append(number)
-            decoding.keep(10)
-        ticket.release()
-
-    loads = []
-    for number in range(10):
-        loads.append(asyncio.ensure_future(load(number, large)))
-        await until(lambda: admission.num_waiting == len(loads))
-    await load(99, small)
-    assert done == [99]
-    loads.pop(5).cancel()
-    blocker.decoding = 0
-    blocker.release()
-    await asyncio.gather(*loads)
-    assert done == [99, 0, 1, 2, 3, 4, 6, 7, 8, 9]
-    held.release()
-    assert admission.pending_bytes == admission.num_waiting == 0
 
 
 async def test_a_client_that_has_gone_leaves_nothing_behind() -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from service.api.chat.refused_fields import REFUSED
+from service.api.chat.refused_fields import NOT_SPOKEN, REFUSED
 from service.api.http.docs_page import render
 from tests.support.servers import RunningServer
 
@@ -67,7 +67,9 @@ def test_every_path_field_and_status_is_there(server: RunningServer, response: h
         for field in schema.get("properties", {}):
             assert f"<code>{field}</code>" in response.text
     refused = response.text.count("not supported: refused unless the value changes nothing")
-    assert refused == len(REFUSED) * 2  # at the endpoint and among the types
+    assert refused == len(REFUSED) * 2 + len(NOT_SPOKEN)  # at the endpoint and among the types
+    n = document["components"]["schemas"]["ChatRequestBody"]["properties"]["n"]
+    assert n["anyOf"][0]["maximum"] == server.context.settings.max_n
 
 
 def test_what_is_described_is_escaped() -> None:

@@ -252,14 +252,6 @@ def test_errors_do_not_echo_the_input(server: RunningServer, body: dict[str, Any
     assert "SECRET" not in response.text and len(response.content) < 1000
 
 
-def test_a_value_that_is_not_one_of_the_choices_is_answered_with_them(server: RunningServer) -> None:
-    for detail in ("SECRET", 5):
-        part = {"type": "image_url", "image_url": {"url": picture(), "detail": detail}}
-        error = assert_error(post(server, parts(part) | {"model": "tiny"}), 400)
-        field = "messages[0].content[0].image_url.detail"
-        assert (error["param"], error["message"]) == (field, f"{field}: must be one of auto, high, low, original.")
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_of_a_bad_picture_and_a_bad_option_the_picture_is_named(server: RunningServer, count: int) -> None:
     """Whichever is found first: text is tokenized while pictures are decoded."""
@@ -342,18 +334,6 @@ def test_a_failure_before_the_first_token_has_a_status(server: RunningServer) ->
         assert assert_error(post(server, body), 500)["code"] == "fake_failure"
 
 
-@pytest.mark.parametrize("given", ["abc-123", "req_9.x:y"])
-def test_a_good_request_id_is_kept(server: RunningServer, given: str) -> None:
-    response = httpx.get(f"{server.url}/health", headers={"x-request-id": given})
-    assert response.headers["x-request-id"] == given
-
-
-@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "../../etc", "é".encode()])
-def test_a_bad_request_id_is_replaced(server: RunningServer, given: str | bytes) -> None:
-    response = httpx.get(f"{server.url}/health", headers={"x-request-id": given})
-    assert response.headers["x-request-id"].startswith("req_")
-
-
 @pytest.mark.parametrize("path", ["/v1/realtime?model=tiny", "/v1/audio/speech/stream"])
 def test_the_answer_to_a_handshake_has_the_request_id_too(server: RunningServer, path: str) -> None:
     url = server.url.replace("http", "ws") + path
@@ -361,3 +341,12 @@ def test_the_answer_to_a_handshake_has_the_request_id_too(server: RunningServer,
         assert socket.response is not None and socket.response.headers["x-request-id"] == "mine-1"
     with connect(url) as socket:
         assert socket.response is not None and socket.response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("abc-123", True), ("req_9.x:y", True), ("", False), ("a b", False), ("x" * 129, False), ("é".encode(), False)],
+)
+def test_a_request_id_is_kept_if_it_is_a_good_one(server: RunningServer, given: str | bytes, kept: bool) -> None:
+    told = httpx.get(f"{server.url}/health", headers={"x-request-id": given}).headers["x-request-id"]
+    assert told == given if kept else told.startswith("req_")

@@ -53,19 +53,6 @@ async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_
     await asyncio.gather(*tasks)
 
 
-async def test_as_many_hold_it_as_its_size() -> None:
-    askers = Askers(FairSemaphore(2))
-    tasks = [askers.ask("a", f"{number}") for number in range(5)]
-    assert await askers.settle() == ["0", "1"]
-    askers.let_go()
-    assert await askers.settle() == ["0", "1", "2"]
-    askers.let_go(10)
-    await asyncio.gather(*tasks)
-    tasks = [askers.ask("a", "again"), askers.ask("b", "too")]
-    assert (await askers.settle())[5:] == ["again", "too"]
-    await asyncio.gather(*tasks)
-
-
 async def test_one_client_holds_no_more_than_each_may() -> None:
     askers = Askers(FairSemaphore(3, each=2))
     tasks = [askers.ask("many", f"many {number}") for number in range(4)]
@@ -79,42 +66,6 @@ async def test_one_client_holds_no_more_than_each_may() -> None:
     askers.let_go(10)
     await asyncio.gather(*tasks)
     assert askers.served[6:] == ["many 3"]
-
-
-async def test_it_goes_by_who_has_enough_and_by_who_has_left() -> None:
-    semaphore = FairSemaphore(3, each=1)
-    first, second = Askers(semaphore), Askers(semaphore)
-    tasks = [first.ask("a", "a 0"), first.ask("a", "a 1"), second.ask("b", "b 0"), second.ask("b", "b 1")]
-    await first.settle()
-    tasks[3].cancel()
-    second.let_go()
-    await second.settle()
-    assert first.served == ["a 0"] and second.served == ["b 0"]  # a has its one, and b has left
-    first.let_go()
-    assert await first.settle() == ["a 0", "a 1"]
-    tasks.append(second.ask("b", "b 2"))
-    assert await second.settle() == ["b 0", "b 2"]
-    first.let_go()
-    second.let_go()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_who_is_cancelled_takes_it_from_nobody() -> None:
-    askers = Askers(FairSemaphore(1))
-    first, waiting, last = askers.ask("a", "first"), askers.ask("b", "waiting"), askers.ask("c", "last")
-    await askers.settle()
-    waiting.cancel()
-    assert await askers.settle() == ["first"]
-    askers.let_go()
-    assert await askers.settle() == ["first", "last"]
-    await first
-    last.cancel()
-    await askers.settle()
-    assert (await asyncio.gather(last, return_exceptions=True))[0].__class__ is asyncio.CancelledError
-    again = askers.ask("a", "again")
-    assert (await askers.settle())[-1] == "again"
-    askers.let_go()
-    await again
 
 
 async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:

@@ -57,19 +57,6 @@ def test_a_body_without_its_end_is_refused(body: bytes) -> None:
     assert "not complete" in refused(body).message
 
 
-def test_nothing_is_left_open_of_a_form_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-    made = forms.SpooledTemporaryFile
-
-    def counted(size: int) -> object:
-        opened.append(made(size))
-        return opened[-1]
-
-    monkeypatch.setattr(forms, "SpooledTemporaryFile", counted)
-    refused(FILE)
-    assert [file.closed for file in opened] == [True]
-
-
 @pytest.mark.parametrize(
     ("body", "message", "param"),
     [

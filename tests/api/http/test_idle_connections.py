@@ -97,17 +97,6 @@ def test_connections_leave_descriptors_for_other_things(limit: int, most: int, m
     assert possible_connections(1) == 1
 
 
-def test_a_server_has_no_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2, 2))
-    with running_server() as server:
-        with send(server, chat_request("!silent")):
-            while not on_loop(server, lambda: server.context.engine.in_flight):
-                pass
-            with connect(server) as second:
-                assert read_to_end(second) == b""
-        server.wait_idle()
-
-
 def test_answers_of_a_server_that_drains_are_the_last_of_their_connections() -> None:
     with running_server(drain_delay=3600) as server:
         with send(server, GET_HEALTH) as connection:

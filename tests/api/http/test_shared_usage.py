@@ -57,16 +57,6 @@ def test_bytes_of_all_processes_count(table: UsageTable) -> None:
     other.ticket("chat").grow(1, 300)
 
 
-def test_a_share_is_that_of_all_processes(table: UsageTable) -> None:
-    shares = {"chat": 0.75, "speech": 0.75}
-    one, other = admission(table, 0, shares), admission(table, 1, shares)
-    for which in (one, other, one):
-        which.ticket("chat").grow(requests=1)
-    with pytest.raises(ApiError):
-        other.ticket("chat").grow(requests=1)
-    other.ticket("voices").grow(requests=1)  # counts as speech
-
-
 def test_what_a_process_held_is_given_back_when_it_has_ended(table: UsageTable) -> None:
     one, other = admission(table, 0), admission(table, 1)
     for _ in range(4):

@@ -5,24 +5,19 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import sys
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from msgspec import Meta
 
-from service.api import app
 from service.api.chat.schema import ChatRequestBody
 from service.api.engines.request_stream import EngineError
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.json_body import MAX_SIGNS, parse, prepare
-from service.api.realtime.events import AnyClientEvent
+from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.realtime.session_config import SessionParams
 from service.api.speech.schema import SpeechRequestBody
-from service.api.speech.websocket import ClientMessage
-from tests.support.servers import RunningServer
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,27 +152,6 @@ def test_too_many_values_are_refused_before_any_is_made(raw: bytes | str, monkey
         parse(raw, Any)
     assert (caught.value.status, caught.value.code) == (400, "too_many_values")
     assert str(MAX_SIGNS) in caught.value.message
-
-
-def test_the_first_value_of_a_prepared_type_waits_for_no_annotations() -> None:
-    class Fresh(msgspec.Struct):
-        inner: Inner | None = None
-
-    prepare(Fresh)
-    calls: list[str] = []
-    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        parse(b"{}", Fresh)
-    finally:
-        sys.setprofile(None)
-    assert "parse" in calls and "get_class_annotations" not in calls
-
-
-def test_bodies_are_prepared_with_the_application(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[Any] = []
-    monkeypatch.setattr(app, "prepare", lambda *kinds: prepared.extend(kinds))
-    app.create_app(server.context)
-    assert {ChatRequestBody, SpeechRequestBody, AnyClientEvent, ClientMessage} == set(prepared)
 
 
 def test_as_many_values_as_allowed_are_read() -> None:
