@@ -59,30 +59,13 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.quantization quality",
         on_cpu=True,
     ),
-    *(
-        Command(
-            f"prefills of {name} with cached context, the chosen route beside eager",
-            f"cached_prefill_{name}",
-            f"python -m benchmarks.cached_prefill {name}",
-        )
-        for name in _CHAT
-        if name != "minicpmv_4_5"
-    ),
     Command(
         "TTFT of two pictures a prompt at 8 prompts a second, with graphs and without",
         "chat_http_pairs_kimi_vl_a3b",
         "python -m benchmarks.chat_http pairs kimi_vl_a3b",
     ),
-    Command(
-        "what guided rows cost, to free rows beside them, too",
-        "guided_qwen2_vl_2b",
-        "python -m benchmarks.guided qwen2_vl_2b",
-    ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
-    Command(
-        "what the codec's precisions leave of the signal", "codec_precision", "python -m benchmarks.codec_precision"
-    ),
     Command(
         "speech through HTTP, 1 to 64 streams",
         "speech_http_closed",
@@ -142,11 +125,6 @@ COMMANDS: tuple[Command, ...] = (
         for name in ("embedded", "qwen2_vl_2b")
     ),
     Command(
-        "spoken answers about a picture: first sound at the client, alone, 32 in a minute, and 32 at once",
-        "spoken_http",
-        "python -m benchmarks.spoken_http",
-    ),
-    Command(
         "32 picture chats a second and 32 live streams of speech on one GPU, alone and beside each other",
         "beside_qwen2_vl_2b",
         "python -m benchmarks.beside qwen2_vl_2b voxcpm2",
@@ -159,7 +137,6 @@ COMMANDS: tuple[Command, ...] = (
     Command("the same with half the load on one GPU", "engines_per_gpu", "python -m benchmarks.engines --per-gpu"),
     Command("what Ray Serve adds to a request", "ray_hop", "python -m benchmarks.ray_hop", on_cpu=True),
     Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
-    Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command(
         "the same of kimi_vl_a3b",
@@ -171,29 +148,7 @@ COMMANDS: tuple[Command, ...] = (
         "versions_qwen2_vl_2b",
         "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
     ),
-    Command(
-        "memory of the processes beside an engine", "process_memory", "python -m benchmarks.process_memory", on_cpu=True
-    ),
     Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
-    Command(
-        "a first token's way beside the GPU, by stage, over a simulated one",
-        "host_path",
-        "python -m benchmarks.host_path",
-        on_cpu=True,
-    ),
-    *(
-        Command(
-            f"the same on the machine's own GPU, {model}",
-            f"host_path_gpu_{model}",
-            f"python -m benchmarks.host_path --gpu {model}",
-        )
-        for model in ("qwen2_vl_2b", "qwen3_vl_4b")
-    ),
-    Command(
-        "a first piece of audio's way, the same",
-        "host_path_gpu_voxcpm2",
-        "python -m benchmarks.host_path --gpu voxcpm2",
-    ),
     *(
         Command(
             f"a server of {model} on a small GPU, which an H100 is made into",

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.checkpoints.miniature_talker import Values, codec_tensors
+from benchmarks.checkpoints.codec_weights import Values, codec_tensors
 from models.checkpoints.checkpoint import published_shapes
 from models.layers.decoder import DecoderConfig, decoder_rules
 from models.qwen2_5_vl import config as qwen2_5_vl_config

@@ -1,5 +1,4 @@
-"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|gemms|routed|e4m3|persistent ...]
-    [--only NAME] [--out FOLDER]
+"""python -m benchmarks.kernels [gemms|routed|e4m3 ...] [--only NAME] [--out FOLDER]
 
 `routed` reads what `gemms` wrote to the folder; after it the best variants and the table are printed."""
 
@@ -14,7 +13,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
 from benchmarks.measure.record import table
 
-NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "gemms", "routed", "e4m3", "persistent")
+NAMES = ("gemms", "routed", "e4m3")
 
 
 def main() -> None:

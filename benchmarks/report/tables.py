@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands import BY_RESULT, COMMANDS
+from benchmarks.commands import COMMANDS
 from benchmarks.report.comparisons import COMPARISONS
 from benchmarks.report.figures import floor_ms, gpu_busy, over_floor
 from benchmarks.report.formatting import (
     NAMES,
     PEER_NAMES,
-    absent,
     device_mark,
     markdown,
     model_name,
@@ -42,11 +41,6 @@ def _all(result: Result) -> list[Row]:
     return result.rows
 
 
-def _facts(result: Result) -> list[Row]:
-    """One row: the facts beside the rows."""
-    return [result.facts]
-
-
 @dataclass(frozen=True)
 class Table:
     results: Sequence[str] | Callable[[Results], Sequence[str]]
@@ -68,9 +62,6 @@ class Table:
 
 def _commands(prefix: str) -> list[str]:
     return [command.result for command in COMMANDS if command.result.startswith(prefix)]
-
-
-_HTTP = [command.result for command in COMMANDS if "_http_" in command.result]
 
 
 def _kind(wanted: str) -> Callable[[Result], list[Row]]:
@@ -100,10 +91,6 @@ def _lost(result: Result, row: Row) -> str:
 
 def _sustained(result: Result, row: Row) -> str:
     return "yes" if row["sustained"] else "no"
-
-
-def _what(result: Result, row: Row) -> str:
-    return BY_RESULT[result.name].what
 
 
 _INPUT: Cell = lambda result, row: sides(row["input"])  # noqa: E731 - a column
@@ -140,19 +127,6 @@ def h200(results: Results) -> str:
     models = [name.removeprefix("decode_") for name in _commands("decode_")]
     rows = [[NAMES[model], *(cell(f"{kind}_{model}", wanted) for _, kind, wanted in columns)] for model in models]
     return markdown(["model", *(heading for heading, _, _ in columns)], rows)
-
-
-def sampler(results: Results) -> str:
-    """A row for each set of parameters, a column for each number of rows."""
-    try:
-        result = results["sampler"]
-    except Missing:
-        return absent("sampler")
-    batches = sorted({row["rows"] for row in result.rows})
-    cases = dict.fromkeys(row["case"] for row in result.rows)
-    rows = [[case, *(number(result.row(case=case, rows=each)["graph_ms"]) for each in batches)] for case in cases]
-    head = ["parameters", *(f"{each} row{'s' * (each > 1)}, ms" for each in batches)]
-    return f"{markdown(head, rows)}\n\n- {result.source}"
 
 
 _ADAPTERS = {"base graph": "none, the graph without adapters", "0 adapters": "none", "1 adapters": "1 adapter"}
@@ -359,7 +333,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "comparison": comparison,
     "commands": commands,
     "h200": h200,
-    "sampler": sampler,
     "speech-http": speech_http,
     "capacity": _capacity,
     "encoders": Table(
@@ -409,29 +382,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("audio-s per s", "audio_s_per_s"),
         ],
         _all,
-    ),
-    "memory": Table(
-        _HTTP,
-        [
-            ("load", _what),
-            ("model", lambda result, row: NAMES[row["model"]]),
-            ("captured graphs, GB", lambda result, row: number(row["graph_bytes"] / 1e9)),
-            (
-                "whole GPU in use, GB",
-                lambda result, row: "" if row["gpu_used_bytes"] is None else number(row["gpu_used_bytes"] / 1e9),
-            ),
-        ],
-        _facts,
-    ),
-    "caches": Table(
-        _HTTP,
-        [
-            ("load", _what),
-            ("encoder cache hits", "encoder_cache_hits"),
-            ("pictures encoded", "encoder_cache_misses"),
-            ("prefix cache tokens hit", "prefix_cache_hit_tokens"),
-        ],
-        _facts,
     ),
     "quantization-decode": Table(
         [f"quantization_decode_{model}" for model in ("qwen2_vl_2b", "qwen2_vl_7b")],

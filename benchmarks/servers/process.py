@@ -114,11 +114,10 @@ def serve(
     environment: dict[str, str] | None = None,
     program: Sequence[str] = ("service.cli", "serve"),
     ready: str = "/ready",
-    checkout: Path | None = None,
 ) -> Iterator[Server]:
     """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. Its log stays where what is done
     with it fails. program: a module that does the same otherwise, and its first arguments. ready: path that answers
-    200 once it serves. checkout: another one, whose code is to run."""
+    200 once it serves."""
     with reserved_port() as port:
         sink, name = tempfile.mkstemp(prefix="reprise-", suffix=".log")
         log = Path(name)
@@ -126,9 +125,7 @@ def serve(
         began, done = time.monotonic(), False
         try:
             environ = {**os.environ, **(environment or {})}
-            if checkout is not None:
-                environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ, cwd=checkout)
+            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
         finally:
             os.close(sink)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import beside, chat_http, engines, guided, peers, speech_http, startup
+from benchmarks import beside, chat_http, engines, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.loads.speech import row_of
 from benchmarks.measure.record import RESULTS, table
@@ -44,7 +44,7 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (row,) = results["speech_http_listeners"].rows
     assert 0 < row["succeeded"] == row["requests"] < 10 and row["listeners"] == pytest.approx(2 * 0.64)
     assert row["first_p25_ms"] <= row["first_p50_ms"] <= row["first_p75_ms"]
-    for name in ("speech-http", "speech-listeners", "memory", "caches"):
+    for name in ("speech-http", "speech-listeners"):
         assert "speech_http_" in TABLES[name](results), name
 
 
@@ -57,25 +57,6 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert facts["encoder_cache_hits"] == 0 == facts["prefix_cache_hit_tokens"]
     assert facts["encoder_cache_misses"] >= 8
     assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
-
-
-def test_tokens_a_second_are_those_behind_the_first_one_of_each_row() -> None:
-    rows = [Record(0.0, 200, first=1.0, duration=3.0, tokens=9), Record(5.0, 200, first=0.5, duration=4.5, tokens=5)]
-    assert guided.per_second(rows) == 4.0 + 1.0
-    with pytest.raises(AssertionError):
-        guided.per_second([*rows, Record(0.0, 503, error="refused")])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    written = json.loads(guided.main(["--tiny"]).read_text())
-    throughput = next(row for row in written["rows"] if "loss" in row)
-    assert throughput["guided_tokens_s"] > 0 and throughput["free_tokens_s"] > 0
-    beside = next(row for row in written["rows"] if "loss_beside" in row)
-    assert all(beside[f"counted_tokens_s_beside_{others}"] > 0 for others in guided.BESIDE)
-    assert written["steps"]["guided_layers replay captured"] > 0
 
 
 @pytest.mark.slow

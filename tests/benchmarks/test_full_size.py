@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import cached_prefill, decode, encoder, replay_profile
-from benchmarks.cached_prefill import Shape
+from benchmarks import decode, encoder, replay_profile
 from benchmarks.measure import timing
 from benchmarks.steps import decoder
 from benchmarks.steps.encoder import pictures
@@ -19,7 +17,6 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.graphs.pool import GraphPool
 from service.hub.catalog import embedded_models
-from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 
 CPU = torch.device("cpu")
@@ -35,7 +32,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     def host_milliseconds(call: Callable[[], object], repeats: int = 1) -> float:
         return timing.host_milliseconds(call, repeats=1)
 
-    for module in (cached_prefill, decode, encoder):
+    for module in (decode, encoder):
         monkeypatch.setattr(module, "milliseconds", milliseconds)
         if module is not encoder:
             monkeypatch.setattr(module, "host_milliseconds", host_milliseconds)
@@ -63,17 +60,6 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
         assert row["over_floor"] == row["replay_ms"] / row["floor_ms"]
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
     assert (step["rows"], step["context"]) == (2, decoder.CONTEXT) and step["host_ms"] > 0
-
-
-@pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("deepstack", [False, True])
-def test_rows_of_prefills_with_cached_context(tiny: Path, deepstack: bool) -> None:
-    model = load(GOLDEN / "qwen3_vl" if deepstack else tiny, CPU, torch.float32)
-    assert bool(model.decoder.feature_levels) == deepstack
-    shapes = (Shape(2, 8, 40), Shape(1, 16, 32, 2, pictures=12))
-    rows = [row for row, _ in cached_prefill.measured("tiny", model, CPU, shapes, 1)]
-    assert [Shape(**{field.name: row[field.name] for field in fields(Shape)}) for row in rows] == list(shapes)
-    assert all(min(row["ms"], row["eager_ms"], row["host_ms"]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ RUNNABLE = sorted(
     for module, path in MODULES.items()
     if 'if __name__ == "__main__":' in path.read_text()
     and not within(module, "benchmarks.servers")  # run with the flags of `reprise serve`, or by other commands
-    and module != "benchmarks.loads.raw_client"  # run by other commands, which write to it
 )
 
 

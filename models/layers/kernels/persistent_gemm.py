@@ -32,8 +32,8 @@ FASTER_SM_90: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (4096, 12288): ((385, 512),),
     (2560, 10240): ((257, 384), (897, 1024)),
 }
-"""For inputs and outputs, the fewest and the most rows that are faster here on an H100: what
-benchmarks.kernels.persistent says of its result, benchmarks/results/kernels/persistent.json."""
+"""For inputs and outputs, the fewest and the most rows that are faster here on an H100
+(benchmarks/results/kernels/persistent.json)."""
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -30,7 +30,7 @@ U = TypeVar("U")
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop. That takes a millisecond or two, no more than handing the
-work to a thread and back (`python -m benchmarks.host_path`)."""
+work to a thread and back."""
 SMALL_EXPANSION = 16_384
 """Up to this many prompt positions, placeholders are expanded in the event loop, which takes less than a
 millisecond."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.steps.codec import PUBLISHED, decibels, latents, random_codec, streamed
 from models.layers.precision import Precision
 from models.voxcpm2 import audio_vae, vae_layers
 from models.voxcpm2.audio_vae import CodecDecoder
@@ -17,6 +16,7 @@ from models.voxcpm2.kernels.vae import UnitTile
 from models.voxcpm2.vae_layers import residual_unit, snake_samples, snake_upsample
 from models.voxcpm2.vae_weights import round_product_weights
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
+from tests.support.codec import PUBLISHED, decibels, latents, random_codec, streamed
 
 SMALL = replace(PUBLISHED, encoder_dim=8, encoder_rates=(2,), decoder_dim=128, decoder_rates=(5, 2))
 LIMITS: dict[Precision, float] = {"ieee": 1e-6, "tf32": 1e-3, "float16": 1e-3}

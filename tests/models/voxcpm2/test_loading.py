@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import models
-from benchmarks.checkpoints import miniature_talker
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.voxcpm2.audio_vae import AudioVAE, rate_bucket
@@ -23,6 +22,7 @@ from models.voxcpm2.processor import load_processor
 from models.voxcpm2.stack import longrope_table
 from models.voxcpm2.vae_weights import load_audio_vae
 from tests.models.voxcpm2.golden import DIRECTORY, PATCH_SHAPE, expected
+from tests.support import miniature
 from tests.support.speech import SpeechRig, Utterance
 
 CPU = torch.device("cpu")
@@ -202,7 +202,7 @@ def test_the_scores_are_those_of_the_embedded_checkpoint() -> None:
 
 
 def test_the_miniature_is_the_same_on_every_machine(tmp_path: Path) -> None:
-    miniature_talker.write(tmp_path)
+    miniature.write(tmp_path)
     digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     assert digest == MINIATURE
     assert family_of(tmp_path).kind == "speech"
