@@ -20,38 +20,33 @@ SETTINGS = f"""# Settings
 
 Each setting is a flag (`--max-n 4`), a variable (`REPRISE_MAX_N=4`) and a key of the YAML file that `--config` or
 `REPRISE_CONFIG` names (`max_n: 4`). Flags override variables, and variables override the file. For several values,
-repeat the flag, separate them with spaces in a variable, or write a list in the file, where a plain text is one value
-with all its spaces. Switches are `--graphs` and `--no-graphs`. Bytes may be written as `512M` or `4G`; times are in
-seconds. Values in the file mean what they mean as flags: `off` and `010` need no quotation marks. An unknown key in the
-file is an error, an unknown variable a warning. `reprise serve --print-config` prints the result."""
+repeat the flag, separate them with spaces in a variable, or write a list in the file. Switches are `--graphs` and
+`--no-graphs`. Bytes may be written as `512M` or `4G`; times are in seconds. An unknown key in the file is an error, an
+unknown variable a warning. `reprise serve --print-config` prints the result."""
 METRICS = f"""# Metrics
 
 {NOTE}
 
 `GET /metrics` is in Prometheus's text format. All times are in seconds. `model` is the first served name of a hosted
 model, or `unknown`. If a server has several engines (`--gpus`), the metrics of an engine (steps, graphs, caches, load,
-starts, its process) have the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
-`_sum`; they are classic ones, since the client library does not support native histograms. The usual `process_*` and
-`python_*` metrics are there, too. [operation.md](operation.md#watching) says what to look at, and describes the
-alerts."""
+starts, its process) have the label `engine`, its index from 0. Histograms are classic ones. The usual `process_*` and
+`python_*` metrics are there, too. [operation.md](operation.md#watching) says what to look at."""
 
 
 FORMATS = f"""# Formats of pictures, videos and sounds
 
 {NOTE}
 
-A file is recognised by its first bytes, not by its name or declared type. Other formats are refused by name, since each
-would be a further parser of hostile bytes: convert pictures to PNG or JPEG, videos to MP4 with H.264, sounds to WAV.
+A file is recognised by its first bytes. Other formats are refused by name: convert pictures to PNG or JPEG, videos to
+MP4 with H.264, sounds to WAV.
 
-- **TIFF, AVIF and run-length BMPs** are decoded only in confined processes (`media_workers`), also without
-  `isolate_images`, and may not be frames of a list. Of a TIFF the first page is read: uncompressed, CCITT, LZW, JPEG,
-  Deflate or PackBits; 1 to 8 bits, or 16; palettes, transparency and CMYK; at most 65,536 strips or tiles. Float
-  samples, 12 and 32 bits, Lab and camera raw files are refused. All but uncompressed ones are read by libtiff.
-- **A picture that is cut short** is refused, a JPEG or PNG without its end mark, too.
-- **A video that is cut short or damaged** is answered from the frames that its decoder still gives, in every container
-  and codec: what is missing is left out, and what a decoder conceals (H.264, H.265, MPEG-4) is taken as it is. It is
-  refused if no sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end).
-- **JPEGs of 12 bits** and BMPs with unusual bit fields are refused by name."""
+- **TIFF, AVIF and run-length BMPs** are decoded only in confined processes (`media_workers`), and may not be frames of
+  a list. Of a TIFF the first page is read: uncompressed, CCITT, LZW, JPEG, Deflate or PackBits; 1 to 8 bits, or 16;
+  palettes, transparency and CMYK; at most 65,536 strips or tiles.
+- **A picture that is cut short** is refused.
+- **A video that is cut short or damaged** is answered from the frames that its decoder still gives. It is refused if no
+  sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end).
+- **JPEGs of 12 bits** and BMPs with unusual bit fields are refused."""
 
 
 def settings_page() -> str:
@@ -76,11 +71,6 @@ def metrics_page() -> str:
         for spec in specs:
             labels = ", ".join(f"`{label}`" for label in spec.labels)
             lines.append(f"| `{PREFIX}_{spec.name}` | {spec.kind} | {labels} | {_cell(spec.help)} |")
-    lines += ["", "## Buckets", ""]
-    shapes: dict[tuple[float, ...], list[str]] = {}
-    for spec in (spec for specs in GROUPS.values() for spec in specs if spec.buckets):
-        shapes.setdefault(spec.buckets, []).append(f"`{PREFIX}_{spec.name}`")
-    lines += [f"- {', '.join(f'{edge:g}' for edge in edges)}: {', '.join(names)}" for edges, names in shapes.items()]
     return "\n".join(lines) + "\n"
 
 
