@@ -38,7 +38,7 @@ def main() -> None:
     if "routed" in arguments.names and not arguments.compile_only:
         times = choose.read(arguments.out, "gemms")
         print(table(choose.summary(times)))
-        print(choose.source(choose.final(times, choose.read(arguments.out, "routed"))))
+        print(*choose.final(times, choose.read(arguments.out, "routed")).items(), sep="\n")
 
 
 if __name__ == "__main__":

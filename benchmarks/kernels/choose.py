@@ -2,21 +2,20 @@
 
 python -m benchmarks.kernels.choose [FOLDER] [--write]
     prints both from the results of `gemms` and `routed` in FOLDER; --write puts the table into
-    models.layers.kernels.gemm_table_sm90
+    models/layers/kernels/gemm_sm_90.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
 from benchmarks.measure.record import table
-from models.layers.kernels import gemm_table_sm90
+from models.layers.kernels.gemm_tables import FILE, SM_90_E4M3, entries_of
 from models.layers.kernels.gemm_types import Choice, Shape, Variant
 
 Times = Mapping[tuple[str, str], dict[str, Any]]
@@ -140,24 +139,11 @@ def _line(gemm: str, rows: int, name: str, rules: dict[str, Any], row: dict[str,
     }
 
 
-def source(found: Routes) -> str:
-    """The source text of the table for gemm_table_sm90.py."""
-    lines = ["SM_90: Table = {"]
-    for shape, choices in found.items():
-        lines.append(f'    Shape("{shape.kind}", {shape.inputs}, {shape.outputs}): (')
-        for choice in choices:
-            tile, variant = choice.variant.tile, choice.variant
-            sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, {tile.warps}, {tile.stages}"
-            extras = ", swap=True" * tile.swap + ", tma=True" * tile.tma
-            more = f", split={variant.split}" * (variant.split > 1) + ", deferred=True" * variant.deferred
-            lines.append(f"        Choice({choice.least}, {choice.most}, Variant(Tile({sizes}{extras}){more})),")
-        lines.append("    ),")
-    return "\n".join([*lines, "}"]).replace("{\n}", "{}")
-
-
-def write(found: Routes, path: Path) -> None:
-    text = path.read_text()
-    path.write_text(re.sub(r"^SM_90: .*", lambda _: source(found) + "\n", text, flags=re.M | re.S))
+def write(path: Path = FILE, **parts: list[Any]) -> None:
+    """Replace parts of the file of tables, one line for each of their entries."""
+    document = json.loads(path.read_text()) | parts
+    blocks = (f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, document[name])) + "\n]" for name in document)
+    path.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
 
 
 def main() -> None:
@@ -168,9 +154,9 @@ def main() -> None:
     times, stacks = read(arguments.folder, "gemms"), read(arguments.folder, "routed")
     print(table(summary(times)))
     found = final(times, stacks)
-    print(source(found))
+    print(*found.items(), sep="\n")
     if arguments.write:
-        write(found, Path(gemm_table_sm90.__file__))
+        write(shapes=entries_of({**found, **SM_90_E4M3}))
 
 
 if __name__ == "__main__":

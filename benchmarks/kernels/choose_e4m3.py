@@ -2,24 +2,25 @@
 
 python -m benchmarks.kernels.choose_e4m3 [FOLDER] [--write]
     prints them from the results of `e4m3` and `e4m3_steps` in FOLDER; --write puts them into
-    models.layers.kernels.gemm_table_sm90_e4m3
+    models/layers/kernels/gemm_sm_90.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.e4m3 import BLOCKS, MODELS, blocks_name, variants
 from benchmarks.kernels.e4m3_steps import shape_of
 from benchmarks.kernels.gemms import Part
-from models.layers.kernels import gemm_table_sm90_e4m3
-from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Variant
+from models.layers.kernels.gemm_tables import SM_90, entries_of
+from models.layers.kernels.gemm_types import Blocks, Choice, Shape
 
 SPANS: Mapping[int, tuple[int, int]] = {8: (2, 16), 32: (17, 32), 128: (65, 192), 384: (193, 512)}
 """Measured rows -> for which the choice holds. Between 33 and 64 and beyond 512 the rules hold."""
@@ -94,46 +95,20 @@ def _time(row: dict[str, Any] | None) -> float:
     return float("inf") if row is None or row["median_us"] is None else float(row["median_us"])
 
 
-def source(
-    tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Blocks], copied: Mapping[tuple[int, int], int]
-) -> str:
-    """The source text of the tables for gemm_table_sm90_e4m3.py."""
-    lines = ["SM_90_E4M3: Table = {"]
-    for shape, choices in tiles.items():
-        lines.append(f"    {_shape(shape)}: (")
-        lines += (f"        Choice({one.least}, {one.most}, {_variant(one.variant)})," for one in choices)
-        lines.append("    ),")
-    lines += ["}", "", "SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {"]
-    lines += (f"    {_shape(shape)}: Blocks{tuple(one)}," for shape, one in vectors.items())
-    lines += ["}", "", "SM_90_E4M3_COPIES: Mapping[tuple[int, int], int] = {"]
-    lines += (f"    {sizes}: {least}," for sizes, least in copied.items())
-    return "\n".join([*lines, "}"])
-
-
-def _shape(shape: Shape) -> str:
-    return f'Shape("{shape.kind}", {shape.inputs}, {shape.outputs}, e4m3=True)'
-
-
-def _variant(variant: Variant) -> str:
-    tile = variant.tile
-    sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, {tile.warps}, {tile.stages}"
-    extras = ", swap=True" * tile.swap + ", tma=True" * tile.tma
-    more = f", split={variant.split}" * (variant.split > 1) + ", eight_bit=True" * variant.eight_bit
-    return f"Variant(Tile({sizes}{extras}){more})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     times = read_times(arguments.folder)
-    found = source(table(times), blocks(times, read_steps(arguments.folder)), copies(times))
-    print(found)
+    tiles, vectors, copied = table(times), blocks(times, read_steps(arguments.folder)), copies(times)
+    print(*tiles.items(), *vectors.items(), *copied.items(), sep="\n")
     if arguments.write:
-        path = Path(gemm_table_sm90_e4m3.__file__)
-        text = path.read_text()
-        path.write_text(re.sub(r"^SM_90_E4M3: .*", lambda _: found + "\n", text, flags=re.M | re.S))
+        choose.write(
+            shapes=entries_of({**SM_90, **tiles}),
+            e4m3_blocks=[to_builtins(shape) | {"blocks": one} for shape, one in vectors.items()],
+            e4m3_copies=[(*sizes, least) for sizes, least in copied.items()],
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.interfaces.errors import CheckpointError
-from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3_COPIES
+from models.layers.kernels.gemm_tables import SM_90_E4M3_COPIES
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0

@@ -1,6 +1,6 @@
 """Which configuration of the GEMM kernel a layer takes: by a table that was measured on this kind of GPU, else by rule.
 
-Measured are an H100 (models.layers.kernels.gemm_table_sm90) and what `reprise tune` was run on. A GEMM that no table
+Measured are an H100 (models.layers.kernels.gemm_tables) and what `reprise tune` was run on. A GEMM that no table
 names goes by the rules of models.layers.kernels.gemm: one vector by a kernel of its own, few rows streamed in a tile
 that is cut down until it fits the GPU, more rows by cuBLAS with kernels around it.
 """
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from models.layers.e4m3 import E4M3Weight, Weight
-from models.layers.kernels.gemm_table_sm90 import SM_90
-from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
 

@@ -6,15 +6,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_configs import fits
-from models.layers.kernels.gemm_types import Choice, Shape, Table, Tile, Variant
+from models.layers.kernels.gemm_tables import entries_of, table_of
+from models.layers.kernels.gemm_types import Table
 from models.layers.kernels.gpu import Gpu, named
 
 log = logging.getLogger(__name__)
@@ -36,12 +34,11 @@ def save(table: Table, gpu: Gpu) -> Path:
     is there and cannot be read."""
     path = path_of(gpu)
     merged = {**(load(gpu) or {}), **table}
-    shapes = [asdict(shape) | {"choices": [asdict(choice) for choice in merged[shape]]} for shape in merged]
     document = {
         "gpu": gpu.name,
         "capability": named(gpu.capability),
         "triton": version("triton"),
-        "shapes": shapes,
+        "shapes": entries_of(merged),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(".part")
@@ -56,32 +53,21 @@ def load(gpu: Gpu) -> Table | None:
     if not path.exists():
         return None
     try:
-        entries = _checked(json.loads(path.read_text()), gpu)
-        return {_shape(entry): tuple(map(_choice, entry["choices"])) for entry in entries}
+        return _checked(table_of(json.loads(path.read_text())["shapes"]), gpu)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TableError(f"{path}: {type(error).__name__}: {error}; remove it, or run `reprise tune` again") from error
 
 
-def _checked(document: Mapping[str, Any], gpu: Gpu) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = document["shapes"]
-    for entry in entries:
-        for choice in entry["choices"]:
-            tile = Tile(**choice["variant"]["tile"])
-            if not fits(tile, gpu, gated=entry["kind"] == "silu_mul"):
+def _checked(table: Table, gpu: Gpu) -> Table:
+    """`table`, whose tiles fit the GPU and divide their shapes; ValueError for one that does not."""
+    for shape, choices in table.items():
+        for choice in choices:
+            tile = choice.variant.tile
+            if not fits(tile, gpu, gated=shape.kind == "silu_mul"):
                 raise ValueError(f"tile {tile} does not fit {gpu.name}")
-            if entry["outputs"] % tile.columns or entry["inputs"] % (tile.depth * choice["variant"]["split"]):
-                raise ValueError(f"tile {tile} does not divide {entry['inputs']} inputs and {entry['outputs']} outputs")
-    return entries
-
-
-def _shape(entry: Mapping[str, Any]) -> Shape:
-    return Shape(entry["kind"], entry["inputs"], entry["outputs"])
-
-
-def _choice(entry: Mapping[str, Any]) -> Choice:
-    variant = entry["variant"]
-    made = Variant(Tile(**variant["tile"]), variant["split"], variant["deferred"])
-    return Choice(entry["least"], entry["most"], made)
+            if shape.outputs % tile.columns or shape.inputs % (tile.depth * choice.variant.split):
+                raise ValueError(f"tile {tile} does not divide {shape.inputs} inputs and {shape.outputs} outputs")
+    return table
 
 
 def use_stored(gpu: Gpu) -> None:

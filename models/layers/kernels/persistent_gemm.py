@@ -8,14 +8,13 @@ models.layers.gemm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from models.layers.kernels.gemm_tables import SM_90_PERSISTENT
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import launch, num_sms, release_next, wait_for_previous
@@ -23,17 +22,6 @@ from models.layers.kernels.launch import launch, num_sms, release_next, wait_for
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles that run side by side over all columns, so that both operands come from L2."""
 TILE = Tile(128, 128, 64, warps=8, stages=4, tma=True)
-FASTER_SM_90: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
-    (1280, 3456): ((897, 1024), (5377, 8192)),
-    (1536, 8960): ((513, 2048),),
-    (2048, 11008): ((257, 512), (1921, 2048)),
-    (2048, 6144): ((897, 1024),),
-    (2560, 9728): ((257, 384), (897, 2048)),
-    (4096, 12288): ((385, 512),),
-    (2560, 10240): ((257, 384), (897, 1024)),
-}
-"""For inputs and outputs, the fewest and the most rows that are faster here on an H100
-(benchmarks/results/kernels/persistent.json)."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -85,7 +73,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     rows, inputs, columns = x.numel() // x.shape[-1], weight.shape[1], weight.shape[0] // 2
     return (
         current_gpu().capability == (9, 0)
-        and any(least <= rows <= most for least, most in FASTER_SM_90.get((inputs, columns), ()))
+        and any(least <= rows <= most for least, most in SM_90_PERSISTENT.get((inputs, columns), ()))
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and weight.stride(1) == 1

@@ -16,7 +16,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.layers.e4m3 import GROUP, E4M3Weight
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits
-from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
+from models.layers.kernels.gemm_tables import SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 

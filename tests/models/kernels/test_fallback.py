@@ -94,7 +94,7 @@ def tabled(kind: Kind, outputs: int, run: Callable[[], Any], **how: Any) -> Any:
 
 def persistent() -> Tensor:
     """Many rows with a gate behind them."""
-    with patch.dict(persistent_gemm.FASTER_SM_90, {(64, 128): ((129, 256),)}):
+    with patch.dict(persistent_gemm.SM_90_PERSISTENT, {(64, 128): ((129, 256),)}):
         return gemm.launch(half(130, 64), half(256, 64), half(256), "silu_mul")
 
 

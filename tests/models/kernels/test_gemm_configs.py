@@ -11,7 +11,7 @@ from benchmarks.kernels.offline import ARCHITECTURES
 from models.layers.kernels import gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_configs import config_for, fits, fitted_for, shared_memory_of, streaming_tile, table_of
-from models.layers.kernels.gemm_table_sm90 import SM_90
+from models.layers.kernels.gemm_tables import SM_90
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.gemms import STACKS, Part, predicted_us, shape_name, variants
-from models.layers.kernels import gemm_table_sm90
+from models.layers.kernels.gemm_tables import FILE, entries_of, table_of
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from service.engine.core.worker import WARM_TOKENS
 
@@ -90,12 +89,13 @@ def test_the_table_is_written_as_it_reads(tmp_path: Path) -> None:
             Choice(177, 352, Variant(Tile(64, 64, 64), deferred=True)),
         ),
     }
-    path = tmp_path / "gemm_table.py"
-    path.write_text(Path(gemm_table_sm90.__file__).read_text())
+    path = tmp_path / "tables.json"
+    path.write_text(FILE.read_text())
     for table in (found, {}, found):
-        choose.write(table, path)
-        read = runpy.run_path(str(path))
-        assert repr(read["SM_90"]) == repr(table)
+        choose.write(path, shapes=entries_of(table))
+        written = json.loads(path.read_text())
+        assert repr(table_of(written.pop("shapes"))) == repr(table)
+        assert written == {key: rows for key, rows in json.loads(FILE.read_text()).items() if key != "shapes"}
 
 
 def test_a_summary_has_every_product_and_both_sums(tmp_path: Path) -> None:

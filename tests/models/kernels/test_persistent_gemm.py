@@ -38,7 +38,7 @@ def test_one_program_takes_tile_after_tile(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(span[1] - 24, *shape) for shape, spans in persistent_gemm.FASTER_SM_90.items() for span in spans],
+    [(span[1] - 24, *shape) for shape, spans in persistent_gemm.SM_90_PERSISTENT.items() for span in spans],
 )
 def test_at_size(rows: int, inputs: int, outputs: int) -> None:
     x, weight, bias = operands(torch.device("cuda"), rows, inputs, outputs)
@@ -50,7 +50,7 @@ def test_at_size(rows: int, inputs: int, outputs: int) -> None:
 
 
 def test_shapes_are_of_whole_tiles() -> None:
-    for inputs, outputs in persistent_gemm.FASTER_SM_90:
+    for inputs, outputs in persistent_gemm.SM_90_PERSISTENT:
         assert inputs % persistent_gemm.TILE.depth == outputs % persistent_gemm.TILE.columns == 0
 
 
