@@ -39,6 +39,7 @@ from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, S
 from service.cli.bench import command as bench
 from service.cli.documents import DOCS, PAGES
 from service.graphs.observations import EagerReason
+from service.media.audio_formats import FORMATS, SPOKEN
 from service.metrics.metrics import PREFIX, SPECS
 from service.settings.settings import ENV_PREFIX, Settings
 from tests.support.processes import ROOT, ServerProcess
@@ -340,6 +341,13 @@ def test_every_event_of_the_realtime_protocol_is_explained() -> None:
     fields = {*RealtimeConfig.__struct_fields__, *RealtimeOutput.__struct_fields__, *UNSUPPORTED} - {"output"}
     assert [field for field in fields if f"`{field}`" not in text] == []
     assert "/v1/realtime" in text
+
+
+def test_every_audio_format_is_listed() -> None:
+    api, speech_page = (DOCS / "api.md").read_text(), (DOCS / "speech.md").read_text()
+    row = next(line for line in api.splitlines() if line.startswith("| `response_format` | `mp3`"))
+    assert [name for name in FORMATS if f"`{name}`" not in row or f"`{name}`" not in speech_page] == []
+    assert [name for name in SPOKEN if f"`{name}`" not in api] == []
 
 
 def paths_of_routes() -> list[str]:

@@ -17,6 +17,7 @@ from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
 from service.api.chat import route as chat
+from service.api.chat.job import max_choices
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
@@ -219,25 +220,20 @@ def create_app(context: ServerContext) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        routes=[*chat.router.routes, *speech.router.routes],  # first, since included routers are matched twice
     )
     app.state.context = context
-    app.include_router(speech_stream.router)
-    app.include_router(realtime.router)
-    app.include_router(voices.router)
-    app.include_router(operations.router)
-    app.include_router(docs_page.router)
     sockets = [speech_stream.router, realtime.router]
     routers = [chat.router, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
     if settings.page:
         page = page_router()
         routers.append(page)
-        app.include_router(page)
         open_paths += [route.path for route in page.routes if isinstance(route, APIRoute)]
+    for router in routers:
+        app.include_router(router)
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
-    install_openapi(app, open_paths if keys else None)
+    install_openapi(app, open_paths if keys else None, {(ChatRequestBody, "n"): max_choices(context)})
     _add_middleware(app, context, keys, open_paths)
     return app
 

@@ -13,8 +13,7 @@ from service.api.context import ServerContext, context_of
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.http.errors import ApiError
-from service.api.http.openapi import JSON, operation
-from service.api.http.routing import get
+from service.api.http.openapi import JSON, get, operation
 from service.hub.catalog import DEMO_NOTICES, HostedModel
 from service.metrics.metrics import CONTENT_TYPE
 from service.system.versions import server_version

@@ -22,13 +22,12 @@ from service.cli.client import ServerError, is_media_name, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
 from service.cli.outputs import STDOUT, is_standard_output, write_audio, write_to_standard_output
 from service.cli.playback import PlaybackError, play, require_playback
-from service.media.audio_formats import FORMATS
+from service.media.audio_formats import FORMATS, NAMES
 from service.settings.byte_sizes import GIB
 
 T = TypeVar("T")
 
-EXTENSIONS = {"ogg": "opus"}
-"""Formats whose file extension differs, by that extension."""
+EXTENSIONS = {one.extension: name for name, one in FORMATS.items() if one.extension}
 
 
 def ask(
@@ -95,7 +94,7 @@ def say(
         typer.Option("-o", "--out", help="File to write (-: standard output); without it, the audio is played."),
     ] = None,
     audio_format: Annotated[
-        str, typer.Option("--format", help="wav, mp3, flac, opus, aac or pcm; default: by the file's suffix, or wav.")
+        str, typer.Option("--format", help=f"{NAMES}; default: by the file's suffix, or wav.")
     ] = "",
     voice: Annotated[str, typer.Option(help="Name of a voice.")] = "default",
     instructions: Annotated[str, typer.Option(help="Description of the voice, or of how it speaks.")] = "",

@@ -17,7 +17,9 @@ LAME = "lame"
 @dataclass(frozen=True)
 class AudioFormat:
     """codec and container are FFmpeg's names but for LAME; empty for raw samples of `bits`. rates: supported sample
-    rates, the default of a model that has none of them first."""
+    rates, the default of a model that has none of them first. extension: of files, if it is not the name. spoken: the
+    name in a chat request, if it is another. has_header: without one, pieces can be played as they come, and nothing in
+    them says their rate."""
 
     content_type: str
     rates: tuple[int, ...]
@@ -26,36 +28,47 @@ class AudioFormat:
     codec_options: dict[str, str] = field(default_factory=dict)
     container_options: dict[str, str] = field(default_factory=dict)
     bits: int = 16
+    extension: str = ""
+    spoken: str = ""
+    has_header: bool = True
 
 
 FORMATS = {
     "mp3": AudioFormat("audio/mpeg", MP3_RATES, LAME),
     # Without page_duration (microseconds) the muxer buffers a whole second of audio.
     "opus": AudioFormat(
-        "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
+        "audio/ogg",
+        (48_000, 24_000, 16_000, 12_000, 8_000),
+        "libopus",
+        "ogg",
+        container_options={"page_duration": "20000"},
+        extension="ogg",
     ),
     "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
     # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
     "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
     "wav": AudioFormat("audio/wav", ALL_RATES),
-    "pcm": AudioFormat("audio/pcm", ALL_RATES),
-    "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), bits=8),
-    "alaw": AudioFormat("audio/pcma", (G711_RATE,), bits=8),
+    "pcm": AudioFormat("audio/pcm", ALL_RATES, spoken="pcm16", has_header=False),
+    "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), bits=8, has_header=False),
+    "alaw": AudioFormat("audio/pcma", (G711_RATE,), bits=8, has_header=False),
 }
-HEADERLESS = ("pcm", "ulaw", "alaw")
-"""Raw samples alone: pieces can be played as they come, and nothing in them says their rate."""
-SPOKEN = {("pcm16" if name == "pcm" else name): name for name in FORMATS}
-"""Formats by their names in a chat request, where pcm is called pcm16."""
+NAMES = f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}"
+SPOKEN = {one.spoken or name: name for name, one in FORMATS.items()}
+"""Formats by their names in a chat request."""
+STREAMED = {FORMATS[name].content_type: spoken for spoken, name in SPOKEN.items() if not FORMATS[name].has_header}
+"""The names in a chat request of those without a header, by their types in the Realtime protocol."""
 
 if TYPE_CHECKING:
     ResponseFormat = str
     SpokenFormat = str
+    StreamedType = str
 else:
     ResponseFormat = Literal[tuple(FORMATS)]
     SpokenFormat = Literal[tuple(SPOKEN)]
+    StreamedType = Literal[tuple(STREAMED)]
 
 
 def content_type(name: str, sample_rate: int) -> str:
     """The Content-Type of a response in a format."""
-    base = FORMATS[name].content_type
-    return f"{base};rate={sample_rate};channels=1" if name in HEADERLESS else base
+    chosen = FORMATS[name]
+    return chosen.content_type if chosen.has_header else f"{chosen.content_type};rate={sample_rate};channels=1"

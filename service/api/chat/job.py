@@ -16,7 +16,8 @@ from msgspec import UNSET, UnsetType
 from models.interfaces.media import Prompt
 from service.api.chat.detokenizer import TextAssembler, TextDelta
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
-from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
+from service.api.chat.refused_fields import REFUSED, refuse
+from service.api.chat.sampling import choice_count, derived_seed, sampling_params, stop_strings
 from service.api.chat.schema import ChatRequestBody, CompletionTokensDetails, PromptTokensDetails, Usage
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tool_calls import ToolCallParser
@@ -94,16 +95,22 @@ class ChatJob:
         return step_report([choice.steps for choice in self.counts if choice.steps is not None])
 
 
+def max_choices(context: ServerContext) -> int:
+    """Choices that a request may have."""
+    settings = context.settings
+    return min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat"))
+
+
 async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
     """Validate a request, load its media and build its prompt.
 
     Raises ApiError or InputError that names the field that does not fit.
     """
     model = context.model(body.model, "chat", record)
-    refuse_unsupported(body)
+    refuse(body, REFUSED, "by this server")
     stops = stop_strings(body)
     settings = context.settings
-    count = choice_count(body, min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat")))
+    count = choice_count(body, max_choices(context))
     tools = await context.in_thread(partial(tool_use, body)) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
     answer, unenforced = "", list[str]()

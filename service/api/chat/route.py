@@ -33,7 +33,6 @@ from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineLost
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
-from service.api.http.routing import RequestRoute
 from service.api.http.streaming import (
     DONE,
     EVENT_STREAM,
@@ -45,7 +44,7 @@ from service.api.http.streaming import (
 )
 from service.system.concurrency import all_results, merged
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
 
 @router.post(

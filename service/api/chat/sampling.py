@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any
 
 from models.interfaces.processor import ChatProcessor
-from service.api.chat.refused_fields import INSTEAD, REFUSED
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import bad_request
 from service.link.messages import SamplingParams
@@ -15,20 +13,6 @@ from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings.settings import Settings
 
 MAX_STOP_LENGTH = 1000
-
-
-def refuse_unsupported(body: ChatRequestBody) -> None:
-    """ApiError 400 for the first field that is not supported and would change the output."""
-    for field, neutral in REFUSED.items():
-        value = getattr(body, field)
-        if value is not None and not any(alike(value, harmless) for harmless in neutral):
-            instead = f"; use {INSTEAD[field]}" if field in INSTEAD else ""
-            raise bad_request(f"{field}: not supported by this server{instead}.", field, "unsupported_parameter")
-
-
-def alike(value: Any, other: Any) -> bool:
-    """Whether two values of JSON are the same: 0 is not false, though Python takes one for the other."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def stop_strings(body: ChatRequestBody) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ import msgspec
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
+from service.api.chat.refused_fields import NOT_SPOKEN, refuse
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
-from service.api.chat.spoken_schema import NOT_SPOKEN, AnswerAudio, AudioParams, DeltaAudio
+from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.engines.step_report import step_report
@@ -30,7 +31,7 @@ from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
-from service.media.audio_formats import HEADERLESS, SPOKEN
+from service.media.audio_formats import FORMATS, SPOKEN, STREAMED
 from service.system.concurrency import merged
 
 AHEAD = 2
@@ -56,14 +57,12 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     audio = body.audio
     if audio is None:
         raise bad_request("audio: required, with voice and format, to have the answer spoken.", "audio")
-    for field, instead in NOT_SPOKEN.items():
-        if getattr(audio, field) is not None:
-            message = f"audio.{field}: not supported in a spoken answer{'; ' if instead else ''}{instead}."
-            raise bad_request(message, f"audio.{field}", "unsupported_parameter")
+    refuse(audio, NOT_SPOKEN, "in a spoken answer", "audio.")
     if body.n is not None and body.n > 1:
         raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
-    if body.stream and SPOKEN[audio.format] not in HEADERLESS:
-        raise bad_request("audio.format: must be pcm16, ulaw or alaw in a stream.", "audio.format")
+    if body.stream and FORMATS[SPOKEN[audio.format]].has_header:
+        *names, last = STREAMED.values()
+        raise bad_request(f"audio.format: must be {', '.join(names)} or {last} in a stream.", "audio.format")
     options = _options(audio, _speech_model(context, audio), body.seed)
     try:
         job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")

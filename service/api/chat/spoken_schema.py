@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from service.api.chat.refused_fields import UnspokenFields
 from service.api.engines.step_report import StepReport
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.media.audio_formats import SpokenFormat
 
 Modality = Literal["text", "audio"]
-Refused = Annotated[Any, Meta(description="not supported in a spoken answer: refused")]
 
 
-class AudioParams(msgspec.Struct, frozen=True):
+class AudioParams(UnspokenFields, frozen=True, kw_only=True):
     """How an answer is spoken. voice and format are OpenAI's; the others mean what they mean in a speech request, and
     model is a speech model.
 
@@ -35,22 +35,6 @@ class AudioParams(msgspec.Struct, frozen=True):
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None
     lexicon: LexiconEntries | None = None
-    ref_audio: Refused = None
-    ref_text: Refused = None
-    prompt_audio: Refused = None
-    prompt_text: Refused = None
-    min_len: Refused = None
-    max_new_tokens: Refused = None
-    split_granularity: Refused = None
-    timestamp_granularities: Refused = None
-
-
-NOT_SPOKEN = {
-    **dict.fromkeys(("ref_audio", "ref_text"), "upload the voice (POST /v1/audio/voices) and name it as voice"),
-    "max_new_tokens": "use max_len",
-    **dict.fromkeys(("prompt_audio", "prompt_text", "min_len", "split_granularity", "timestamp_granularities"), ""),
-}
-"""Fields of a speech request that a spoken answer cannot have, and what to do instead."""
 
 
 class PastAudio(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from service.api.http.routing import get
+from service.api.http.openapi import get
 
 router = APIRouter()
 

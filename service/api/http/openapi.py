@@ -4,13 +4,16 @@ are described under "x-websockets"."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar, get_args
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
 
 from service.api.http.errors import ErrorBody
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
 REFERENCE = "#/components/schemas/{name}"
 JSON = "application/json"
@@ -67,6 +70,17 @@ def operation(
     return extra
 
 
+def get(router: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    """Register a route for GET and for HEAD, which probes of load balancers and `wget --spider` use; uvicorn leaves
+    out the body. options: those of FastAPI's decorator."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        router.head(path, include_in_schema=False)(endpoint)
+        return router.get(path, **options)(endpoint)
+
+    return register
+
+
 def websocket(path: str, summary: str, *, client: Any, server: Any) -> None:
     """Describe a WebSocket. client, server: unions of the msgspec types that each side sends, besides binary frames."""
     described: dict[str, Any] = {"summary": summary}
@@ -107,8 +121,11 @@ def _content(types: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def install_openapi(app: FastAPI, open_paths: Collection[str] | None) -> None:
-    """Adds the schemas of msgspec types to FastAPI's document. open_paths: paths without API key; None: all of them."""
+def install_openapi(
+    app: FastAPI, open_paths: Collection[str] | None, limits: Mapping[tuple[type, str], int] | None = None
+) -> None:
+    """Add the schemas of msgspec types to FastAPI's document. open_paths: paths without API key; None: all of them.
+    limits: the most that this server allows in integer fields, by type and name."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -116,6 +133,10 @@ def install_openapi(app: FastAPI, open_paths: Collection[str] | None) -> None:
         _, components = msgspec.json.schema_components(_types.values(), ref_template=REFERENCE)
         for name, kind in _types.items():
             components[name]["description"] = _description(kind)
+        for (kind, field), most in (limits or {}).items():
+            for option in components[kind.__name__]["properties"][field]["anyOf"]:
+                if option["type"] == "integer":
+                    option["maximum"] = most
         document.setdefault("components", {})["schemas"] = components  # without FastAPI's own, which nothing uses
         document["x-websockets"] = _sockets
         for path, operations in document["paths"].items():

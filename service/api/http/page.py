@@ -14,8 +14,6 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.api.http.routing import RequestRoute
-
 TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -62,7 +60,7 @@ class Part:
 def page_router() -> APIRouter:
     """Routes of the page."""
     parts = page_parts(read_sources())
-    router = APIRouter(route_class=RequestRoute)
+    router = APIRouter()
 
     async def serve(request: Request) -> Response:
         return parts[request.scope["path"]].response(request)

@@ -15,7 +15,7 @@ from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
 from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
 from service.hub.catalog import OPENAI_PCM_RATE
-from service.media.audio_formats import G711_RATE, SpokenFormat
+from service.media.audio_formats import FORMATS, G711_RATE, SPOKEN, STREAMED, StreamedType
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -40,14 +40,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """Unsupported fields, with the values beside null that change nothing and are accepted."""
 
 
-FORMATS: dict[str, SpokenFormat] = {"audio/pcm": "pcm16", "audio/pcmu": "ulaw", "audio/pcma": "alaw"}
-"""Formats of a chat answer by their types here."""
-
-
 class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
     """audio/pcm: 16-bit mono samples, little-endian, at 24 kHz. audio/pcmu, audio/pcma: G.711 at 8 kHz."""
 
-    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    type: StreamedType = "audio/pcm"
     rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
 
     @property
@@ -56,7 +52,7 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_second(self) -> int:
-        return self.sample_rate * (2 if self.type == "audio/pcm" else 1)
+        return self.sample_rate * FORMATS[SPOKEN[STREAMED[self.type]]].bits // 8
 
 
 PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
@@ -193,7 +189,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def audio(self) -> AudioParams:
         output = self.output
         given = {name: getattr(output, name) for name in RealtimeOutput.__struct_fields__ if name != "format"}
-        return AudioParams(format=FORMATS[self.format.type], sample_rate=self.format.sample_rate, **given)
+        return AudioParams(format=STREAMED[self.format.type], sample_rate=self.format.sample_rate, **given)
 
     @property
     def format(self) -> RealtimeFormat:

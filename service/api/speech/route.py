@@ -20,7 +20,6 @@ from service.api.engines.step_report import step_report
 from service.api.http.errors import bad_request
 from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
-from service.api.http.routing import RequestRoute
 from service.api.http.streaming import (
     EVENT_STREAM,
     KEEP_ALIVE,
@@ -46,7 +45,7 @@ from service.media.audio_formats import FORMATS, content_type
 MAX_UNSPOKEN = 100
 """Characters of a header."""
 
-router = APIRouter(route_class=RequestRoute)
+router = APIRouter()
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,8 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.forms import Form, FormLimits, form_boundary, read_form
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
 from service.api.http.record import record_of
-from service.api.http.routing import get
 from service.api.http.streaming import unless_disconnected
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of

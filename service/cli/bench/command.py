@@ -26,6 +26,7 @@ from service.cli.client import ApiClient, ServerError
 from service.cli.numbers import counted
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
 from service.cli.plain_help import PlainCommand, PlainGroup
+from service.media.audio_formats import NAMES
 
 LATE_SECONDS = 0.05
 _SEEDS = 1_000_000_000
@@ -168,7 +169,7 @@ def speech(
         float,
         typer.Option(min=0, help="Seconds of audio in each answer, if the text is long enough; 0: the model decides."),
     ] = 0.0,
-    response_format: Annotated[str, typer.Option("--format", help="pcm, wav, flac, mp3, opus or aac.")] = "pcm",
+    response_format: Annotated[str, typer.Option("--format", help=f"{NAMES}.")] = "pcm",
     steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
     voices: Annotated[
         list[str] | None, typer.Option("--voice", help="Voice; of several, one is drawn for each request.")
