@@ -2,7 +2,7 @@
 
     python -m benchmarks.versions OLD NEW [--models kimi_vl_a3b] [--rounds 5]
 
---models: of these alone, in a result of their own, instead of those that fit on one GPU twice.
+--models: these alone, in a result of their own, instead of all that fit on one GPU twice.
 
 Each checkout loads its models and captures its steps in a process of its own, then both wait; a round times every step
 in the one, then in the other. What is compared is the median of the rounds' medians, through the runner.

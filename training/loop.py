@@ -183,7 +183,7 @@ class Optimiser:
     """Muon (orthogonalised momentum) for some matrices, AdamW for everything else, and a moving average.
 
     A step of Muon has the size of an AdamW step (arXiv:2502.16982), so both take one rate. Matrices of one shape are
-    treated together. inner: which ones; decay: of the weights of matrices; adam_decay: of those that AdamW has."""
+    treated together. inner: which ones; decay: weight decay of the matrices; adam_decay: of the other weights."""
 
     def __init__(
         self,

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 LOOPBACK = "127.0.0.1"
 CANDIDATES = range(20_000, 30_000)
-"""Below the ports that kernels give to whoever asks for any or connects, and between those of Ray's workers and of its
-replicas."""
+"""Below the kernel's ephemeral ports, and between the ports of Ray's workers and of its replicas."""
 
 
 @contextmanager

@@ -474,7 +474,7 @@ ENGINE = Dashboard(
                     "Second tries for lack of memory / s",
                     ((rate("memory_retries_total", "model, kind, outcome"), "{{model}} {{kind}} {{outcome}}"),),
                     "ops",
-                    description="Passes that ran out of GPU memory: requests of those that failed again got a 503.",
+                    description="Passes that ran out of GPU memory. Requests got a 503 if the second try failed.",
                 ),
             ),
         ),

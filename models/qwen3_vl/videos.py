@@ -100,7 +100,7 @@ def video_size(
 
 def pair_tenths(video: VideoFrames, pair: int) -> list[int]:
     """Time of each frame pair in tenths of a second, rounded like the printed time: the mean of its frames' times in
-    the source, or of those that the sender of a frame list gave. An odd last frame counts twice."""
+    the source, or of the times sent with a frame list. An odd last frame counts twice."""
     fps = video.metadata.fps
     told = video.times_given or fps <= 0
     times = list(video.times) if told else [index / fps for index in video.indices]

@@ -31,7 +31,7 @@ class FairSemaphore:
             self._release(client)
 
     async def _wait(self, client: str) -> None:
-        # If it is free, whoever waits holds it as often as one client may.
+        # If it is free, every waiting client holds it as often as one client may.
         if self._free and self._held[client] < self._each:
             self._take(client)
             return

@@ -28,9 +28,9 @@ MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192
 MAX_ADDRESSES = 4
 RESOLVED_AT_ONCE, RESOLVED_FOR_ONE = 32, 8
-"""Names that are looked up at a time, of all clients and of one, each in a thread. A look-up cannot be ended: one that
-a name server keeps waiting holds its thread for half a minute, whoever has stopped waiting for it. Such names of one
-client leave three quarters of the threads to others."""
+"""Names that are looked up at a time, of all clients and of one, each in a thread. A look-up cannot be ended: a
+slow name server holds the thread for half a minute. One client's slow names leave three quarters of the threads to
+others."""
 FETCHED_AT_ONCE, FETCHED_FOR_ONE = 64, 16
 """URLs that are fetched at a time, of all clients and of one. Each takes a descriptor, and the connections of clients
 leave no more than a fifth of these. Hosts that never answer keep their turns until the time for a URL is up: those that
@@ -199,7 +199,7 @@ class Fetcher:
         return await shielded(look_up)
 
     async def _look_up(self, host: str, port: int, *, turn: AsyncExitStack) -> list[str]:
-        """The turn ends with the thread's work, not when whoever asked has left."""
+        """The turn ends with the thread's work, not when its request has left."""
         async with turn:
             look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)

@@ -305,7 +305,7 @@ class MediaLoader:
 
 
 async def _in_turn(decoders: FairSemaphore, client: str, decode: Callable[[], Awaitable[T]]) -> T:
-    """Decode when a decoder is free and `charge` has room. Whoever waits for room leaves the decoder to others."""
+    """Decode when a decoder is free and `charge` has room. Requests that wait for room leave it to others."""
     while True:
         try:
             async with decoders.acquire(client):

@@ -1,4 +1,4 @@
-// The view for whoever runs the server: its state, models, load, latencies, caches and memory.
+// The view for operators: the server's state, models, load, latencies, caches and memory.
 
 import { getJson, LIMIT, request, stateOf } from "./api.js";
 import { byId, explain, h, show } from "./dom.js";

@@ -1,4 +1,4 @@
-"""Waits for work that goes on if whoever waits for it leaves."""
+"""Await a task without cancelling it when the waiter is cancelled."""
 
 from __future__ import annotations
 

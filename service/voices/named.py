@@ -51,7 +51,7 @@ def voice_key(*parts: str) -> str:
 
 
 def load_named(directory: Path, key: str, checkpoint: Path | None = None) -> np.ndarray | None:
-    """float32 [patches, frames, channels] of the directory of voices or of those that come with the checkpoint; None if
+    """float32 [patches, frames, channels] of the directory of voices or of the checkpoint's own; None if
     there is none, or it cannot be read."""
     path = directory / FOLDER / f"{key}.safetensors"
     try:

@@ -26,8 +26,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of examples with a reference clip, of those that join several utterances, and of those with a
-    description of the voice in front; history: the most noise on patches of the past."""
+    """Shares of examples with a reference clip, with several joined utterances, and with a description of the voice in
+    front; history: the most noise on patches of the past."""
 
     reference: float = 0.2
     joined: float = 0.2

@@ -63,7 +63,7 @@ def ranked(key: bytes, engines: Sequence[int]) -> list[int]:
 
 
 def choose(request: Request, loads: Mapping[int, Load]) -> tuple[int, Reason]:
-    """The engine for a request, of those that accept requests, which must not be none."""
+    """The engine for a request. At least one engine must accept requests."""
     found = keys(request)
     if not found:
         return _freest(request, loads), "load"

@@ -161,8 +161,8 @@ class Admission:
         self.grant()
 
     def grant(self) -> None:
-        """Lets requests that wait have what was given back. Whoever uses the part set aside goes first, since others
-        may wait for that part, then small requests."""
+        """Grant waiting requests what was given back: first the one that uses the part set aside, since others may wait
+        for that part, then small requests."""
         self._leave_excess()
         for queue in self._waiting.values():
             while queue:

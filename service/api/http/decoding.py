@@ -72,7 +72,7 @@ class Decoding:
             self._taken += size
 
     def keep(self, size: int) -> None:
-        """Charges `size` bytes in place of those that were taken and fetched: it is decoded."""
+        """Charge `size` decoded bytes in place of the bytes that were taken and fetched."""
         with self._lock:
             self._end(size)
 

@@ -21,7 +21,7 @@ from service.engine.chat.sequence import ChatSequence
 from service.engine.core.faults import LaunchError, repeatable_launch
 from service.engine.core.oom_retry import with_second_try
 from service.engine.core.readback import mark
-from service.engine.core.step_counts import StepTally
+from service.engine.core.step_counts import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory.memory import peak_bytes
 from service.graphs.buckets import captured_first, cost_of, key_of
@@ -57,8 +57,8 @@ class PendingItem:
     item: MediaItem
     parts: list[Part]
     embeds: Tensor | None = None
-    tallies: list[StepTally] = field(default_factory=list)
-    """Tallies of the sequences that wait for the item."""
+    waiting: list[RequestStats] = field(default_factory=list)
+    """Statistics of the sequences that wait for the item."""
     alone: bool = False
     """A pass that it shared with other items failed, so it is tried alone before its requests fail."""
 
@@ -72,8 +72,8 @@ class Encoded:
     """The captured bucket that holds it, if any, whichever route was taken."""
     begun: torch.cuda.Event | None
     """Recorded before the pass; None on a CPU."""
-    tallies: tuple[StepTally, ...]
-    """Tallies of the sequences that wait for its items."""
+    waiting: tuple[RequestStats, ...]
+    """Statistics of the sequences that wait for its items."""
 
 
 @dataclass(eq=False)
@@ -180,10 +180,10 @@ class VisionStage:
             known = self.cache.embeds(digest) is not None or digest in self._pending
             self._context.observations.count(f"encoder_cache_{'hits' if known else 'misses'}_total", model=self._name)
             if not known:
-                sequence.tally.encoded_media += 1
+                sequence.stats.encoded_media += 1
                 self._enqueue(item)
             if (pending := self._pending.get(digest)) is not None:
-                pending.tallies.append(sequence.tally)
+                pending.waiting.append(sequence.stats)
         return True
 
     def _enqueue(self, item: MediaItem) -> None:
@@ -258,10 +258,10 @@ class VisionStage:
         except LaunchError as error:
             self._failed(parts, error)
             return None
-        tallies = {tally for part in parts for tally in self._pending[part.digest].tallies}
+        waiting = {stats for part in parts for stats in self._pending[part.digest].waiting}
         for part in parts:
             self._finish(part)
-        return Encoded(run.route, run.bucket, begun, tuple(tallies))
+        return Encoded(run.route, run.bucket, begun, tuple(waiting))
 
     def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, torch.cuda.Event | None]:
         """The pass, and the event before it."""
@@ -284,10 +284,10 @@ class VisionStage:
             row += count
 
     def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
-        """Records how long a pass took: in the metrics, in the tallies of its sequences, and for the choice of route of
-        its bucket. ended: when its results were read."""
-        for tally in encoded.tallies:
-            tally.add_encoder_pass(ended - seconds, ended)
+        """Record how long a pass took: in the metrics, the statistics of its sequences, and the choice of route of its
+        bucket. ended: when its results were read."""
+        for stats in encoded.waiting:
+            stats.add_encoder_pass(ended - seconds, ended)
         observations, route = self._context.observations, encoded.route
         observations.observe("vision_encode_duration_seconds", seconds, model=self._name, route=route)
         if encoded.bucket is not None:

@@ -66,8 +66,8 @@ class ChatRequests:
     def note_chunk(self, chunk: Chunk, now: float) -> None:
         """Records that a chunk was launched, and releases the items that it was the last to read."""
         sequence, observations = chunk.sequence, self._context.observations
-        if sequence.tally.scheduled is None:
-            sequence.tally.scheduled = now
+        if sequence.stats.scheduled is None:
+            sequence.stats.scheduled = now
             observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
             observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self._name)
             observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self._name)
@@ -111,8 +111,8 @@ class ChatRequests:
     def finish(self, sequence: ChatSequence) -> None:
         """Forgets a request. Its slot and pages may be given away at once."""
         del self._sequences[sequence.request_id]
-        if sequence.tally.scheduled is not None:
-            self._seconds += 0.1 * (self._context.clock() - sequence.tally.scheduled - self._seconds)
+        if sequence.stats.scheduled is not None:
+            self._seconds += 0.1 * (self._context.clock() - sequence.stats.scheduled - self._seconds)
         if sequence.guide is not None:
             self._guidance.forget(sequence.guide)
         self._scheduler.finish(sequence)

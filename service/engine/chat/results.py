@@ -22,7 +22,7 @@ def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> 
 def phase_times(chunks: Sequence[Chunk], now: float) -> dict[str, PhaseTimes]:
     """By request id, of those whose first token comes with the last of these chunks."""
     firsts = [chunk.sequence for chunk in chunks if chunk.is_last and not chunk.sequence.generated]
-    times = {sequence.request_id: sequence.tally.times(now) for sequence in firsts}
+    times = {sequence.request_id: sequence.stats.times(now) for sequence in firsts}
     return {name: of_request for name, of_request in times.items() if of_request is not None}
 
 

@@ -58,7 +58,7 @@ class Scheduler:
         return bool(self._prefilling or self.waiting)
 
     def never_scheduled(self, *, submitted_before: float) -> list[ChatSequence]:
-        return [s for s in self.waiting if s.tally.scheduled is None and s.submitted < submitted_before]
+        return [s for s in self.waiting if s.stats.scheduled is None and s.submitted < submitted_before]
 
     def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
         """Whether a prompt has begun or could begin, given room."""
@@ -170,7 +170,7 @@ class Scheduler:
         sequence.pages = shared + self.pages.allocate(wanted)
         sequence.num_prefilled = len(shared) * self.pages.page_size
         sequence.num_indexed = len(shared)
-        if sequence.tally.scheduled is None:
+        if sequence.stats.scheduled is None:
             sequence.cached_tokens = sequence.num_prefilled
         sequence.slot = self.slots.allocate()
         self.running[sequence.slot] = sequence

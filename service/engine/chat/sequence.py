@@ -11,7 +11,7 @@ import numpy as np
 
 from models.interfaces.media import MediaItem, Prompt
 from service.engine.chat.guide import Guide
-from service.engine.core.step_counts import StepTally
+from service.engine.core.step_counts import RequestStats
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
 from service.link.sampling_limits import needs_penalties_or_filters
 
@@ -68,7 +68,7 @@ class ChatSequence:
     """Digests of items pinned for it in the encoder cache, with the last prompt position that needs each."""
     guide: Guide | None = None
     """The grammar of its answer. It follows `generated`, so a preemption does not affect it."""
-    tally: StepTally = field(default_factory=StepTally)
+    stats: RequestStats = field(default_factory=RequestStats)
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class ChatSequence:
 
     def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
         """New tokens for the client; with a `reason` (finish_reason), the last ones."""
-        steps = self.tally.counts() if reason is not None else None
+        steps = self.stats.counts() if reason is not None else None
         return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps)
 
     def token_ids(self, start: int, end: int) -> np.ndarray:

@@ -306,7 +306,7 @@ class ChatWorker:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         for chunk in launch.chunks:
             if not chunk.is_last:
-                chunk.sequence.tally.add(launch.route == "replay", launch.rows)
+                chunk.sequence.stats.add(launch.route == "replay", launch.rows)
         first = phase_times(launch.chunks, now)
         for times in first.values():
             self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
@@ -330,7 +330,7 @@ class ChatWorker:
                 continue  # The overrun row of a sequence that had stopped or was aborted.
             if sequence.num_unread:
                 sequence.num_unread -= 1
-            sequence.tally.add(replayed, rows)
+            sequence.stats.add(replayed, rows)
             if stops[row] < 0:
                 self._requests.fail_corrupt(sequence)
                 continue

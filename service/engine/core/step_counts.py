@@ -8,7 +8,7 @@ from service.link.messages import PhaseTimes, StepCounts
 
 
 @dataclass(eq=False)
-class StepTally:
+class RequestStats:
     """Counts and times of one request. `counts` is sent with its last delta, `times` with its first. Times are on the
     worker's clock."""
 

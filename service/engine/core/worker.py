@@ -151,9 +151,8 @@ class ModelWorker(Protocol):
         ...
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        """Whether its next launch may come so many seconds later without a client noticing: nobody's audio runs out,
-        nobody who waits for the first audio waits longer, and whoever waits for anything else does for at most
-        UNNOTICED."""
+        """True if delaying the next launch by `seconds` causes no underrun, no later first audio, and at most
+        UNNOTICED s for other clients."""
         ...
 
     def others_launched(self, seconds: float) -> None:

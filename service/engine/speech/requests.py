@@ -119,9 +119,9 @@ class SpeechRequests:
     def note_start(self, stream: Stream, now: float) -> None:
         """Before a waiting stream's first step. One that was preempted and goes on does not count again."""
         sequence, observations = self._sequences[stream.request_id], self._context.observations
-        if sequence.tally.scheduled is not None:
+        if sequence.stats.scheduled is not None:
             return
-        sequence.tally.scheduled = now
+        sequence.stats.scheduled = now
         observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
         observations.count("prefix_cache_query_tokens_total", stream.prompt_tokens, model=self._name)
         if stream.prefilled:
@@ -155,8 +155,8 @@ class SpeechRequests:
             segment_done=outcome.finished,
             finished=finished,
             truncated=truncated,
-            steps=sequence.tally.counts() if finished else None,
-            times=sequence.tally.times(now) if first else None,
+            steps=sequence.stats.counts() if finished else None,
+            times=sequence.stats.times(now) if first else None,
         )
         self._unsent.add(sequence, delta)
         if outcome.finished or not self._unsent.may_wait(sequence, now):
@@ -205,7 +205,7 @@ class SpeechRequests:
             self._begin(sequence, shared)
         elif not sequence.open:
             nothing = np.zeros(0, dtype=np.float32)
-            counts = sequence.tally.counts()
+            counts = sequence.stats.counts()
             self._deltas.append(
                 SpeechDelta(sequence.request.request_id, nothing, sequence.segment, finished=True, steps=counts)
             )

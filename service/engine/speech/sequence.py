@@ -10,7 +10,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
-from service.engine.core.step_counts import StepTally
+from service.engine.core.step_counts import RequestStats
 from service.engine.speech.stream import Phase, Playback, Stream
 from service.engine.speech.voice_pages import voice_pages
 from service.link.messages import SpeechRequest, SpeechSegment
@@ -78,7 +78,7 @@ class SpeechSequence:
         self.submitted = 0.0
         """When the engine got it: reading and decoding the request took from its arrival until then."""
         self.open = request.open
-        self.tally = StepTally()
+        self.stats = RequestStats()
         self.segment = 0
         self.attempt = 0
         """Number of attempts at the current segment that were discarded."""

@@ -350,9 +350,9 @@ class SpeechWorker:
                 encoded.append(ReferenceEncoded(launch.reference_id, launch.readback.read()["patches"].copy()))
             replayed, rows = launch.route == "replay", len(launch.rows) + len(launch.prompts)
             for sequence in launch.prompts:
-                sequence.tally.add(replayed, rows)
+                sequence.stats.add(replayed, rows)
             for outcome in self._runner.outcomes(launch):
-                outcome.sequence.tally.add(replayed, rows)
+                outcome.sequence.stats.add(replayed, rows)
                 self._requests.deliver(outcome, now)
         self._requests.send_due(now)
         deltas, failed = self._requests.drain()
