@@ -8,7 +8,7 @@ import io
 import os
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,46 +23,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import InlineLink
 from service.settings.settings import load_settings
-from service.voices import names as voice_names
 from service.voices import store as voices
+from service.voices.names import LONGEST_NAME
 from service.voices.store import UNFINISHED, VoiceStore, VoiceStoreError
+from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
-
-def flags(directory: Path) -> dict[str, Any]:
-    return {
-        "model": (str(EMBEDDED / "voxcpm2"),),
-        "voices_dir": directory,
-        "max_running": 2,
-        "decode_buckets": (1, 2),
-        "max_voices": 3,
-        "fixed_voices": False,
-        "max_body": "2M",
-    }
+ENCODED = {"encoder": "e", "consent": "c", "seconds": 1.0}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("voices")
-
-
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[RunningServer]:
-    with running_server(load_catalog(load_settings(flags(directory))), InlineLink, **flags(directory)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=2 * GENEROUS) as client:
-        yield client
+def directory(speaking: RunningServer) -> Path:
+    folder = speaking.context.settings.voices_dir
+    assert folder is not None
+    return folder
 
 
 def clip(seconds: float = 0.5, name: str = "WAV") -> bytes:
@@ -112,8 +92,9 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
 def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, directory: Path) -> None:
     voice = upload(http, clip(name="FLAC"), name="Bert", ref_text="A tone.").json()
     before = speak(http, voice["id"]).content
+    flags = {"model": (str(miniature.talker()),), "served_model_name": ("talker",), "voices_dir": directory}
     with (
-        running_server(load_catalog(load_settings(flags(directory))), InlineLink, **flags(directory)) as again,
+        running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as again,
         httpx.Client(base_url=again.url, timeout=2 * GENEROUS) as other,
     ):
         assert other.get(f"/v1/audio/voices/{voice['id']}").json() == voice
@@ -155,46 +136,42 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("fields, param", BAD, ids=[f"{param} {index}" for index, (_, param) in enumerate(BAD)])
-def test_what_does_not_fit_is_named(http: httpx.Client, fields: dict[str, Any], param: str, directory: Path) -> None:
-    answer = upload(http, **fields)
-    assert answer.status_code in (400, 413)
-    if answer.status_code == 400:
-        assert answer.json()["error"]["param"] == param
+def test_what_does_not_fit_is_named(http: httpx.Client, directory: Path) -> None:
+    for fields, param in BAD:
+        answer = upload(http, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert upload(http, name=None).json()["error"]["message"] == "name: this field is required."
+    for described, message in (
+        ({"name": "Long", "speaker_description": "a calm voice " * 315}, "speaker_description: "),
+        ({"name": "A", "speaker_description": "low", "audio_sample": "UklGRg=="}, "audio_sample: must be a file."),
+    ):
+        answer = http.post("/v1/audio/voices", files={name: (None, text) for name, text in described.items()})
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(message)
+    for headers, body in (
+        ({"content-type": "application/json"}, b"{}"),
+        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
+    ):
+        assert http.post("/v1/audio/voices", headers=headers, content=body).status_code == 400, body
+    many = {f"field {i}": "x" for i in range(40)}
+    assert http.post("/v1/audio/voices", data=many, files={"audio_sample": b"x"}).status_code == 400
     assert not list(directory.iterdir())
 
 
-def test_a_description_that_leaves_no_room_to_speak_is_named(http: httpx.Client, directory: Path) -> None:
-    parts = {"name": (None, "Long"), "speaker_description": (None, "a calm voice " * 315)}
-    answer = http.post("/v1/audio/voices", files=parts)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speaker_description")
-    assert not list(directory.iterdir())
-
-
-def test_a_name_of_megabytes_is_not_folded(
-    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_of_megabytes_is_not_folded(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sign is eighteen letters once it is normalised: six megabytes would hold the event loop for seconds."""
-    folded: list[int] = []
-    normalize = unicodedata.normalize
-
-    def counted(form: str, text: str) -> str:
-        folded.append(len(text))
-        return normalize(form, text)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(voice_names.unicodedata, "normalize", counted)
+    lengths, fold = [0], unicodedata.normalize
+    monkeypatch.setattr(unicodedata, "normalize", lambda form, text: (lengths.append(len(text)), fold(form, text))[1])
     for length in (65, 200_000):
         answer = speak(http, "\ufdfa" * length)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found")
-    assert http.get("/v1/audio/voices/" + "%EF%B7%BA" * 65).status_code == 404
-    assert max(folded, default=0) <= voice_names.LONGEST_NAME * 18
+    assert max(lengths) <= LONGEST_NAME * 18
 
 
 def test_a_voice_that_is_deleted_while_a_request_reads_it_is_not_found(
-    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = upload(http, name="Brief").json()
-    store = server.context.voices
+    store = speaking.context.voices
     monkeypatch.setattr(store, "cached", lambda voice: None)
     load = voices.load_file
 
@@ -211,7 +188,7 @@ def test_what_is_deleted_while_it_is_read_is_not_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = VoiceStore(tmp_path, 3), VoiceStore(tmp_path, 3)
-    voice, second = (store.add(name=n, encoder="e", consent="c", seconds=1, latents=patches(1)) for n in "ab")
+    voice, second = (store.add(name=n, **ENCODED, latents=patches(1)) for n in "ab")
     load = voices.load_file
 
     def overtaken(path: Path) -> dict[str, np.ndarray]:
@@ -245,27 +222,6 @@ def test_a_voice_that_cannot_be_deleted_stays(
         assert answer.status_code == 500 and "cannot be deleted" in answer.json()["error"]["message"]
     assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
     assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
-
-
-def test_forms_that_are_none(http: httpx.Client) -> None:
-    for headers, body in (
-        ({"content-type": "application/json"}, b"{}"),
-        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
-    ):
-        answer = http.post("/v1/audio/voices", headers=headers, content=body)
-        assert answer.status_code == 400, body
-    many = {f"field {i}": "x" for i in range(40)}
-    assert http.post("/v1/audio/voices", data=many, files={"audio_sample": b"x"}).status_code == 400
-
-
-def test_a_sample_that_is_text_is_refused_not_left_out(http: httpx.Client) -> None:
-    fields = {"name": "A", "speaker_description": "low", "audio_sample": "UklGRg=="}
-    error = http.post("/v1/audio/voices", files={name: (None, text) for name, text in fields.items()}).json()["error"]
-    assert (error["param"], error["message"]) == ("audio_sample", "audio_sample: must be a file.")
-
-
-def test_a_missing_name_is_said_to_be_required(http: httpx.Client) -> None:
-    assert upload(http, name=None).json()["error"]["message"] == "name: this field is required."
 
 
 def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
@@ -313,9 +269,9 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
 
 
-def test_a_voice_of_another_model_is_refused(server: RunningServer, http: httpx.Client) -> None:
+def test_a_voice_of_another_model_is_refused(speaking: RunningServer, http: httpx.Client) -> None:
     latents = {"reference": np.zeros((2, 4, 8), np.float32)}
-    store = server.context.voices
+    store = speaking.context.voices
     voice = store.add(name="Other", encoder="someone/else@1", consent="yes", seconds=1.0, latents=latents)
     answer = speak(http, "Other")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "voice_of_other_model")
@@ -335,7 +291,7 @@ def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFact
         name = f"voice {number}"
         if action == "add":
             try:
-                voice = store.add(name=name, encoder="e", consent="c", seconds=1, latents=patches(number + 1))
+                voice = store.add(name=name, **ENCODED, latents=patches(number + 1))
                 kept[name] = voice
             except VoiceStoreError as error:
                 assert error.reason == ("exists" if name in kept else "full")
@@ -352,10 +308,10 @@ def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFact
 
 def test_servers_share_a_directory(tmp_path: Path) -> None:
     ours, theirs = VoiceStore(tmp_path / "voices", 2), VoiceStore(tmp_path / "voices", 2)
-    voice = ours.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+    voice = ours.add(name="Ada", **ENCODED, latents=patches(1))
     assert theirs.voices() == [voice] and theirs.find("ada") == voice
     with pytest.raises(VoiceStoreError, match="exists"):
-        theirs.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+        theirs.add(name="Ada", **ENCODED, latents=patches(1))
     theirs.delete(voice.id)
     assert ours.find(voice.id) is None and not ours.voices()
     with pytest.raises(VoiceStoreError, match="deleted"):
@@ -371,7 +327,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
     flock, check = voices.fcntl.flock, stores[0]._check_room
 
     def add(store: VoiceStore) -> voices.Voice:
-        return store.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+        return store.add(name="Ada", **ENCODED, latents=patches(1))
 
     def held(name: str, owner: str) -> None:
         check(name, owner)
@@ -400,10 +356,7 @@ def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
 ) -> None:
     directory, away = tmp_path / "voices", tmp_path / "away"
     store = VoiceStore(directory, 5)
-    spoken, unread = (
-        store.add(name=name, encoder="e", consent="true", seconds=1.0, latents=patches(1))
-        for name in ("spoken", "unread")
-    )
+    spoken, unread = (store.add(name=name, **ENCODED, latents=patches(1)) for name in ("spoken", "unread"))
     store.latents(spoken)
     directory.rename(away)
     directory.touch()
@@ -413,7 +366,7 @@ def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
     for attempt in (
         lambda: store.latents(unread),
         lambda: store.delete(unread.id),
-        lambda: store.add(name="new", encoder="e", consent="true", seconds=1.0, latents=patches(1)),
+        lambda: store.add(name="new", **ENCODED, latents=patches(1)),
     ):
         with pytest.raises(VoiceStoreError) as caught:
             attempt()
@@ -430,10 +383,7 @@ def test_a_voice_whose_files_cannot_be_read_for_a_while_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing changes in the directory when a network is there again."""
-    added = [
-        VoiceStore(tmp_path, 3).add(name=name, encoder="codec", consent="true", seconds=1.0, latents=patches(1))
-        for name in ("Ada", "Grace")
-    ]
+    added = [VoiceStore(tmp_path, 3).add(name=name, **ENCODED, latents=patches(1)) for name in ("Ada", "Grace")]
     os.utime(tmp_path, ns=(0, 0))
     away = True
 
@@ -465,7 +415,7 @@ def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
 ) -> None:
     """Look-ups are made in the event loop; a slow disk must not hold it up."""
     store = VoiceStore(tmp_path / "voices", 5)
-    kept = store.add(name="Kept", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+    kept = store.add(name="Kept", **ENCODED, latents=patches(1))
     writing, go_on = threading.Event(), threading.Event()
     write = voices._write
 
@@ -476,9 +426,7 @@ def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
 
     monkeypatch.setattr(voices, "_write", slowly)
     with ThreadPoolExecutor(2) as threads:
-        adding = threads.submit(
-            lambda: store.add(name="Slow", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
-        )
+        adding = threads.submit(lambda: store.add(name="Slow", **ENCODED, latents=patches(1)))
         assert writing.wait(GENEROUS)
         finding = threads.submit(store.find, "kept")
         try:
@@ -489,27 +437,9 @@ def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
         assert adding.result(GENEROUS) == store.find("slow")
 
 
-def test_of_two_voices_of_one_name_the_second_to_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = VoiceStore(tmp_path / "voices", 5)
-    write = voices._write
-
-    def overtaken(path: Path, data: bytes) -> None:
-        monkeypatch.setattr(voices, "_write", write)
-        store.add(name="Ann", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
-        write(path, data)
-
-    monkeypatch.setattr(voices, "_write", overtaken)
-    with pytest.raises(VoiceStoreError, match="exists"):
-        store.add(name="ANN", encoder="codec", consent="true", seconds=2.0, latents=patches(2))
-    assert [voice.seconds for voice in store.voices()] == [1.0]
-    assert len(list((tmp_path / "voices").iterdir())) == 1
-
-
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     store = VoiceStore(tmp_path, 10)
-    good, bad = (store.add(name=n, encoder="e", consent="c", seconds=1, latents=patches(1)) for n in ("good", "bad"))
+    good, bad = (store.add(name=n, **ENCODED, latents=patches(1)) for n in ("good", "bad"))
     (tmp_path / bad.id / "latents.safetensors").write_bytes(b"nonsense")
     abandoned, under_way = (tmp_path / f"{UNFINISHED}voice_{number}" for number in (1, 4))
     abandoned.mkdir()
@@ -528,36 +458,32 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
         again.latents(bad)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda latents: latents.astype(np.float64), "are float64, not float32"),
-        (lambda latents: latents[:0], "have the shape [0, "),
-        (lambda latents: latents[0], "have the shape [4, "),
-        (lambda latents: latents * np.float32(np.nan), "hold values beyond 1000, or NaN"),
-        (lambda latents: latents + np.float32(3e38), "hold values beyond 1000, or NaN"),
-        (lambda latents: latents[:, :, :6].copy(), "kept for another checkpoint"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_voice_whose_file_is_damaged_is_refused_by_name(
-    server: RunningServer, http: httpx.Client, directory: Path, change: Any, said: str
-) -> None:
-    id_ = upload(http, name="Broken").json()["id"]
-    file = directory / id_ / voices.LATENTS
-    latents = load_file(file)
-    file.write_bytes(b"{" if change is None else save({"reference": change(latents["reference"])}))
-    answer = speak(http, "Broken")
-    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
-    assert "upload" in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "voice"
-    assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
+DAMAGES: list[tuple[Callable[[np.ndarray], np.ndarray], str]] = [
+    (lambda latents: latents.astype(np.float64), "are float64, not float32"),
+    (lambda latents: latents[:0], "have the shape [0, "),
+    (lambda latents: latents[0], "have the shape [4, "),
+    (lambda latents: latents * np.float32(np.nan), "hold values beyond 1000, or NaN"),
+    (lambda latents: latents + np.float32(3e38), "hold values beyond 1000, or NaN"),
+    (lambda latents: latents[:, :, :6].copy(), "kept for another checkpoint"),
+]
+
+
+def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, directory: Path) -> None:
+    damaged = [(lambda latents, change=change: save({"reference": change(latents)}), said) for change, said in DAMAGES]
+    for write, said in [*damaged, (lambda latents: b"{", "cannot be read")]:
+        id_ = upload(http, name="Broken").json()["id"]
+        file = directory / id_ / voices.LATENTS
+        file.write_bytes(write(load_file(file)["reference"]))
+        answer = speak(http, "Broken")
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and said in error["message"], answer.text
+        assert "upload" in error["message"] and error["param"] == "voice"
+        assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
 
 
 def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
-    shared = VoiceStore(tmp_path, 9).add(name="Old", encoder="e", consent="yes", seconds=1, latents=patches(1))
-    options = {"voices_dir": tmp_path, "model": (str(EMBEDDED / "voxcpm2"),), "api_key": ("a", "b")}
-    catalog = load_catalog(load_settings(options))
-    with running_server(catalog, InlineLink, **options, separate_keys=True, fixed_voices=False) as server:
+    shared = VoiceStore(tmp_path, 9).add(name="Old", **ENCODED, latents=patches(1))
+    with endless(tmp_path, api_key=("a", "b"), separate_keys=True) as (server, _):
         a, b = (
             httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=2 * GENEROUS)
             for key in "ab"

@@ -1,0 +1,61 @@
+"""Two servers for the whole folder: one whose voices are fakes, one that runs a miniature model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.hub.catalog import load_catalog
+from service.link.engine_link import InlineLink
+from service.settings.settings import load_settings
+from tests.support import miniature
+from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS
+
+RETRIES = 2
+SEGMENT_LENGTH = 60
+MAX_CHARS = 2000
+
+
+@pytest.fixture(scope="package")
+def talker() -> FakeTalker:
+    return FakeTalker()
+
+
+@pytest.fixture(scope="package")
+def talking(talker: FakeTalker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Served by `talker`, with a lexicon and solver steps of its own."""
+    lexicon = tmp_path_factory.mktemp("lexicon") / "lexicon.yaml"
+    lexicon.write_text("nginx: engine x\nGIF: jif\n", "utf-8")
+    flags: dict[str, Any] = {"fixed_voices": False, "lexicon": lexicon, "solver_steps": (12, 5)}
+    flags |= {"speech_retries": RETRIES}
+    with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def speaking() -> Iterator[RunningServer]:
+    flags: dict[str, Any] = {
+        "model": (str(miniature.talker()),),
+        "served_model_name": ("talker,tts-1",),
+        "max_running": 8,
+        "decode_buckets": (1, 8),
+        "max_speech_chars": MAX_CHARS,
+        "speech_segment_length": SEGMENT_LENGTH,
+        "speech_ahead": 1.0,
+        "max_voices": 3,
+        "max_body": "3M",
+        "fixed_voices": False,
+    }
+    with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def http(speaking: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=speaking.url, timeout=2 * GENEROUS) as client:
+        yield client
