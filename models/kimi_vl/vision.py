@@ -37,8 +37,6 @@ _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480,
 """Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
 two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
 picture."""
-_EXACT_SIZES = ((1, 1024),)
-"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448."""
 
 
 class Projector(nn.Module):
@@ -64,6 +62,8 @@ class KimiVisionEncoder(nn.Module):
     """
 
     name = "vision_encoder"
+    exact_sizes: tuple[tuple[int, int], ...] = ((1, 1024),)
+    """Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448."""
     byte_values: Tensor
     frequencies: Tensor
     axes: Tensor
@@ -96,7 +96,7 @@ class KimiVisionEncoder(nn.Module):
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged_patches = self.config.head_dim, self.config.merged_patches
-        return dense_buckets(bucket_list, _EXACT_SIZES, head_dim, merged_patches, self.patch_embed.weight)
+        return dense_buckets(bucket_list, self.exact_sizes, head_dim, merged_patches, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, config = bucket["patches"], self.config

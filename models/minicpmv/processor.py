@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
-from models.interfaces.errors import CheckpointError, InputError
+from models.checkpoints.published import read_optional_json
+from models.interfaces.errors import InputError
 from models.interfaces.media import (
     ChatMessage,
     MediaItem,
@@ -37,6 +37,7 @@ from models.minicpmv.video import (
 )
 from models.text.chat_template import ChatTemplate, load_chat_template, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
+from models.text.processor import TextProcessor
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import escaped_tools, prompt_texts
 
@@ -60,7 +61,7 @@ def _recommended_sampling(version: Version) -> dict[str, float | int]:
     }
 
 
-class MiniCPMVProcessor:
+class MiniCPMVProcessor(TextProcessor):
     """ChatProcessor of MiniCPM-V 2.5, 2.6, 4.0 and 4.5.
 
     An item's frames are its slices in the order of the encoder. Its arrays: group_sizes int32 [groups], slices that
@@ -77,18 +78,10 @@ class MiniCPMVProcessor:
         video_slices: int = 1,
     ) -> None:
         """video_slices: number of crops of a video frame at most; 1: only the overview."""
+        recommended = _recommended_sampling(config.version)
+        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
         self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
-        # Rows that only pad the output layer are never generated.
-        self.vocab_size, rows = tokenizer.vocab_size, int(config.text["vocab_size"])
-        if tokenizer.vocab_size > rows:
-            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
-        self.context_length = int(config.text["max_position_embeddings"])
-        special, eos = tokenizer.special_ids, config.text.get("eos_token_id")
-        self.stop_token_ids = stop_token_ids(generation, special, _STOP_TOKENS[config.version], eos)
-        self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
-        self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
+        self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= tokenizer.special_ids.keys() else None
         rule = config.slicing
         self._picture_rule = rule
         self._overview_rule = replace(rule, max_slices=1)
@@ -99,15 +92,6 @@ class MiniCPMVProcessor:
         self._max_video_embeds = most_groups * most_frame_slices * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
         self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.tokenizer.encode_plain(text)
-
-    def detokenize(self, token_ids: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(token_ids)
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return self.tokenizer.without_specials(special_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""

@@ -18,23 +18,14 @@ from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.layers.mlp import MLP
 from models.layers.norms import RMSNorm
-from models.layers.packed import byte_lookup
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
 from models.qwen2_5_vl.config import Qwen25VLConfig
 from models.qwen2_5_vl.windows import WindowedFrame, num_windows, windowed_frame
 from models.qwen2_vl.config import VisionConfig
 from models.qwen2_vl.items import grid_of
-from models.qwen2_vl.patches import (
-    byte_values,
-    grid_frequencies,
-    patch_buckets,
-    patch_rows,
-    required_patches,
-    split_frame_pairs,
-)
+from models.qwen2_vl.patch_encoder import NORM_EPS, PatchEncoder
 
-_NORM_EPS = 1e-6
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
 _PATCHES_PER_WINDOW = 36
@@ -50,14 +41,14 @@ class Merger(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.merged_size = config.hidden_size * config.merged_patches
-        self.norm = RMSNorm(config.hidden_size, _NORM_EPS)
+        self.norm = RMSNorm(config.hidden_size, NORM_EPS)
         self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mlp(x.view(-1, self.merged_size))
 
 
-class Qwen25VLEncoder(nn.Module):
+class Qwen25VLEncoder(PatchEncoder):
     """Implements models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
 
     pixels uint8 [P, 1176], in block order, columns (channel, time, y, x); window_index int64 [P / 4], the embedding row
@@ -66,28 +57,16 @@ class Qwen25VLEncoder(nn.Module):
     bounds of frame pairs and of windows in patches, their tails repeating the last value.
     """
 
-    name = "vision"
-    frequencies: Tensor
-    axes: Tensor
-    byte_values: Tensor
-
     def __init__(self, config: Qwen25VLConfig) -> None:
-        super().__init__()
-        self.config = config.shared.vision
-        self.images = config.shared.images
+        vision = config.shared.vision
+        super().__init__(vision, config.shared.images)
         self.window = config.window
         self.full_attention = config.full_attention
-        vision = self.config
-        self.patch_embed = nn.Linear(vision.patch_values, vision.hidden_size, bias=False)
         self.blocks = nn.ModuleList(
-            RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, _NORM_EPS)
+            RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, NORM_EPS)
             for _ in range(vision.depth)
         )
         self.merger = Merger(vision)
-        frequencies, axes = grid_frequencies(vision.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("byte_values", torch.from_numpy(byte_values(self.images)), persistent=False)
 
     def align(self) -> None:
         """Pads the tower's intermediate_size to a size that GEMMs read fast. Call once after loading."""
@@ -95,7 +74,6 @@ class Qwen25VLEncoder(nn.Module):
             cast("RMSTowerBlock", block).mlp.widen(_INNER_MULTIPLE)
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        device = self.patch_embed.weight.device
         frames: list[WindowedFrame] = []
         for item in items:
             t, h, w = grid_of(item)
@@ -105,30 +83,24 @@ class Qwen25VLEncoder(nn.Module):
         assert cu_seqlens[-1] == cu_window_seqlens[-1]
         return Plan(
             arrays=arrays,
-            tensors={"pixels": [self.patchify(item, device) for item in items]},
+            tensors=self.pixels(items),
             fills={"cu_seqlens": float(cu_seqlens[-1]), "cu_window_seqlens": float(cu_window_seqlens[-1])},
             required=self.required(items),
         )
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
-        return required_patches(items) | {"windows": sum(grid_of(item)[0] * self._windows(item) for item in items)}
+        windows = sum(item.num_sequences * self._windows(item) for item in items)
+        return {**super().required(items), "windows": windows}
 
-    def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
-        """Patch rows uint8 [patches, 1176] in block order on `device`."""
-        return patch_rows(item, self.config, device)
-
-    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        _, h, w = grid_of(item)
-        return split_frame_pairs(
-            item, self.config, limit, {"patches": h * w, "sequences": 1, "windows": self._windows(item)}
-        )
+    def pair_size(self, item: MediaItem) -> dict[str, int]:
+        return {**super().pair_size(item), "windows": self._windows(item)}
 
     def default_buckets(self) -> list[Bucket]:
         """Those of Qwen2-VL. Pictures under 224 pixels a side have smaller windows and may need the next larger bucket.
         Room for the largest possible number of windows would add empty segments to every replay."""
         return [
-            bucket | {"windows": max(_MIN_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
-            for bucket in patch_buckets(self.config, self.images)
+            {**bucket, "windows": max(_MIN_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
+            for bucket in super().default_buckets()
         ]
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
@@ -149,17 +121,13 @@ class Qwen25VLEncoder(nn.Module):
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
-        x = self.patch_embed(self.normalise(self._in_window_order(buffers["pixels"], buffers["window_index"])))
+        x = self.embed_patches(self._in_window_order(buffers["pixels"], buffers["window_index"]))
         frames = buffers["cu_seqlens"], bucket["max_seqlen"]
         windows = buffers["cu_window_seqlens"], self.window**2 * self.config.merged_patches
         segments = [frames if index in self.full_attention else windows for index in range(self.config.depth)]
         blocks = cast("Sequence[RMSTowerBlock]", self.blocks)
         merged = self.merger(run_rms_tower(blocks, x, self.merger.norm, rotary, segments))
         return {"embeds": merged.index_select(0, buffers["reverse_index"])}
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Bytes [P, 1176] -> normalised values in the model's dtype, looked up so that they are the reference's."""
-        return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
 
     def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:
         """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time, or as many as

@@ -19,12 +19,6 @@ from models.layers.upload import upload_frames
 from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
 from models.qwen2_vl.items import grid_of
 
-_BUCKET_SIZES = (
-    *(256, 384, 512, 640, 768, 1024, 1280, 1568, 1600, 2048, 2560, 3200, 4096),
-    *(4800, 5504, 7168, 8192, 8960, 11264, 13824, 16384),
-)
-"""Patches of the captured buckets. They are dense where single pictures and packs of a few of them fall (1568: 640 x
-480, 1600: 560 x 560, 4800: 1280 x 720, 5504: 1024 x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
 _PATCHES_PER_SEQUENCE = 64
 _MAX_SEQUENCES = 64
 _LARGEST_BUCKET_ITEMS = 4
@@ -40,9 +34,7 @@ def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
     }
 
 
-def patch_buckets(
-    config: VisionConfig, images: ImageSettings, sizes: Sequence[int] = _BUCKET_SIZES
-) -> list[dict[str, int]]:
+def patch_buckets(config: VisionConfig, images: ImageSettings, sizes: Sequence[int]) -> list[dict[str, int]]:
     """Buckets with the numbers of patches in `sizes`, each rounded up to whole embedding rows. The largest one holds
     four of the largest pictures that the checkpoint allows, if `sizes` go that far."""
     sizes = [-(-patches // config.merged_patches) * config.merged_patches for patches in sizes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
 from models.interfaces.media import (
     ChatMessage,
@@ -28,13 +28,14 @@ from models.qwen2_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_li
 from models.qwen2_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import check_length, expand, repeated, tokenized_chat
+from models.text.processor import TextProcessor
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import escaped_tools, prompt_texts
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
-class Qwen2VLProcessor:
+class Qwen2VLProcessor(TextProcessor):
     """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
 
     models/qwen2_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
@@ -54,34 +55,15 @@ class Qwen2VLProcessor:
         tokens_per_second: float | None = None,
     ) -> None:
         """tokens_per_second: positions on the time axis per second of video; None: one for each frame pair."""
+        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
         self.video_limits = video_limits
         self.tokens_per_second = tokens_per_second
-        # The embedding has more rows than there are tokens; the rest is padding, which is never generated.
-        self.vocab_size = tokenizer.vocab_size
-        self.context_length = int(config.text["max_position_embeddings"])
-        eos = config.text.get("eos_token_id")
-        self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, _STOP_TOKENS, eos)
-        self.generation_defaults = sampling_defaults(generation)
         self._settings = repr((config.vision, config.images, video_limits)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
-        rows = int(config.text["vocab_size"])
-        if tokenizer.vocab_size > rows:
-            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         unknown = set(self._placeholders.values()) - set(tokenizer.special_ids.values())
         if unknown:
             raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.tokenizer.encode_plain(text)
-
-    def detokenize(self, token_ids: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(token_ids)
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return self.tokenizer.without_specials(special_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened."""

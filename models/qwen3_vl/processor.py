@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -27,6 +27,7 @@ from models.qwen3_vl.config import Qwen3VLConfig, load_config
 from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.text.processor import TextProcessor
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
@@ -34,7 +35,7 @@ _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _REASONING = ("<think>", "</think>")
 
 
-class Qwen3VLProcessor:
+class Qwen3VLProcessor(TextProcessor):
     """ChatProcessor of Qwen3-VL, Instruct and Thinking.
 
     Items are those of models/qwen2_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each
@@ -44,33 +45,14 @@ class Qwen3VLProcessor:
     def __init__(
         self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
+        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
-        # The embedding has more rows than there are tokens; the others are padding and never generated.
-        self.vocab_size = tokenizer.vocab_size
-        self.context_length = int(config.text["max_position_embeddings"])
-        eos = config.text.get("eos_token_id")
-        self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, _STOP_TOKENS, eos)
-        self.generation_defaults = sampling_defaults(generation)
         self.reasoning_markers = _REASONING if _opens_reasoning(template) else None
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
-        rows = int(config.text["vocab_size"])
-        if tokenizer.vocab_size > rows:
-            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         named = {*self._placeholders.values(), config.vision_start_token_id, config.vision_end_token_id}
         if unknown := named - set(tokenizer.special_ids.values()):
             raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.tokenizer.encode_plain(text)
-
-    def detokenize(self, token_ids: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(token_ids)
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return self.tokenizer.without_specials(special_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened."""

@@ -18,33 +18,15 @@ from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.layers.equal_segments import bounds
 from models.layers.mlp import MLP
-from models.layers.one_segment import dense_buckets
-from models.layers.packed import add_table_rows, byte_lookup, layer_norm
+from models.layers.packed import add_table_rows, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen2_vl.config import ImageSettings
 from models.qwen2_vl.items import grid_of
-from models.qwen2_vl.patches import (
-    block_coordinates,
-    byte_values,
-    grid_frequencies,
-    patch_buckets,
-    patch_rows,
-    required_patches,
-    split_frame_pairs,
-)
+from models.qwen2_vl.patch_encoder import NORM_EPS, PatchEncoder
+from models.qwen2_vl.patches import block_coordinates
 from models.qwen3_vl.config import TowerConfig
 
-_NORM_EPS = 1e-6
-_BUCKET_SIZES = (
-    *(256, 320, 400, 512, 640, 784, 1024, 1200, 1568, 1920, 2400, 3072, 3520, 4096),
-    *(4800, 5504, 6272, 7168, 8192, 9600, 11264, 13824, 16384),
-)
-"""Patches of the captured buckets: dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x
-448, 1200: 640 x 480, 3520: 1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
-_EXACT_SIZES = ((1, 784), (1, 1024), (1, 3520), (1, 4096), (1, 8160), (8, 784))
-"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448, 512 x 512, 640 x 480, 1280 x
-720, 1024 x 1024 and 1920 x 1080, and 16 frames of 448 x 448."""
 _CACHED_GRIDS = 64
 _NEIGHBOURS = 4
 
@@ -57,7 +39,7 @@ class Merger(nn.Module):
         super().__init__()
         vision = config.vision
         self.block_size = vision.hidden_size * vision.merged_patches
-        self.norm = nn.LayerNorm(self.block_size if norm_after else vision.hidden_size, eps=_NORM_EPS)
+        self.norm = nn.LayerNorm(self.block_size if norm_after else vision.hidden_size, eps=NORM_EPS)
         self.mlp = MLP(self.block_size, self.block_size, "gelu", out_features=vision.out_features)
         self.norm_after = norm_after
 
@@ -66,7 +48,7 @@ class Merger(nn.Module):
         return self.mlp(layer_norm(rows, self.norm) if self.norm_after else rows)
 
 
-class Qwen3VLEncoder(nn.Module):
+class Qwen3VLEncoder(PatchEncoder):
     """Implements models.protocol.VisionEncoder.
 
     Buffers: pixels uint8 [patches, 1536], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
@@ -74,70 +56,47 @@ class Qwen3VLEncoder(nn.Module):
     around the patch, with weights of 0 in padding; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
     """
 
-    name = "vision"
-    frequencies: Tensor
-    axes: Tensor
-    byte_values: Tensor
+    bucket_sizes = (
+        *(256, 320, 400, 512, 640, 784, 1024, 1200, 1568, 1920, 2400, 3072, 3520, 4096),
+        *(4800, 5504, 6272, 7168, 8192, 9600, 11264, 13824, 16384),
+    )
+    """Dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x 448, 1200: 640 x 480, 3520:
+    1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
+    exact_sizes = ((1, 784), (1, 1024), (1, 3520), (1, 4096), (1, 8160), (8, 784))
+    """Pictures of 448 x 448, 512 x 512, 640 x 480, 1280 x 720, 1024 x 1024 and 1920 x 1080, and 16 frames of 448 x
+    448."""
 
     def __init__(self, config: TowerConfig, images: ImageSettings) -> None:
-        super().__init__()
+        vision = config.vision
+        super().__init__(vision, images, bias=True)
         self.tower = config
-        self.images = images
-        vision = self.config = config.vision
-        self.patch_embed = nn.Linear(vision.patch_values, vision.hidden_size)
         self.position_table = nn.Parameter(torch.empty(config.table_side**2, vision.hidden_size))
         self.blocks = nn.ModuleList(
-            TowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, "gelu_tanh", _NORM_EPS)
+            TowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, "gelu_tanh", NORM_EPS)
             for _ in range(vision.depth)
         )
         self.merger = Merger(config, norm_after=False)
         self.deepstack = nn.ModuleList(Merger(config, norm_after=True) for _ in config.deepstack)
-        frequencies, axes = grid_frequencies(vision.head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("byte_values", torch.from_numpy(byte_values(images)), persistent=False)
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        device, merge, side = self.patch_embed.weight.device, self.config.merge_size, self.tower.table_side
-        places, rows, weights = [np.empty((0, 2), np.int32)], [_no_rows(np.int32)], [_no_rows(np.float32)]
-        lengths: list[int] = []
+        coordinates, cu_seqlens = self.coordinates(items)
+        rows, weights = [np.empty((0, _NEIGHBOURS), np.int32)], [np.empty((0, _NEIGHBOURS), np.float32)]
         for item in items:
             t, h, w = grid_of(item)
-            table_rows, table_weights = table_neighbours(h, w, merge, side)
-            places += [block_coordinates(h, w, merge)] * t
+            table_rows, table_weights = table_neighbours(h, w, self.config.merge_size, self.tower.table_side)
             rows += [table_rows] * t
             weights += [table_weights] * t
-            lengths += [h * w] * t
-        cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
         return Plan(
             arrays={
-                "coordinates": np.concatenate(places),
+                "coordinates": coordinates,
                 "table_rows": np.concatenate(rows),
                 "table_weights": np.concatenate(weights),
                 "cu_seqlens": cu_seqlens,
             },
-            tensors={"pixels": [self.patchify(item, device) for item in items]},
+            tensors=self.pixels(items),
             fills={"cu_seqlens": float(cu_seqlens[-1])},
             required=self.required(items),
         )
-
-    def required(self, items: Sequence[MediaItem]) -> Bucket:
-        return required_patches(items)
-
-    def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
-        """Patch rows uint8 [patches, 1536] on `device`."""
-        return patch_rows(item, self.config, device)
-
-    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        _, h, w = grid_of(item)
-        return split_frame_pairs(item, self.config, limit, {"patches": h * w, "sequences": 1})
-
-    def default_buckets(self) -> list[Bucket]:
-        return list(patch_buckets(self.config, self.images, _BUCKET_SIZES))
-
-    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        head_dim, merged_patches = self.config.head_dim, self.config.merged_patches
-        return dense_buckets(bucket_list, _EXACT_SIZES, head_dim, merged_patches, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]
@@ -153,7 +112,7 @@ class Qwen3VLEncoder(nn.Module):
         """embeds [patches / 4, (1 + levels) * out_features]: each row's embedding is followed by its features, level by
         level."""
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
-        x = self.patch_embed(self.normalise(buffers["pixels"]))
+        x = self.embed_patches(buffers["pixels"])
         add_table_rows(x, self.position_table, buffers["table_rows"], buffers["table_weights"])
         levels = dict(zip(self.tower.deepstack, self.deepstack, strict=True))
         features: list[Tensor] = []
@@ -166,10 +125,6 @@ class Qwen3VLEncoder(nn.Module):
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
         normed = run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
         return {"embeds": torch.cat((self.merger(normed), *features), dim=1)}
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Bytes [P, 1536] -> normalised values in the model's dtype, looked up so that they are the reference's."""
-        return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
 
 
 @lru_cache(maxsize=_CACHED_GRIDS)
@@ -191,7 +146,3 @@ def _neighbours_along(size: int, side: int) -> tuple[np.ndarray, np.ndarray, np.
     coordinate = np.arange(size, dtype=np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     before = coordinate.astype(np.int32)
     return before, np.minimum(before + 1, side - 1), coordinate - before.astype(np.float32)
-
-
-def _no_rows(dtype: type) -> np.ndarray:
-    return np.empty((0, _NEIGHBOURS), dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -161,7 +160,7 @@ def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
     monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
     made, sizes = model(), ((1, item.num_patches), (2, item.num_patches))
     monkeypatch.setitem(equal_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
-    monkeypatch.setattr(inspect.getmodule(type(made.encoder)), "_EXACT_SIZES", sizes)
+    monkeypatch.setattr(type(made.encoder), "exact_sizes", sizes)
     engine = InlineEngine(made, processor(), encoder_buckets=(64, 128))
     runner = engine.worker._vision.runner
     while runner.capture_next(idle=True):
