@@ -7,5 +7,4 @@ from service.api.spoken_text.text_splitting import Granularity, TextSplitter
 
 def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
     """Segments of a whole text; see TextSplitter."""
-    splitter = TextSplitter(granularity, max_length=max_length)
-    return [*splitter.feed(text), *splitter.flush()]
+    return TextSplitter(granularity, max_length=max_length).feed(text, final=True)

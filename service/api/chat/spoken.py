@@ -7,11 +7,12 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
@@ -23,11 +24,12 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.step_report import step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
-from service.api.speech.captions import with_live_pauses
+from service.api.speech.captions import with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions
+from service.api.speech.script import Script
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
@@ -150,8 +152,8 @@ class SpokenAnswer:
         self.id = f"audio_{uuid.uuid4().hex}"
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
-        self.texts: Sequence[str] = ()
-        """Texts of all segments so far, as they are spoken."""
+        self.script = Script()
+        """What is spoken so far."""
         self.segments: list[tuple[float, float]] = []
         """Begin and end of each complete segment, in seconds of audio."""
         self.begun: float | None = None
@@ -173,6 +175,11 @@ class SpokenAnswer:
         return self._counts.patches
 
     @property
+    def unspoken(self) -> str:
+        """Letters and digits of what is spoken that the speech model cannot speak, each once."""
+        return self.script.unspoken(self._job.processor)
+
+    @property
     def truncated(self) -> bool:
         """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
         return self._too_long or self._counts.truncated
@@ -182,7 +189,8 @@ class SpokenAnswer:
         self._encoder.complete(self._file)
         expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
-        return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._counts.steps))
+        steps = step_report(self._counts.steps)
+        return AnswerAudio(self.id, data, expiry, transcript, self._ending, steps, self.unspoken or UNSET)
 
     @property
     def _ending(self) -> Literal["stop", "length"]:
@@ -225,11 +233,12 @@ class SpokenAnswer:
         ends = [ChunkChoice(0, DeltaMessage(), finish_reason="length" if self.cut else finish_reason)]
         if transcript or not called:
             last = DeltaAudio(
-                id=msgspec.UNSET if transcript else self.id,
-                data=base64.b64encode(sound).decode() if sound else msgspec.UNSET,
+                id=UNSET if transcript else self.id,
+                data=base64.b64encode(sound).decode() if sound else UNSET,
                 expires_at=await self._context.keep_transcript(self.id, "".join(transcript)),
                 finish_reason=self._ending,
                 steps=step_report(self._counts.steps),
+                unspoken=self.unspoken or UNSET,
             )
             ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
         yield b"".join(map(encode, ends))
@@ -243,7 +252,7 @@ class SpokenAnswer:
     def _text(self, delta: TextDelta, *, named: bool) -> ChunkChoice | None:
         if not (delta.content or delta.reasoning or delta.logprobs):
             return None
-        audio = DeltaAudio(msgspec.UNSET if named else self.id, delta.content) if delta.content else msgspec.UNSET
+        audio = DeltaAudio(UNSET if named else self.id, delta.content) if delta.content else UNSET
         message = DeltaMessage(audio=audio, **reasoned(delta.reasoning))
         return ChunkChoice(0, message, Logprobs(list(delta.logprobs)) if self._logprobs else None)
 
@@ -252,7 +261,7 @@ class SpokenAnswer:
         far."""
         context = self._context
         text = LiveText(context, self._job, live=self._streamed, first="clause")
-        self.texts = text.texts
+        self.script = text.script
         context.unvoiced.add(self)
         text.feed.add_done_callback(lambda feed: context.unvoiced.discard(self))
         remaining = self._job.record.arrival + context.settings.request_timeout - time.monotonic()
@@ -314,7 +323,7 @@ class SpokenAnswer:
         assert text.arrival is not None
         meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
         spoken = self._named(feed.chunks())
-        async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, job.heard_rate)) as chunks:
+        async with aclosing(spoken), aclosing(with_pauses(spoken, text.script, job.heard_rate)) as chunks:
             try:
                 async for chunk in chunks:
                     if not self._counts.samples and len(chunk.audio) and self._streamed:

@@ -47,7 +47,7 @@ class PastAudio(msgspec.Struct, frozen=True):
 class AnswerAudio(msgspec.Struct, frozen=True):
     """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
     finish_reason: "length" if a segment of the speech ended at its cap, or the speech ended before the text. steps:
-    those of the speech model."""
+    those of the speech model. unspoken: letters and digits that the speech model cannot speak, each once, if any."""
 
     id: str
     data: str
@@ -55,11 +55,12 @@ class AnswerAudio(msgspec.Struct, frozen=True):
     transcript: str
     finish_reason: Literal["stop", "length"] = "stop"
     steps: StepReport | UnsetType = UNSET
+    unspoken: str | UnsetType = UNSET
 
 
 class DeltaAudio(msgspec.Struct, frozen=True):
     """id: in the first one. transcript, data: the next pieces; each data is valid base64, and all joined are the base64
-    of the whole. expires_at, finish_reason and steps: in the last one, as in AnswerAudio."""
+    of the whole. expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
@@ -67,3 +68,4 @@ class DeltaAudio(msgspec.Struct, frozen=True):
     expires_at: int | UnsetType = UNSET
     finish_reason: Literal["stop", "length"] | UnsetType = UNSET
     steps: StepReport | UnsetType = UNSET
+    unspoken: str | UnsetType = UNSET

@@ -275,7 +275,9 @@ class OutputAudioDelta(_PartEvent, frozen=True, kw_only=True, tag="response.outp
 
 
 class OutputAudioDone(_PartEvent, frozen=True, kw_only=True, tag="response.output_audio.done"):
-    pass
+    """unspoken: letters and digits that the speech model cannot speak, each once, if any."""
+
+    unspoken: str | UnsetType = UNSET
 
 
 class _CallEvent(_OutputEvent, frozen=True, kw_only=True):

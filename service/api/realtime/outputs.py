@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from service.api.chat.spoken import SpokenAnswer
 from service.api.realtime.conversation import Conversation
@@ -89,7 +90,7 @@ class MessageOutput:
         text, emit, where = "".join(self._text), self._place.emit, self._where
         if self._spoken:
             content = ItemContent(type="output_audio", transcript=text)
-            await emit(OutputAudioDone(**where))
+            await emit(OutputAudioDone(**where, unspoken=(speech and speech.unspoken) or UNSET))
             await emit(OutputTranscriptDone(**where, transcript=text))
         else:
             content = ItemContent(type="output_text", text=text)
@@ -106,8 +107,8 @@ class MessageOutput:
 
     def _playback(self, speech: SpokenAnswer, *, whole: bool) -> Playback:
         seconds = self._sound_bytes / self._spoken.bytes_per_second if self._spoken else 0.0
-        segments = tuple(speech.segments)
-        return Playback(tuple(speech.texts), segments, seconds, whole=whole, begun=speech.begun)
+        texts = tuple(line.text for line in speech.script.lines)
+        return Playback(texts, tuple(speech.segments), seconds, whole=whole, begun=speech.begun)
 
     def _part(self, text: str) -> OutputPart:
         return OutputPart(type="audio", transcript=text) if self._spoken else OutputPart(type="text", text=text)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from service.api.speech.delivery import AudioChunk
-from service.api.speech.live_text import LiveText
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
-from service.api.speech.script import Line
+from service.api.speech.script import Script
+from service.api.speech.writing import Line
 
 AUDIBLE = 0.01
 """-40 dBFS: softer audio at the ends of a segment is not part of a word."""
@@ -19,43 +19,32 @@ SILENCE = 48_000
 """Samples of a pause in one chunk."""
 
 
-async def with_pauses(chunks: AsyncGenerator[AudioChunk], pauses: Sequence[int]) -> AsyncGenerator[AudioChunk]:
-    """Chunks of audio with silence in front of each segment and after the last. pauses: samples, by segment, and
-    those after the last. A pause comes as soon as the segment before it has ended."""
-    begun = False
-    async for chunk in chunks:
-        if not begun and len(chunk.audio):
-            begun = True
-            for silence in _silence(chunk, pauses[0]):
-                yield silence
-        yield chunk
-        if chunk.segment_done:
-            for silence in _silence(chunk, pauses[chunk.segment + 1]):
-                yield silence
-
-
-async def with_live_pauses(
-    chunks: AsyncGenerator[AudioChunk], text: LiveText, rate: float
-) -> AsyncGenerator[AudioChunk]:
-    """The same for a text that is still being written: a pause comes with the segment after it, and the pause after the
-    last segment when everything has been spoken. rate: SpeechJob.heard_rate."""
-    begun: AudioChunk | None = None
+async def with_pauses(chunks: AsyncGenerator[AudioChunk], script: Script, rate: float) -> AsyncGenerator[AudioChunk]:
+    """Chunks of audio with silence in front of each segment and after the last. A pause comes as soon as the segment
+    before it has ended, or with the segment after it where that was not written yet. rate: SpeechJob.heard_rate."""
+    silent = 0
+    """Segments whose pause has come."""
     last: AudioChunk | None = None
     async for chunk in chunks:
-        if len(chunk.audio) and begun is None:
-            for silence in _silence(chunk, round(text.pauses[chunk.segment] * rate)):
+        if len(chunk.audio) and silent == chunk.segment:
+            for silence in _silence(chunk, script.lines[silent].pause * rate):
                 yield silence
-        begun = None if chunk.segment_done else chunk
-        last = chunk
+            silent += 1
         yield chunk
-    if last is not None and text.pause:
-        for silence in _silence(last, round(text.pause * rate)):
+        if chunk.segment_done and silent < len(script.lines):
+            for silence in _silence(chunk, script.lines[silent].pause * rate):
+                yield silence
+            silent += 1
+        last = chunk
+    if last is not None:
+        for silence in _silence(last, script.pause * rate):
             yield silence
 
 
-def _silence(beside: AudioChunk, samples: int) -> Iterator[AudioChunk]:
+def _silence(beside: AudioChunk, length: float) -> Iterator[AudioChunk]:
     """Chunks of silence, of which none ends the segment or the request. They are short, since a client that does not
     read holds one."""
+    samples = round(length)
     for start in range(0, samples, SILENCE):
         audio = np.zeros(min(SILENCE, samples - start), np.float32)
         yield replace(beside, audio=audio, segment_done=False, finished=False, truncated=False, steps=None, silent=True)

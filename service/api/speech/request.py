@@ -13,9 +13,8 @@ from service.api.http.record import RequestRecord
 from service.api.speech.references import check_room
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, resolve_speaker
-from service.api.spoken_text.lexicon import Lexicon, LexiconFilter
-from service.api.spoken_text.normalising.text import TextNormaliser
-from service.api.spoken_text.text_splitting import CONTROL, Granularity, TextSplitter
+from service.api.spoken_text.lexicon import Lexicon
+from service.api.spoken_text.text_splitting import CONTROL, Granularity
 from service.hub.catalog import HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_formats import FORMATS
@@ -68,15 +67,6 @@ class SpeechJob:
 
     def encoder(self) -> StreamingEncoder:
         return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
-
-    def splitter(self, first: Granularity | None = None) -> TextSplitter:
-        """first: the granularity of the first segment, if it differs."""
-        return TextSplitter(self.granularity, max_length=self.segment_length, first=first)
-
-    def filters(self) -> list[LexiconFilter | TextNormaliser]:
-        """The steps of script.py for a text that arrives in chunks: each takes the output of the one before."""
-        filters: list[LexiconFilter | TextNormaliser] = [LexiconFilter(*self.lexicons)] if self.lexicons else []
-        return [*filters, TextNormaliser()] if self.normalised else filters
 
     def segment(self, text: str) -> SpeechSegment:
         """InputError if the text cannot be tokenized."""

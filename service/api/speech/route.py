@@ -100,8 +100,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     def read() -> tuple[Script, str, SpeechRequest]:
         script = read_script(job, body.input, written=bool(captions))
         _check_length(script, max_spoken_chars(context, live=True), whole=body.stream is False)
-        unspoken = job.processor.unspoken("".join(line.text for line in script.lines))
-        return script, unspoken, _engine_request(job, script, live=body.stream is not False)
+        return script, script.unspoken(job.processor), _engine_request(job, script, live=body.stream is not False)
 
     small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
     script, unspoken, request = read() if small else await context.in_thread(read)
@@ -185,12 +184,10 @@ class AudioProgress:
     def __init__(self, speech: PreparedSpeech) -> None:
         self.encoder = speech.job.encoder()
         self.counts = AudioCounts(speech.job)
-        rate = speech.job.heard_rate
         self._captions = None
         if speech.captions:
-            self._captions = Captions(speech.script.lines, rate, words="word" in speech.captions)
-        pauses = [*(line.pause for line in speech.script.lines), speech.script.pause]
-        self.pauses = [round(seconds * rate) for seconds in pauses]
+            words = "word" in speech.captions
+            self._captions = Captions(speech.script.lines, speech.job.heard_rate, words=words)
 
     def add(self, chunk: AudioChunk) -> None:
         self.counts.add(chunk)
@@ -205,14 +202,14 @@ class AudioProgress:
 
 async def _encoded(context: ServerContext, speech: PreparedSpeech, progress: AudioProgress) -> AsyncGenerator[bytes]:
     """The encoded file, piece by piece as it is made. Closing the generator aborts the request."""
-    job, settings = speech.job, context.settings
+    job = speech.job
     encoder = progress.encoder
     meter = PlaybackMeter(context, job.model.name, job.record.arrival, live=speech.request.live)
-    max_ahead = settings.speech_ahead if speech.request.live else speech.max_seconds
+    max_ahead = context.settings.speech_ahead if speech.request.live else speech.max_seconds
     async with (
         AudioFeed(context, speech.request, job.processor.sample_rate, max_ahead) as feed,
         aclosing(feed.chunks()) as spoken,
-        aclosing(with_pauses(spoken, progress.pauses)) as chunks,
+        aclosing(with_pauses(spoken, speech.script, job.heard_rate)) as chunks,
     ):
         try:
             async for chunk in chunks:

@@ -27,7 +27,7 @@ from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
 from service.api.sockets import GOING_AWAY, POLICY, Inbox, StreamClosed, run_session, send
-from service.api.speech.captions import Captions, with_live_pauses
+from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare
@@ -265,7 +265,9 @@ class Utterance:
         self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True, written=bool(captions))
         self._captions = None
         if captions:
-            self._captions = Captions(self._text.lines, job.heard_rate, words="word" in captions, kind=AudioSegment)
+            self._captions = Captions(
+                self._text.script.lines, job.heard_rate, words="word" in captions, kind=AudioSegment
+            )
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._characters = 0
@@ -285,7 +287,7 @@ class Utterance:
     def active(self) -> float:
         """time.monotonic() when there was last something to send, or text to speak was given; infinity while there is
         something to send."""
-        if not self.task.done() and (self.complete or self._spoken < len(self._text.texts)):
+        if not self.task.done() and (self.complete or self._spoken < len(self._text.script.lines)):
             return math.inf
         return max(self._sent, self._text.given)
 
@@ -318,7 +320,7 @@ class Utterance:
         size = 0
         spoken = feed.chunks()
         rate = self._job.heard_rate
-        async with aclosing(spoken), aclosing(with_live_pauses(spoken, self._text, rate)) as chunks:
+        async with aclosing(spoken), aclosing(with_pauses(spoken, self._text.script, rate)) as chunks:
             async for chunk in chunks:
                 if encoder is None:
                     if not len(chunk.audio):
@@ -347,8 +349,8 @@ class Utterance:
 
     async def _start(self) -> StreamingEncoder:
         """Announces the next file: of a segment, or of the pause after the last one, which has no text."""
-        text = self._text.texts[self._files] if self._files < len(self._text.texts) else ""
-        job = self._job
+        lines, job = self._text.script.lines, self._job
+        text = lines[self._files].text if self._files < len(lines) else ""
         unspoken = job.processor.unspoken(text) or UNSET
         start = AudioStart(self._files, text, job.response_format, job.sample_rate, unspoken)
         self._files += 1

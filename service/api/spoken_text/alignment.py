@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 Pair = tuple[str, str]
 """A piece of a source, and what it was rewritten to."""
-OnPiece = Callable[[str, str], None]
-"""Receives the pieces of a source as they are rewritten, in order."""
 
 TOKEN = re.compile(r"\S+|\s+")
 MAX_COMPARED = 64
@@ -41,6 +39,11 @@ class Alignment:
         if same or offset == 0:
             return self._sources[index] + offset
         return self._sources[index + 1]
+
+
+def spoken_of(pairs: Iterable[Pair]) -> str:
+    """What the pieces were rewritten to, joined."""
+    return "".join(text for _, text in pairs)
 
 
 def inverse(pairs: Iterable[Pair]) -> list[Pair]:

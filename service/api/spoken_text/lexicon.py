@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import OnPiece, Pair
+from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
 from service.settings.unique_keys import DuplicateKey, load_yaml
@@ -69,7 +69,6 @@ class LexiconFilter:
     is cut. If several lexicons have a word, the first one counts."""
 
     def __init__(self, *lexicons: Lexicon) -> None:
-        self.on_piece: OnPiece = lambda source, spoken: None
         self.full = False
         """Whether words were not replaced because the text would have become too long."""
         self._lexicons = lexicons
@@ -80,24 +79,10 @@ class LexiconFilter:
         """The character in front of the pending text."""
         self._growth = 0
 
-    def feed(self, text: str) -> str:
-        """The text that later chunks cannot change any more."""
-        self._pending += text
-        return "".join(spoken for _, spoken in self._take(final=False))
-
-    def flush(self) -> str:
-        """The rest; the text ends here. A new text may be fed afterwards."""
-        return "".join(spoken for _, spoken in self.pairs(self._pending))
-
-    def pairs(self, text: str) -> list[Pair]:
-        """A whole text as it is written and as it is spoken, instead of in chunks."""
-        self._pending = text
-        pairs = self._take(final=True)
-        self._before = " "
-        return pairs
-
-    def _take(self, *, final: bool) -> list[Pair]:
-        text = self._before + self._pending
+    def feed(self, text: str, *, final: bool = False) -> list[Pair]:
+        """Return what later chunks cannot change, as written and as spoken. final: the text ends here, and a new one
+        may follow."""
+        text = self._before + self._pending + text
         folded = fold(text)
         pairs: list[Pair] = []
         kept = at = 1
@@ -113,11 +98,8 @@ class LexiconFilter:
                     continue
             at += 1
         pairs.append((text[kept:at], text[kept:at]))
-        self._before, self._pending = text[at - 1], text[at:]
-        pairs = [pair for pair in pairs if pair[0]]
-        for source, spoken in pairs:
-            self.on_piece(source, spoken)
-        return pairs
+        self._before, self._pending = " " if final else text[at - 1], text[at:]
+        return [pair for pair in pairs if pair[0]]
 
     def _find(self, text: str, folded: str, start: int) -> tuple[int, str] | None:
         found = [match for lexicon in self._lexicons if (match := lexicon.find(text, folded, start)) is not None]

@@ -198,8 +198,13 @@ class MarkupStripper:
         self._before = ""
         """Stands for the text before the pending one; empty at the start of the text, where a line begins."""
 
-    def feed(self, text: str) -> str:
-        """The text that later chunks cannot change any more."""
+    def feed(self, text: str, *, final: bool = False) -> str:
+        """Return the text that later chunks cannot change. final: the text ends here, and a new one may follow."""
+        if final:
+            self._pending += text
+            rest = self._release(len(self._pending))
+            self._before = ""
+            return rest
         pending = self._pending = self._without_code(self._pending + text)
         # Candidates: the end, and before each of the last characters that may have opened a mark.
         openings = [match.start() for match in OPENING.finditer(pending)][-_OPENINGS_TRIED:]
@@ -208,12 +213,6 @@ class MarkupStripper:
             if place and self._is_decided(pending[:place]):
                 return self._release(place)
         return self._release(self._place(len(pending)) or len(pending)) if len(pending) > self._longest else ""
-
-    def flush(self) -> str:
-        """The rest; the text ends here. A new text may be fed afterwards."""
-        rest = self._release(len(self._pending))
-        self._before = ""
-        return rest
 
     def _without_code(self, text: str) -> str:
         """Drops the content of an open code fence, except for what may be the beginning of its end."""

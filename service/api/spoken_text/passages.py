@@ -1,91 +1,95 @@
-"""The `input` of a speech request -> passages with pauses between them, from marks like [pause:1.5s] or from SSML."""
+"""The `input` of a speech request, in pieces -> texts and pauses, from SSML or from marks like [pause:1.5s]."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from models.interfaces.errors import InputError
 from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.lexicon import MAX_GROWTH
-from service.api.spoken_text.markup import strip_markup
+from service.api.spoken_text.markup import MarkupStripper
+from service.api.spoken_text.ssml import SsmlReader, is_ssml, may_be_ssml, seconds_of
 
 MAX_PAUSE = 10.0
 """Seconds of one pause at most."""
 MAX_PAUSES = 120.0
 """Seconds of all pauses of a text."""
 PAUSE = re.compile(r"\[pause:([^\[\]\n]{0,32})\]", re.IGNORECASE)
-DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IGNORECASE)
+OPEN_MARK = re.compile(r"\[(?:p(?:a(?:u(?:s(?:e(?::[^\[\]\n]{0,32})?)?)?)?)?)?\Z", re.IGNORECASE)
+"""How a piece may end inside a pause."""
 
 
-@dataclass
-class Passage:
-    """Text up to the next pause. parts: as written and as spoken, in order. pause: seconds of silence before it."""
+class PassageReader:
+    """Separates texts from pauses. However the input is cut into pieces, the joined texts are the same.
 
-    pause: float = 0.0
-    parts: list[Pair] = field(default_factory=list)
+    markup: remove Markdown, HTML tags and emoji. ssml: read an input that begins with <speak> as SSML.
+    error: the first thing that the last call could not read; a text continues after it, SSML does not.
+    """
 
-
-class Passages:
-    """Builds passages."""
-
-    def __init__(self) -> None:
-        self.all = [Passage()]
+    def __init__(self, *, markup: bool, ssml: bool) -> None:
+        self.error: InputError | None = None
+        self._markup = MarkupStripper() if markup else None
+        self._may_be_ssml = ssml
+        self._ssml: SsmlReader | None = None
+        self._broken = False
+        self._begin = ""
+        """The input so far, while it may be SSML."""
+        self._pending = ""
+        """Text that may be the begin of a pause."""
         self._pauses = 0.0
         self._growth = 0
+        self._read: list[Pair | float] = []
 
-    def say(self, written: str, spoken: str | None = None) -> None:
-        """spoken: if it differs from what is written. InputError if that makes the text too long."""
-        self._growth += 0 if spoken is None else len(spoken) - len(written)
+    def feed(self, text: str, *, final: bool = False) -> list[Pair | float]:
+        """Return what later pieces cannot change: texts, as written and as spoken, and seconds of silence."""
+        self.error = None
+        if self._may_be_ssml:
+            text = self._begin = self._begin + text
+            if is_ssml(text):
+                self._ssml = SsmlReader(self._say, self._pause)
+            elif may_be_ssml(text) and not final:
+                return []
+            self._may_be_ssml = False
+        if self._ssml is None:
+            self._read_marked(text, final=final)
+        elif not self._broken:
+            try:
+                self._ssml.feed(text, final=final)
+            except InputError as error:
+                self.error, self._broken = error, True
+        read, self._read = self._read, []
+        return read
+
+    def _read_marked(self, text: str, *, final: bool) -> None:
+        if self._markup is not None:
+            text = self._markup.feed(text, final=final)
+        text, self._pending = self._pending + text, ""
+        if not final and (mark := OPEN_MARK.search(text)) is not None:
+            text, self._pending = text[: mark.start()], mark[0]
+        # In [text, duration, text, ...] every second item is a duration.
+        for index, part in enumerate(PAUSE.split(text)):
+            try:
+                if index % 2 == 0:
+                    self._say(part, part)
+                elif (seconds := seconds_of(part)) is None:
+                    raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
+                else:
+                    self._pause(seconds)
+            except InputError as error:
+                self.error = self.error or error
+
+    def _say(self, written: str, spoken: str) -> None:
+        self._growth += len(spoken) - len(written)
         if self._growth > MAX_GROWTH:
             raise InputError("input", f"its elements make it more than {MAX_GROWTH} characters longer")
-        pair = (written, written if spoken is None else spoken)
-        if any(pair):
-            self.all[-1].parts.append(pair)
+        if written or spoken:
+            self._read.append((written, spoken))
 
-    def pause(self, seconds: float) -> None:
-        """Adds a pause. InputError if it is too long, alone or together with those before it."""
+    def _pause(self, seconds: float) -> None:
         if seconds > MAX_PAUSE:
             raise InputError("input", f"a pause of {seconds:g} s given, at most {MAX_PAUSE:g} s allowed")
         self._pauses += seconds
         if self._pauses > MAX_PAUSES:
             raise InputError("input", f"its pauses are longer than {MAX_PAUSES:g} s together")
         if seconds > 0:
-            self.all.append(Passage(seconds))
-
-    def take(self) -> list[Pair | float]:
-        """Texts, as written and as spoken, and seconds of silence since the last call, in order."""
-        taken: list[Pair | float] = []
-        for passage in self.all:
-            taken += [passage.pause] if passage.pause else []
-            taken += passage.parts
-        self.all = [Passage()]
-        return taken
-
-
-def seconds_of(duration: str) -> float | None:
-    """ "1.5s", "300ms" -> seconds; None for any other text."""
-    match = DURATION.fullmatch(duration)
-    return None if match is None else float(match[1]) / (1000 if match[2].lower() == "ms" else 1)
-
-
-def marked_passages(text: str, *, markup: bool) -> Sequence[Passage]:
-    """Passages of a text that is not SSML. markup: the text may hold Markdown, HTML tags and emoji, which are
-    removed."""
-    passages = Passages()
-    # In [text, duration, text, ...] every second item is a duration.
-    for index, piece in enumerate(PAUSE.split(strip_markup(text) if markup else text)):
-        if index % 2 == 0:
-            passages.say(piece)
-        else:
-            passages.pause(marked_seconds(piece))
-    return passages.all
-
-
-def marked_seconds(duration: str) -> float:
-    """Seconds of a mark [pause:DURATION]. InputError if it is not a valid duration."""
-    seconds = seconds_of(duration)
-    if seconds is None:
-        raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
-    return seconds
+            self._read.append(seconds)

@@ -7,13 +7,12 @@ elements inside each other. Unsupported elements are refused by name, not ignore
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.interfaces.errors import InputError
 from service.api.spoken_text.normalising.language import Language, language_of
 from service.api.spoken_text.normalising.numbers import HAN_DIGITS, ONES
-from service.api.spoken_text.passages import Passage, Passages, seconds_of
 
 BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<(?:!DOCTYPE )?speak[\s/>])")
 """With a DTD in front it is SSML, too, and refused for that: as a text it would be spoken without its breaks."""
@@ -26,13 +25,13 @@ OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)
 """How a chunk of text may end inside a tag."""
 OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
 MAX_HEARD = 400
-"""Number of previous characters that decide the language in which something is spelled."""
+"""Number of characters before something that is spelled, and behind it, that decide its language."""
 MAX_BEGIN = 1000
 """Number of characters before <speak> at most."""
 MAX_OPEN = 4096
 """Number of characters of a tag or comment at most."""
+DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IGNORECASE)
 ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
-SPELLED = re.compile(r"<say-as\b[^<>]*>[^<>]*")
 TEXT = re.compile(r"[^<]+")
 SPACES = re.compile(r"\s+")
 
@@ -95,35 +94,26 @@ def may_be_ssml(text: str) -> bool:
     return any(begin.startswith(start) for begin in ("<speak", "<?xml", "<!DOCTYPE speak"))
 
 
-def ssml_passages(text: str) -> Sequence[Passage]:
-    """Passages of a text for which is_ssml is true. InputError names what is not supported or not well formed."""
-    passages = Passages()
-    # What is spelled says nothing about it.
-    reader = SsmlReader(passages, language_of(TAG.sub(" ", SPELLED.sub(" ", text)), "english"))
-    reader.feed(text, final=True)
-    return passages.all
-
-
 @dataclass
 class _Element:
     """spoken: the replacement of its text. text: the replaced text so far."""
 
     name: str
-    spoken: str | None = None
+    spoken: str = ""
     text: str = ""
 
 
 class SsmlReader:
-    """Reads SSML, whole or in chunks. language: that of spelled text; None: that of the text before it."""
+    """Reads SSML in pieces. say: receives texts as written and as spoken. pause: receives seconds of silence."""
 
-    def __init__(self, passages: Passages, language: Language | None = None) -> None:
+    def __init__(self, say: Callable[[str, str], None], pause: Callable[[float], None]) -> None:
         self._text = ""
         """Text that has not been read yet."""
         self._read = 0
-        self._language = language
         self._heard = ""
         """The last characters of the text so far."""
-        self._passages = passages
+        self._say_as = say
+        self._pause = pause
         self._open: list[_Element] = [_Element("")]
         self._begun = self._complete = False
 
@@ -169,7 +159,7 @@ class SsmlReader:
         if not closing:
             self._begin(name, attributes)
         if closing or empty:
-            self._end(name, closing and (attributes or empty))
+            self._end(name, closing and (attributes or empty), match.end())
         return match.end()
 
     def _say(self, text: str) -> None:
@@ -180,7 +170,7 @@ class SsmlReader:
             if text.strip():
                 raise _error("there is text outside of <speak>" if element.name == "" else "<break> holds no text")
         else:
-            self._passages.say(text)
+            self._say_as(text, text)
             self._heard = (self._heard + text)[-MAX_HEARD:]
 
     def _begin(self, name: str, source: str) -> None:
@@ -193,14 +183,14 @@ class SsmlReader:
         element = _Element(name)
         match name:
             case "break":
-                self._passages.pause(_pause(attributes))
+                self._pause(_pause(attributes))
             case "sub":
                 element.spoken = _required(attributes, name, "alias")
             case "say-as":
                 if _required(attributes, name, "interpret-as") != "characters":
                     raise _error("interpret-as of <say-as>: only characters is supported")
             case "p" | "s":
-                self._passages.say("\n\n")
+                self._say_as("\n\n", "\n\n")
         self._open.append(element)
 
     def _attributes(self, name: str, source: str) -> dict[str, str]:
@@ -213,23 +203,25 @@ class SsmlReader:
             attributes[key] = _unescape(double or single)
         return attributes
 
-    def _end(self, name: str, malformed: str) -> None:
+    def _end(self, name: str, malformed: str, end: int) -> None:
         element = self._open[-1]
         if malformed or element.name != name:
             raise _error(f"</{name}> does not close " + (f"<{element.name}>" if element.name else "anything"))
         self._open.pop()
         match name:
             case "sub":
-                self._passages.say(element.text, element.spoken)
+                self._say_as(element.text, element.spoken)
             case "say-as":
-                self._passages.say(element.text, self._spelled(element.text))
+                self._say_as(element.text, spelled(element.text, self._language(end)))
             case "p" | "s":
-                self._passages.say("\n\n")
+                self._say_as("\n\n", "\n\n")
             case "speak":
                 self._complete = True
 
-    def _spelled(self, text: str) -> str:
-        return spelled(text, self._language or language_of(self._heard, None) or "english")
+    def _language(self, end: int) -> Language:
+        """The language of the text before the element that ends at `end`, or else of what has arrived behind it."""
+        after = TAG.sub(" ", self._text[end : end + MAX_HEARD])
+        return language_of(self._heard, None) or language_of(after, None) or "english"
 
 
 def spelled(text: str, language: Language) -> str:
@@ -245,6 +237,12 @@ def spelled(text: str, language: Language) -> str:
 
 def _is_digit(sign: str) -> bool:
     return sign.isascii() and sign.isdigit()
+
+
+def seconds_of(duration: str) -> float | None:
+    """ "1.5s", "300ms" -> seconds; None for any other text."""
+    match = DURATION.fullmatch(duration)
+    return None if match is None else float(match[1]) / (1000 if match[2].lower() == "ms" else 1)
 
 
 def _pause(attributes: dict[str, str]) -> float:

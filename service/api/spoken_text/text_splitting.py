@@ -85,7 +85,6 @@ class TextSplitter:
         self._later_end_at = ENDS[granularity]
         self._first_ends_at = ENDS[granularity if first is None else first]
         self._max_length = max_length
-        self._half = ""  # first half of a surrogate pair
         self._space = ""  # trailing whitespace, kept until the next word: "\n" for a blank line, else " "
         self._newlines = 0
         self._buffer = ""
@@ -97,10 +96,15 @@ class TextSplitter:
         self._best: dict[Border, int] = {}  # position of the last border of each kind
         self._first = True  # the current segment is the first of the text
 
-    def feed(self, text: str) -> list[str]:
-        """The segments that are now complete."""
+    def feed(self, text: str, *, final: bool = False) -> list[str]:
+        """Return the segments that are now complete. final: the text ends here, and a new one may follow."""
         self._append(text)
-        segments = self._cut(final=False)
+        segments = self._cut(final=final)
+        if final:
+            self._space, self._newlines, self._buffer = "", 0, ""
+            self._restart(0)
+            self._first = True
+            return segments
         # Drop the text of finished segments.
         self._buffer = self._buffer[self._begin :]
         self._at -= self._begin
@@ -109,25 +113,9 @@ class TextSplitter:
         self._begin = 0
         return segments
 
-    def flush(self) -> list[str]:
-        """The rest; the text ends here. A new text may be fed afterwards."""
-        if self._half:
-            self._half = ""
-            self._append("\ufffd")
-        segments = self._cut(final=True)
-        self._space, self._newlines, self._buffer = "", 0, ""
-        self._restart(0)
-        self._first = True
-        return segments
-
     def _append(self, text: str) -> None:
-        text = self._half + text
-        self._half = text[-1] if text and "\ud800" <= text[-1] <= "\udbff" else ""
-        if self._half:
-            text = text[:-1]
-        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         parts: list[str] = []
-        for word, space in WORD.findall(joined):
+        for word, space in WORD.findall(text):
             if word:
                 if self._space and (self._buffer or parts):
                     parts.append(self._space)

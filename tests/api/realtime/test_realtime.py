@@ -108,6 +108,13 @@ async def test_a_spoken_answer(conversing: Conversing, socket: ClientConnection)
     assert conversing.talker.requests[-1].live
 
 
+async def test_letters_that_the_voice_cannot_speak_are_named(socket: ClientConnection) -> None:
+    for text, unspoken in (("Hello 世界, 世 5.", {"unspoken": "世界"}), ("Hello 5.", {})):
+        await add(socket, text)
+        (done,) = [event for event in await answer(socket) if event["type"] == "response.output_audio.done"]
+        assert {key: value for key, value in done.items() if key == "unspoken"} == unspoken
+
+
 async def test_an_answer_of_which_a_segment_ended_at_its_cap_is_incomplete(
     conversing: Conversing, socket: ClientConnection
 ) -> None:

@@ -17,6 +17,7 @@ import soundfile
 from websockets.asyncio.client import connect
 
 from service.api.speech import live_text
+from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.normalising.text import TextNormaliser
 from service.link.engine_link import InlineLink
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
@@ -118,9 +119,9 @@ async def test_a_long_message_is_not_read_in_the_event_loop(
     threads: dict[int, set[str]] = {}
     feed = TextNormaliser.feed
 
-    def noted(self: TextNormaliser, text: str) -> str:
+    def noted(self: TextNormaliser, text: str, *, final: bool = False) -> list[Pair]:
         threads.setdefault(len(text), set()).add(threading.current_thread().name)
-        return feed(self, text)
+        return feed(self, text, final=final)
 
     monkeypatch.setattr(TextNormaliser, "feed", noted)
     monkeypatch.setattr(live_text, "SMALL_TEXT", 100)
@@ -208,3 +209,9 @@ def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(server: Ru
     answer = chat(server, "777777777777777. " * 20)["choices"][0]
     assert answer["message"]["audio"]["finish_reason"] == "length"
     assert answer["finish_reason"] == "stop", "the text is complete"
+
+
+def test_letters_that_the_voice_cannot_speak_are_named_in_an_answer(server: RunningServer) -> None:
+    audio = chat(server, "Hello 世界, 世 5.")["choices"][0]["message"]["audio"]
+    assert audio["unspoken"] == "世界"
+    assert "unspoken" not in chat(server, "Hello 5.")["choices"][0]["message"]["audio"]

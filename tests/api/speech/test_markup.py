@@ -172,7 +172,7 @@ def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
         size = sizes[len(out) % len(sizes)]
         out.append(stripper.feed(text[at : at + size]))
         at += size
-    return [*out, stripper.flush()]
+    return [*out, stripper.feed("", final=True)]
 
 
 @settings(max_examples=600, deadline=None)
@@ -190,7 +190,7 @@ def test_text_in_pieces_is_not_held_back() -> None:
     assert stripper.feed("ee **four") == "ee four"
     assert stripper.feed("** [fi") == ""
     assert stripper.feed("ve](x) six，七") == " five six，七"
-    assert stripper.feed(" `") + stripper.flush() == " `"
+    assert stripper.feed(" `") + stripper.feed("", final=True) == " `"
     assert stripper.feed("# A new text") == "A new text"
 
 
@@ -201,7 +201,7 @@ def test_what_is_held_back_is_bounded() -> None:
     assert len(stripper._pending) < 10
     assert stripper.feed("``` so") == " so"
     out = "".join(stripper.feed("[ab ") for _ in range(60))
-    assert len(out) > 100 and len(out + stripper.flush()) == 240
+    assert len(out) > 100 and len(out + stripper.feed("", final=True)) == 240
 
 
 @pytest.mark.parametrize("unit", ["[", "](", "`", "<a ", "<!-- ", "a ", "[a](b) ", "# ", "| ", "$a ", "&a", "<a b="])

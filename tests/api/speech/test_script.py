@@ -1,7 +1,8 @@
-"""Segments of an input and how they were written: what is spoken may differ, nothing of what was written is lost."""
+"""Segments of an input, whole or in chunks, and how they were written."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
 from service.api.speech.request import SpeechJob
-from service.api.speech.script import Line, Script, read_script
+from service.api.speech.script import Script, ScriptReader, read_script
 from service.api.speech.speaker import Speaker
+from service.api.speech.writing import Line
 from service.api.spoken_text.alignment import Alignment, common_words, inverse
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.normalising.text import normalise
@@ -106,7 +108,7 @@ def test_chinese_words_are_characters_with_their_signs() -> None:
 PIECES = st.sampled_from(
     [
         *("In 1999", " it", " is", " 5%", ".", "! ", ", ", "$3.50", " Dr. ", "\n", "\n\n", "我有2个", "，", "x", "-"),
-        *("nginx", " IT ", "[pause:1s]", "(a)", "\x01", "é", "\ud83d", "\ude00", "123456789 ", "1/2 ", "…"),
+        *("nginx", " IT ", "[pause:1s]", "(a)", "\x01", "é", "😀", "123456789 ", "1/2 ", "…"),
     ]
 )
 
@@ -134,7 +136,7 @@ def test_nothing_that_was_written_is_lost(text: str, granularity: str, length: i
         assert written == [sign for sign in text.replace("[pause:1s]", "") if sign.isalnum()]
 
 
-def check_words(told: tuple[Line, ...]) -> None:
+def check_words(told: list[Line]) -> None:
     for line in told:
         assert "".join(word.text for word in line.words) == line.written.replace(" ", "")
         times = [time for word in line.words for time in (word.begin, word.end)]
@@ -145,6 +147,100 @@ def test_without_pauses_segments_are_those_of_the_splitter() -> None:
     text = "In 1999, it was 5 km. " * 40
     expected = split_text(normalise(text), max_length=100)
     assert [line.text for line in script(text, segment_length=100).lines] == expected
+
+
+LEXICON = Lexicon({"PG": "p g 13", "nginx": "engine x", "New York": "the city"})
+CUT = [
+    "# In 1999\n\nit cost **$3.50**. Dr. Lee 😀 paid   5% more! And then he left at 5:30 p.m. on Nov 22, 2026.",
+    "PG nginx 2. In New York, nginx is PG. 3 times.",
+    "(A whisper)Come closer. Now, 2 steps.",
+    "[pause:1s] ... [pause:1s]One.[pause:2s]!?[pause:500ms]Two 2. Three.[pause:3s] ",
+    "他在1999年买了3.5公斤苹果，花了￥20。然后PG 5%！这是<W3C>。",
+    "12345678901234567890 " * 8 + "words after it, and 7 more.",
+    "One. [pause:1.5s]Two [pause:300ms] [PAUSE:.5s]three[pause:1s]",
+    "[pause:1s][a link](http://x.y/z) and [pa](http://x.y) [pausing: a while](http://x.y)",
+    "**[pause:250ms]** a [b] [p] [pause] c [",
+    "# [pause:1s] Title\n\n- [x](y)[pause:2s]",
+    "<b>bold</b> < 5 <!-- gone --> <speak>no SSML here",
+    "<speak>Hi.</speak>",
+    " \n<?xml version='1.0'?>\n<speak>Ready?<break time='500ms'/>Go to <sub alias=\"gate > seven\">G7</sub>.</speak>",
+    "<speak>A &amp; B &#8364;5<!-- a > b --> <p><s>One.</s><s>Two.</s></p></speak>\n",
+    "<speak>The <sub alias='World Health Organization'>WHO</sub> says: 5 kg.<break time='1s'/>wash &amp; dry.</speak>",
+    "<speak>The <say-as interpret-as='characters'>W3C</say-as> is here.<break/></speak>",
+    "<speak>这是<say-as interpret-as='characters'>W3C</say-as>。<break strength='weak'/></speak>",
+    "<speaker>no SSML</speaker>",
+    "<?xml but no speak",
+]
+MIXED = st.lists(st.sampled_from([*CUT[:11], "It costs $5,", "nginx.", "PG", "Dr.", "so"]), max_size=6).map(" ".join)
+
+
+def in_chunks(text: str, cuts: list[int], **changes: Any) -> Script:
+    reader, told = ScriptReader(job(**changes), written=True), Script()
+    for begin, end in pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]):
+        for part in reader.feed(text[begin:end]):
+            told.add(part)
+    for part in reader.feed("", final=True):
+        told.add(part)
+    assert reader.error is None and reader._writing is not None
+    assert not any(reader._writing._steps), "nothing is kept of what was spoken"
+    return told
+
+
+def shown(told: Script) -> Any:
+    return [
+        (line.text, line.written, [word.text for word in line.words], line.pause) for line in told.lines
+    ], told.pause
+
+
+def cuts_do_not_matter(text: str, cuts: list[int], granularity: str) -> None:
+    changes: dict[str, Any] = {"granularity": granularity, "lexicons": (LEXICON,), "segment_length": 60}
+    whole, cut = script(text, **changes), in_chunks(text, cuts, **changes)
+    assert shown(cut) == shown(whole)
+    for one, other in zip(cut.lines, whole.lines, strict=True):
+        assert [word.end for word in one.words] == pytest.approx([word.end for word in other.words], abs=0.2)
+
+
+@pytest.mark.parametrize("granularity", ["clause", "sentence", "none"])
+def test_character_by_character_it_is_the_same_script(granularity: str) -> None:
+    for text in CUT:
+        cuts_do_not_matter(text, [*range(len(text))], granularity)
+
+
+@given(st.sampled_from(CUT) | MIXED, st.lists(st.integers(0, 300)), st.sampled_from(["clause", "sentence", "none"]))
+def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int], granularity: str) -> None:
+    cuts_do_not_matter(f"{text} so" if not text.strip() else text, cuts, granularity)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("First of all we paid $5, then Dr. Lee left. And on", ["$5, the", "left. An"]),
+        ("One.[pause:1s] Two three, four. Five", ["[pause:1s] ", "four. Fiv"]),
+        ("<speak>Is it 5 kg?<break/>Yes, it is. So</speak>", ["<break/>", "is. So"]),
+        ("今天是2026年11月22日，我们去公园吧。好", ["日，我", "吧。好"]),
+    ],
+)
+def test_a_clause_is_released_with_the_first_word_behind_it(text: str, after: list[str]) -> None:
+    """What a listener waits for."""
+    reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)), written=True)
+    released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, Line) for part in reader.feed(sign))]
+    assert released == [text.index(end) + len(end) for end in after]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "speakable"),
+    [
+        (["Hel", "lo"], [True, True]),
+        (["", " ", "<b></b>", "[pause:1s]", "..."], [False] * 5),
+        (["<speak>", "Yes", "</speak>"], [False, True, False]),
+    ],
+)
+def test_a_chunk_tells_whether_it_has_something_to_speak(chunks: list[str], speakable: list[bool]) -> None:
+    """A word of a chat model has, long before its sentence is complete."""
+    reader = ScriptReader(job(granularity="sentence"))
+    for chunk, expected in zip(chunks, speakable, strict=True):
+        reader.feed(chunk)
+        assert reader.speakable == expected, chunk
 
 
 TOKENS = st.lists(st.sampled_from(["a", "b", "1", " ", "\n", "one"]), max_size=12).map("".join)

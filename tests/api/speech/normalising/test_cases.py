@@ -6,22 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from service.api.spoken_text.markup import MarkupStripper
-from service.api.spoken_text.normalising.text import TextNormaliser, normalise
-from service.api.spoken_text.passages import marked_passages
+from service.api.spoken_text.alignment import spoken_of
+from service.api.spoken_text.normalising.text import TextNormaliser
+from service.api.spoken_text.passages import PassageReader
 from service.api.spoken_text.text_cleaning import clean_text
 
 
-def spoken(text: str) -> str:
-    """As script.py reads a whole text."""
-    return clean_text(normalise("".join(said for _, said in marked_passages(text, markup=True)[0].parts))).strip()
-
-
-def spoken_live(text: str, size: int) -> str:
-    stripper, normaliser = MarkupStripper(), TextNormaliser()
-    parts = [normaliser.feed(stripper.feed(text[at : at + size])) for at in range(0, len(text), size)]
-    parts += [normaliser.feed(stripper.flush()), normaliser.flush()]
-    return clean_text("".join(parts)).strip()
+def spoken(text: str, size: int) -> str:
+    passages, normaliser = PassageReader(markup=True, ssml=False), TextNormaliser()
+    said = ""
+    for at in range(0, len(text), size):
+        parts = passages.feed(text[at : at + size], final=at + size >= len(text))
+        passage = spoken_of(part for part in parts if isinstance(part, tuple))
+        said += spoken_of(normaliser.feed(passage, final=at + size >= len(text)))
+    return clean_text(said).strip()
 
 
 @pytest.mark.parametrize(("language", "fewest"), [("english", 400), ("chinese", 300)])
@@ -32,6 +30,10 @@ def test_what_is_spoken(language: str, fewest: int) -> None:
     wrong = []
     for written, expected in cases:
         text = written.replace("\\n", "\n")
-        heard = {"whole": spoken(text), **{f"in pieces of {size}": spoken_live(text, size) for size in (1, 3)}}
-        wrong += [f"{written!r} {how}: {said!r}, not {expected!r}" for how, said in heard.items() if said != expected]
+        heard = {size: spoken(text, size) for size in (1, 3, len(text))}
+        wrong += [
+            f"{written!r} in pieces of {size}: {said!r}, not {expected!r}"
+            for size, said in heard.items()
+            if said != expected
+        ]
     assert not wrong, "\n".join(wrong)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.spoken_text.alignment import spoken_of
 from service.api.spoken_text.normalising.addresses import DOMAINS, FILES, PRODUCTS
 from service.api.spoken_text.normalising.chinese import DIGIT
 from service.api.spoken_text.normalising.chinese import RULES as CHINESE
@@ -99,8 +100,9 @@ def test_words_between_numbers_stay_in_order(text: str, words: list[str]) -> Non
 def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
     normaliser = TextNormaliser()
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    parts = [normaliser.feed(text[begin:end]) for begin, end in itertools.pairwise(places)]
-    assert "".join([*parts, normaliser.flush()]) == normalise(text)
+    parts = [pair for begin, end in itertools.pairwise(places) for pair in normaliser.feed(text[begin:end])]
+    parts += normaliser.feed("", final=True)
+    assert spoken_of(parts) == normalise(text) and "".join(source for source, _ in parts) == text
 
 
 class Patient(TextNormaliser):
@@ -113,17 +115,15 @@ class Patient(TextNormaliser):
 @given(TEXTS)
 def test_words_that_pass_early_are_those_that_would_pass_late(text: str) -> None:
     patient = Patient()
-    assert patient.feed(text) + patient.flush() == normalise(text)
+    assert spoken_of([*patient.feed(text), *patient.feed("", final=True)]) == normalise(text)
 
 
 def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
     normaliser = TextNormaliser()
-    assert normaliser.feed("It costs $5, ") == "It costs "
-    assert normaliser.feed("so Dr. Lee ") == "five dollars, so "
-    assert normaliser.feed("thinks. ") == ""
-    assert normaliser.feed("Y") == "Doctor Lee thinks. Y"
-    assert normaliser.feed("es, D") == "es, "
-    assert normaliser.flush() == "D"
+    chunks = ["It costs $5, ", "so Dr. Lee ", "thinks. ", "Y", "es, D"]
+    given_ = [spoken_of(normaliser.feed(chunk)) for chunk in chunks]
+    assert given_ == ["It costs ", "five dollars, so ", "", "Doctor Lee thinks. Y", "es, "]
+    assert spoken_of(normaliser.feed("", final=True)) == "D"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_english_before_a_number_is_no_german_ordinal(text: str, spoken: str) ->
 def test_a_text_without_clauses_is_not_held_back_for_ever() -> None:
     normaliser = TextNormaliser()
     text = "word " * 1000
-    assert len(text) - len(normaliser.feed(text)) < LONGEST
+    assert len(text) - len(spoken_of(normaliser.feed(text))) < LONGEST
 
 
 @pytest.mark.parametrize("pattern", [rule[0].pattern for rule in (*ENGLISH, *CHINESE)])
