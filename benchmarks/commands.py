@@ -115,15 +115,6 @@ COMMANDS: tuple[Command, ...] = (
             ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
         )
     ),
-    *(
-        Command(
-            f"arrivals at three times the capacity for 60 s: good answers and refusals ({name})",
-            f"overload_{name}",
-            f"python -m benchmarks.overload {name}",
-            on_cpu=name == "embedded",
-        )
-        for name in ("embedded", "qwen2_vl_2b")
-    ),
     Command(
         "32 picture chats a second and 32 live streams of speech on one GPU, alone and beside each other",
         "beside_qwen2_vl_2b",

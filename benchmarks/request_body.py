@@ -9,6 +9,7 @@ thread's own on a processor, the least mean of many rounds.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import time
@@ -156,4 +157,5 @@ async def measured() -> list[Row]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.request_body", description=__doc__).parse_args()
     record("request_body", ((row, {}) for row in asyncio.run(measured())), rounds=ROUNDS)

@@ -1,6 +1,6 @@
 """python -m benchmarks.kernels [gemms|routed|e4m3 ...] [--only NAME] [--out FOLDER]
 
-`routed` reads what `gemms` wrote to the folder; after it the best variants and the table are printed."""
+`routed` reads what `gemms` wrote to the folder; after it the table is printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
-from benchmarks.measure.record import table
 
 NAMES = ("gemms", "routed", "e4m3")
 
@@ -37,7 +36,6 @@ def main() -> None:
             write(name, measure(cases()), arguments.out)
     if "routed" in arguments.names and not arguments.compile_only:
         times = choose.read(arguments.out, "gemms")
-        print(table(choose.summary(times)))
         print(*choose.final(times, choose.read(arguments.out, "routed")).items(), sep="\n")
 
 

@@ -1,7 +1,7 @@
-"""The best variant of every GEMM, and the table that whole stacks are fastest with.
+"""The table of GEMM configurations that whole stacks are fastest with.
 
 python -m benchmarks.kernels.choose [FOLDER] [--write]
-    prints both from the results of `gemms` and `routed` in FOLDER; --write puts the table into
+    prints it from the results of `gemms` and `routed` in FOLDER; --write puts the table into
     models/layers/kernels/gemm_sm_90.json
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
-from benchmarks.measure.record import table
 from models.layers.kernels.gemm_tables import FILE, SM_90_E4M3, entries_of
 from models.layers.kernels.gemm_types import Choice, Shape, Variant
 
@@ -105,40 +104,6 @@ def final(times: Times, stacks: Times) -> Routes:
     return _together(iter(kept))
 
 
-def summary(times: Times) -> list[dict[str, Any]]:
-    """One line for every GEMM and way to its norm, then the layer's sum."""
-    lines = []
-    for stack in STACKS:
-        for rows in stack.rows:
-            sums: dict[str, float] = {}
-            for part in stack.parts:
-                rules = times[shape_name(stack, part, rows), "rules"]
-                for deferred in (False, True) if part.kind == "add_norm" else (False,):
-                    variant, row = best(times, stack, part, rows, deferred)
-                    lines.append(_line(f"{stack.name} {part.name}", rows, str(variant or "rules"), rules, row))
-                    for table_name in ("split", "deferred") if part.kind != "add_norm" else (TABLES[1 + deferred],):
-                        sums[table_name] = sums.get(table_name, 0.0) + row["median_us"]
-                sums["rules"] = sums.get("rules", 0.0) + rules["median_us"]
-            lines += [
-                {"gemm": f"{stack.name} layer", "rows": rows, "best": name, "us": total, "rules_us": sums["rules"]}
-                for name, total in sums.items()
-                if name != "rules"
-            ]
-    return lines
-
-
-def _line(gemm: str, rows: int, name: str, rules: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "gemm": gemm,
-        "rows": rows,
-        "best": name,
-        "us": row["median_us"],
-        "predicted": row["predicted_us"],
-        "rules_us": rules["median_us"],
-        "rules_predicted": rules["predicted_us"],
-    }
-
-
 def write(path: Path = FILE, **parts: list[Any]) -> None:
     """Replace parts of the file of tables, one line for each of their entries."""
     document = json.loads(path.read_text()) | parts
@@ -152,7 +117,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     times, stacks = read(arguments.folder, "gemms"), read(arguments.folder, "routed")
-    print(table(summary(times)))
     found = final(times, stacks)
     print(*found.items(), sep="\n")
     if arguments.write:

@@ -1,5 +1,5 @@
 """The GEMMs of VoxCPM2's local decoder, of two language models in decode steps and prefills, and of Qwen2-VL's
-encoder: every variant that could win by prediction, against the rules without a table (cuBLAS or streamed weights and
+encoder: every variant, against the rules without a table (cuBLAS or streamed weights and
 kernels around them)."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.predict import cublas_us, variant_us
 from benchmarks.kernels.timing import Case
 from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_candidates import candidates
@@ -17,9 +16,6 @@ from models.layers.kernels.gemm_types import Kind, Shape, Variant
 from models.layers.kernels.gpu import INTERPRETER as H100
 from service.tuning.gemms import Operands
 from service.tuning.timer import Run
-
-WORTH = 1.4
-"""Variants that are predicted to take more than this many times the least prediction are not measured."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +76,6 @@ def variants(part: Part, rows: int) -> Iterator[Variant]:
     return candidates(part.shape, rows, H100)
 
 
-def predicted_us(part: Part, rows: int, variant: Variant) -> float:
-    return variant_us(part.kind, rows, part.inputs, part.outputs, variant.tile, variant.split, variant.deferred)
-
-
-def rules_us(part: Part, rows: int) -> float:
-    """The prediction without a table: weights of few rows are streamed, more go to cuBLAS."""
-    if rows > 64:
-        return cublas_us(part.kind, rows, part.inputs, part.outputs)
-    split = gemm_configs.default_split(part.outputs, part.inputs) if part.kind == "add_norm" else 1
-    return predicted_us(part, rows, Variant(gemm_configs.streaming_tile(rows), split))
-
-
 def _make(part: Part, rows: int, variant: Variant | None) -> Run:
     operands = Operands(part.shape, rows, torch.device("cuda"))
 
@@ -116,14 +100,8 @@ def cases() -> list[Case]:
         for part in stack.parts:
             for rows in stack.rows:
                 shape = shape_name(stack, part, rows)
-                all_of = {variant: predicted_us(part, rows, variant) for variant in variants(part, rows)}
-                make = lambda a=(part, rows, None): _make(*a)  # noqa: E731
-                found.append(Case(part.kind, shape, "rules", make, predicted_us=rules_us(part, rows)))
-                # Each way to the norm has its own best.
-                for deferred in (False, True):
-                    ways = {v: time for v, time in all_of.items() if v.deferred is deferred}
-                    for variant, time in ways.items():
-                        if time <= WORTH * min(ways.values()):
-                            make = lambda a=(part, rows, variant): _make(*a)  # noqa: E731
-                            found.append(Case(part.kind, shape, str(variant), make, predicted_us=time))
+                runs = {"rules": None, **{str(variant): variant for variant in variants(part, rows)}}
+                for name, variant in runs.items():
+                    make = lambda a=(part, rows, variant): _make(*a)  # noqa: E731
+                    found.append(Case(part.kind, shape, name, make))
     return found

@@ -25,7 +25,7 @@ FAILURES = (OutOfResources, WrongResult, RuntimeError)
 @dataclass(frozen=True)
 class Case:
     """One measurement: `make` builds the inputs and returns what to time; `floor_us` is what the bytes or operations
-    need at the measured rates of the card, `predicted_us` what benchmarks.kernels.predict says."""
+    need at the measured rates of the card."""
 
     group: str
     shape: str
@@ -33,7 +33,6 @@ class Case:
     make: Callable[[], Run]
     floor_us: float | None = None
     calls: int = 32
-    predicted_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Row:
     median_us: float
     spread_us: float
     floor_us: float | None
-    predicted_us: float | None
 
 
 def named(load: Callable[[], list[Case]], name: str) -> list[Case]:
@@ -82,11 +80,10 @@ def measure(cases: Iterable[Case]) -> list[Row]:
         except FAILURES as error:
             print(f"{case.group:14} {case.shape:34} {case.variant:22} {error}")
             continue
-        predicted = round(case.predicted_us, 2) if case.predicted_us is not None else None
-        row = Row(case.group, case.shape, case.variant, round(median, 2), round(spread, 2), case.floor_us, predicted)
+        row = Row(case.group, case.shape, case.variant, round(median, 2), round(spread, 2), case.floor_us)
         rows.append(row)
-        beside = "".join(f" {us:8.2f}" for us in (row.floor_us, row.predicted_us) if us is not None)
-        print(f"{row.group:14} {row.shape:34} {row.variant:32} {row.median_us:9.2f} +-{row.spread_us:5.2f}{beside}")
+        floor = "" if row.floor_us is None else f" {row.floor_us:8.2f}"
+        print(f"{row.group:14} {row.shape:34} {row.variant:32} {row.median_us:9.2f} +-{row.spread_us:5.2f}{floor}")
         torch.cuda.empty_cache()
     return rows
 

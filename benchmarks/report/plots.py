@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
-from benchmarks.report.figures import gpu_busy
-from benchmarks.report.formatting import model_name, server_of
+from benchmarks.report.formatting import model_name
 from benchmarks.report.results import Missing, Results
 
 Points = list[tuple[float, float]]
@@ -187,37 +186,6 @@ def _roofline(results: Results) -> Panels:
     return {"encoders": encoders, "decode steps": decodes}
 
 
-_LOADS = {
-    "closed": ("requests at any time", "streams"),
-    "conversations": ("conversations at any time", "conversations"),
-    "arrivals": ("requests/s", "rate"),
-}
-"""For the loads of benchmarks.serving: unit of a row's load, and its key."""
-_PARTS = {"encoder passes": "encoder_share", "prefills": "prefill_share", "decode steps": "decode_share"}
-
-
-def _gpu_busy(results: Results) -> Panels:
-    """A panel for each load whose rows tell it, a line for each server; where there is one server, its parts, too."""
-    panels: Panels = {}
-    for kind, (_, load) in _LOADS.items():
-        lines: Series = {}
-        told = [
-            (result, rows)
-            for result in results.variants(f"serving_{kind}_qwen2_vl_2b")
-            if (rows := [row for row in result.rows if gpu_busy(row) is not None])
-        ]
-        for result, rows in told:
-            points = [(float(row[load]), share) for row in rows if (share := gpu_busy(row)) is not None]
-            lines.setdefault(server_of(result), points)  # others were measured earlier, or elsewhere
-        if len(lines) == 1:
-            lines |= {part: [(float(row[load]), float(row[key])) for row in told[0][1]] for part, key in _PARTS.items()}
-        if lines:
-            panels[kind] = lines
-    if not panels:
-        raise Missing("serving_closed_qwen2_vl_2b", "gpu_busy_share")
-    return panels
-
-
 PLOTS = {
     plot.name: plot
     for plot in (
@@ -241,15 +209,6 @@ PLOTS = {
                 _TITLES["chat_http_arrivals_qwen2_vl_7b"]: Axes(
                     "prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True
                 )
-            },
-        ),
-        Plot(
-            "gpu_busy",
-            "Vision chat, Qwen2-VL-2B: the share of the time in which steps ran, and in which of them",
-            _gpu_busy,
-            {
-                kind: Axes(unit, "share of the time", log_x=kind != "arrivals", line=(1, "always"))
-                for kind, (unit, _) in _LOADS.items()
             },
         ),
         Plot(

@@ -150,53 +150,6 @@ def test_a_plot_whose_result_is_gone_goes_too(results: Results, tmp_path: Path) 
     assert write(tmp_path, results) == [drawn] and not drawn.exists()
 
 
-def shares(folder: Path, name: str, rows: list[dict[str, Any]], **facts: Any) -> None:
-    content = {**FACTS, "engine": "reprise", "engine_version": None, **facts, "rows": rows}
-    (folder / f"serving_{name}.json").write_text(json.dumps(content))
-
-
-def shared(load: str, amount: float, share: float | None) -> dict[str, Any]:
-    parts = {} if share is None else {"encoder_share": 0.1, "prefill_share": 0.2, "decode_share": share - 0.3}
-    return {load: amount, "succeeded": 8, "gpu_busy_share": share} | parts
-
-
-def test_shares_of_the_time_are_drawn_where_results_have_them(results: Results) -> None:
-    plot, folder = PLOTS["gpu_busy"], results.folder
-    shares(folder, "closed_qwen2_vl_2b", [{"streams": 8, "succeeded": 8}])  # of before the share was measured
-    with pytest.raises(Missing, match=r"^serving_closed_qwen2_vl_2b\.json has no gpu_busy_share$"):
-        plot.series(results)
-    assert "No plot yet: serving_closed_qwen2_vl_2b.json has no gpu_busy_share." in filled(
-        "<!-- figures: gpu_busy -->\n<!-- /figures -->", results
-    )
-    failed = {"streams": 128, "succeeded": 0}
-    shares(folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9), failed])
-    shares(folder, "closed_qwen2_vl_2b_vllm", [shared("streams", 8, None)], engine="vllm", engine_version="0.22.1")
-    parts = plot.series(results)["closed"]
-    assert parts["reprise"] == [(8.0, 0.8), (64.0, 0.9)]
-    assert dict(parts["decode steps"]) == pytest.approx({8.0: 0.5, 64.0: 0.6})
-    assert list(parts) == ["reprise", "encoder passes", "prefills", "decode steps"]
-    shares(folder, "closed_qwen2_vl_2b_4_api_processes", [shared("streams", 8, 0.95)], api_processes=4)
-    older = [{"streams": 8, "succeeded": 8, "steps_share": 0.7}]
-    shares(folder, "closed_qwen2_vl_2b_before", older, commit="fedcba9876")
-    shares(folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
-    panels = plot.series(results)
-    assert panels["closed"] == {
-        "reprise": [(8.0, 0.8), (64.0, 0.9)],
-        "reprise, 4 API processes": [(8.0, 0.95)],
-    }
-    assert list(panels) == ["closed", "arrivals"]
-
-
-@pytest.mark.slow
-def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> None:
-    shares(results.folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9)])
-    shares(results.folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
-    PLOTS["gpu_busy"].draw(results, tmp_path / "a.svg")
-    text = (tmp_path / "a.svg").read_text()
-    assert digest(PLOTS["gpu_busy"].series(results)) in text
-    assert "requests at any time" in text and "always" in text and "decode steps" in text
-
-
 def test_all_tables_of_performance_are_of_one_commit() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
