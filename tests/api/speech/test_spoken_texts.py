@@ -1,0 +1,370 @@
+"""What an engine gets to speak of a text, and what comes back: numbers, captions, pauses, files, truncation."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import av
+import av.filter
+import httpx
+import lameenc
+import numpy as np
+import pytest
+import soundfile
+from websockets.sync.client import connect
+
+from service.api.speech.request import RETRIES
+from service.hub.catalog import load_catalog
+from service.link.engine_link import InlineLink
+from service.processes.server import create_server
+from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
+from tests.support import miniature
+from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
+from tests.support.processes import ROOT
+from tests.support.servers import RunningServer, running_server
+from tests.support.sse import sse_events
+from tests.support.waiting import GENEROUS
+
+NUMBERS = "It cost $3.50 on 2026-11-22, at 3:30 pm. Dr. Lee was 1st."
+WORDS = (
+    "It cost three dollars and fifty cents on November twenty-second twenty twenty-six, at three thirty PM. "
+    "Doctor Lee was first."
+)
+TEXT = "[pause:250ms]In 1999. [pause:1.5s] It cost **$5**.\n\nSee nginx!  [pause:0.1s]"
+WRITTEN = ["In 1999.", "It cost $5.", "See nginx!"]
+SPOKEN = ["In nineteen ninety-nine.", "It cost five dollars.", "See engine x!"]
+PAUSES = [0.25, 1.5, 0.0, 0.1]
+SEGMENT = PATCH / RATE
+STARTS = [0.25, 1.75 + SEGMENT, 1.75 + 2 * SEGMENT]
+END = sum(PAUSES) + 3 * SEGMENT
+
+Event = dict[str, Any]
+
+
+def speak(server: RunningServer, text: str = TEXT, **fields: Any) -> httpx.Response:
+    body = {"input": text, "response_format": "pcm", "split_granularity": "sentence", **fields}
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=GENEROUS)
+
+
+def events_of(answer: httpx.Response) -> list[Event]:
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+
+def audio_of(events: list[Event]) -> bytes:
+    return b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event)
+
+
+def captioned(server: RunningServer, text: str = TEXT, **fields: Any) -> tuple[np.ndarray, list[Event], Event]:
+    """int16 samples, the segments and the last event."""
+    asked = {"timestamp_granularities": ["segment"], **fields}
+    events = events_of(speak(server, text, stream_format="sse", **asked))
+    segments = [event for event in events if event["type"] == "speech.audio.segment"]
+    return np.frombuffer(audio_of(events), "<i2"), segments, events[-1]
+
+
+def written(server: RunningServer, text: str, size: int = 1000, **config: Any) -> list[Event]:
+    """What the WebSocket answers to a text in chunks, without audio."""
+    events: list[Event] = []
+    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
+        socket.send(json.dumps({"type": "session.config", "response_format": "pcm", **config}))
+        for start in range(0, len(text), size):
+            socket.send(json.dumps({"type": "input.text", "text": text[start : start + size]}))
+        socket.send(json.dumps({"type": "input.done"}))
+        while not events or events[-1]["type"] != "session.done":
+            message = socket.recv(GENEROUS)
+            events += [json.loads(message)] if isinstance(message, str) else []
+            assert not events or events[-1]["type"] != "error", events[-1]
+    return events
+
+
+def answered(server: RunningServer, text: str, **audio: Any) -> Event:
+    """The audio of a chat model's answer, which is its question."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "modalities": ["text", "audio"]}
+    body["audio"] = {"voice": "alloy", "format": "wav", **audio}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).raise_for_status()
+    spoken: Event = answer.json()["choices"][0]["message"]["audio"]
+    return spoken
+
+
+def spoken(talker: FakeTalker) -> list[str]:
+    """Segments of the last request."""
+    return talker.texts[talker.requests[-1].request_id]
+
+
+def counted(server: RunningServer, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}"))
+
+
+@pytest.mark.parametrize("fields", [{"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}])
+def test_numbers_of_a_request_are_spoken_as_words(
+    talking: RunningServer, talker: FakeTalker, fields: dict[str, Any]
+) -> None:
+    assert speak(talking, NUMBERS, **fields).status_code == 200
+    assert " ".join(spoken(talker)) == WORDS
+    assert speak(talking, NUMBERS, normalize=False, **fields).status_code == 200
+    assert " ".join(spoken(talker)) == NUMBERS
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_numbers_and_lexicons_of_a_text_that_is_being_written(
+    talking: RunningServer, talker: FakeTalker, size: int
+) -> None:
+    for normalize, words in ((None, WORDS), (False, NUMBERS)):
+        written(talking, NUMBERS, size, normalize=normalize)
+        assert " ".join(spoken(talker)) == words
+    written(talking, "We use nginx, b c and 3 GIFs.", size, lexicon={"b c": "d"})
+    assert " ".join(spoken(talker)) == "We use engine x, d and three GIFs."
+
+
+def test_numbers_of_an_answer_are_spoken_as_words_and_written_as_they_were(
+    talking: RunningServer, talker: FakeTalker
+) -> None:
+    for normalize, heard in ((True, "five kilometers"), (False, "5 km")):
+        assert "5 km" in answered(talking, "It is 5 km.", normalize=normalize)["transcript"]
+        assert heard in " ".join(spoken(talker))
+
+
+def test_what_the_model_cannot_speak_is_named(talking: RunningServer) -> None:
+    assert unquote(speak(talking, "Hello 世界, 世.").headers["x-unspoken-text"]) == "世界"
+    assert '"unspoken":"世界"' in speak(talking, "Hello 世界", stream_format="sse").text
+    plain = speak(talking, "Hello", stream_format="sse")
+    assert "x-unspoken-text" not in plain.headers and "unspoken" not in plain.text
+
+
+def test_segments_are_told_to_the_sample(talking: RunningServer, talker: FakeTalker) -> None:
+    audio, segments, done = captioned(talking)
+    assert spoken(talker) == SPOKEN and [segment["text"] for segment in segments] == WRITTEN
+    assert [segment["index"] for segment in segments] == [0, 1, 2]
+    assert len(audio) == round(END * RATE)
+    silent = np.ones(len(audio), bool)
+    for index, segment in enumerate(segments):
+        start, end = round(segment["start"] * RATE), round(segment["end"] * RATE)
+        assert (start, end - start) == (round(STARTS[index] * RATE), PATCH)
+        assert (audio[start:end] == round((0.25 + 0.05 * index) * 32767)).all()
+        silent[start:end] = False
+        assert "words" not in segment
+    assert not audio[silent].any()
+    assert done["type"] == "speech.audio.done"
+    assert done["usage"]["output_tokens"] == 3, "silence is no token"
+
+
+def test_events_of_captions_follow_the_audio_that_they_are_about(talking: RunningServer) -> None:
+    answer = speak(talking, stream_format="sse", timestamp_granularities=["segment"])
+    heard = 0
+    for block in sse_events(answer.text):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] == "speech.audio.delta":
+            heard += len(base64.b64decode(event["audio"])) // 2
+        elif event["type"] == "speech.audio.segment":
+            assert heard >= round(event["end"] * RATE)
+
+
+def test_words_share_the_time_of_their_segment(talking: RunningServer) -> None:
+    _, segments, _ = captioned(talking, timestamp_granularities=["word"])
+    for segment, text in zip(segments, WRITTEN, strict=True):
+        words = segment["words"]
+        assert [word["word"] for word in words] == text.split()
+        assert words[0]["start"] == pytest.approx(segment["start"], abs=0.001)
+        assert words[-1]["end"] == pytest.approx(segment["end"], abs=0.001)
+        times = [time for word in words for time in (word["start"], word["end"])]
+        assert times == sorted(times) and all(word["estimated"] is True for word in words)
+
+
+@pytest.mark.parametrize("fields", [{"speed": 2.0}, {"speed": 0.5, "sample_rate": 16_000}])
+def test_times_are_those_of_the_audio_that_is_heard(
+    talking: RunningServer, talker: FakeTalker, fields: dict[str, Any]
+) -> None:
+    """A pause is as long as it says at every speed; the segments are as long as they are spoken."""
+    audio, segments, _ = captioned(talking, **fields)
+    segment = SEGMENT / fields["speed"]
+    starts = [0.25, 1.75 + segment, 1.75 + 2 * segment]
+    assert [part["start"] for part in segments] == pytest.approx(starts, abs=1 / RATE)
+    assert [part["end"] - part["start"] for part in segments] == pytest.approx([segment] * 3, abs=1 / RATE)
+    # Changing the tempo keeps the length to within its windows.
+    assert len(audio) / fields.get("sample_rate", RATE) == pytest.approx(sum(PAUSES) + 3 * segment, abs=0.1)
+    assert talker.requests[-1].speed == fields["speed"], "the engine knows how fast is listened"
+
+
+def test_a_long_pause_comes_in_pieces(talking: RunningServer) -> None:
+    """However long it is, a client that does not read it holds little of the server's memory."""
+    events = events_of(speak(talking, "Hm. " + "[pause:10s]" * 12 + " Well.", stream_format="sse"))
+    sizes = [len(base64.b64decode(event["audio"])) for event in events if event["type"] == "speech.audio.delta"]
+    assert sum(sizes) == 2 * (120 * RATE + 2 * PATCH)
+    assert max(sizes) <= 2 * RATE
+
+
+def test_ssml_is_spoken(talking: RunningServer, talker: FakeTalker) -> None:
+    text = (
+        '<speak>The <sub alias="World Health Organization">WHO</sub>.<break time="400ms"/>'
+        '<say-as interpret-as="characters">B2</say-as> &lt; nginx</speak>'
+    )
+    audio, segments, _ = captioned(talking, text)
+    assert spoken(talker) == ["The World Health Organization.", "B two < engine x"]
+    assert [segment["text"] for segment in segments] == ["The WHO.", "B2 < nginx"]
+    assert len(audio) == 2 * PATCH + round(0.4 * RATE)
+
+
+def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningServer, talker: FakeTalker) -> None:
+    speak(talking, "nginx GIFs GIF gif.", lexicon={"nginx": "n g i n x", "gif": "graphics"})
+    assert spoken(talker) == ["n g i n x GIFs graphics graphics."]
+    speak(talking, "nginx GIF gif.", lexicon={})
+    assert spoken(talker) == ["engine x jif gif."]
+
+
+def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeTalker) -> None:
+    assert speak(talking, "One.").status_code == 200 and talker.requests[-1].solver_steps == 12
+    assert speak(talking, "One.", inference_timesteps=5).status_code == 200 and talker.requests[-1].solver_steps == 5
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"inference_timesteps": 10}, "inference_timesteps", "5, 12"),
+    ({"input": "$77 " * 1000, "stream": False}, "stream", "numbers in words"),
+    ({"input": "%"}, "input", "signs by themselves"),
+    ({"input": "```\nx = 1\n```"}, "input", "blocks of code"),
+    ({"input": ""}, "input", "neither words"),
+    ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "sse"),
+    ({"timestamp_granularities": ["phoneme"], "stream_format": "sse"}, "timestamp_granularities", "segment"),
+    ({"timestamp_granularities": "word", "stream_format": "sse"}, "timestamp_granularities", ""),
+    ({"input": "One. [pause:11s] Two."}, "input", "at most 10 s"),
+    ({"input": "One." + "[pause:10s]" * 13}, "input", "120 s"),
+    ({"input": "One. [pause:long] Two."}, "input", "[pause:1.5s]"),
+    ({"input": "[pause:1s]"}, "input", "nothing to speak"),
+    ({"input": "<speak><emphasis>x</emphasis></speak>"}, "input", "<emphasis> is not supported"),
+    ({"input": "<speak>&xxe;</speak>"}, "input", "&xxe;"),
+    ({"lexicon": {f"w{n}": "x" for n in range(101)}}, "lexicon", "100"),
+    ({"lexicon": {"x" * 65: "y"}}, "lexicon", "64"),
+    ({"lexicon": {"x": "y" * 201}}, "lexicon", "200"),
+    ({"lexicon": {"x": ""}}, "lexicon", "1"),
+    ({"lexicon": {" x": "y"}}, "lexicon", "letter or digit"),
+    ({"lexicon": ["x"]}, "lexicon", ""),
+    ({"input": "a [pause:1ms]" * 900, "lexicon": {"a": "b" * 200}}, "lexicon", "65536"),
+]
+
+
+def test_what_does_not_fit_is_named(talking: RunningServer) -> None:
+    for fields, param, says in deepcopy(REFUSED):
+        answer = speak(talking, fields.pop("input", "One."), **fields)
+        assert answer.status_code == 400, (fields, answer.text)
+        error = answer.json()["error"]
+        assert error["param"].startswith(param) and says in error["message"], error
+
+
+def test_a_server_does_not_start_with_a_lexicon_that_does_not_fit(tmp_path: Path) -> None:
+    settings = load_settings({"lexicon": tmp_path / "nowhere.yaml", "voices_dir": tmp_path})
+    with pytest.raises(SettingsError, match=r"lexicon: .+ cannot be read"):
+        create_server(settings, talking_catalog())
+
+
+@pytest.mark.parametrize("name", ["flac", "wav"])
+@pytest.mark.parametrize(("rate", "speed"), [(48_000, 1.0), (44_100, 1.5), (8000, 0.5)])
+def test_whole_files_say_how_long_they_are(talking: RunningServer, name: str, rate: int, speed: float) -> None:
+    """By libsndfile and by FFmpeg: what the header says is what is in the file."""
+    fields = {"sample_rate": rate, "speed": speed}
+    request = speak(talking, "One. [pause:500ms] Two.", response_format=name, stream=False, **fields).content
+    answer = base64.b64decode(answered(talking, "Say it.", format=name, **fields)["data"])
+    # A pause does not depend on the speed.
+    for data, seconds in ((request, 0.5 + 2 * SEGMENT / speed), (answer, SEGMENT / speed)):
+        info = soundfile.info(io.BytesIO(data))
+        samples, _ = soundfile.read(io.BytesIO(data))
+        assert (info.samplerate, info.frames) == (rate, len(samples))
+        assert info.duration == pytest.approx(seconds, abs=0.08)
+        with av.open(io.BytesIO(data)) as container:
+            assert container.duration is not None
+            assert container.duration / av.time_base == pytest.approx(info.duration, abs=1e-4)
+
+
+def test_a_stream_leaves_its_length_open(talking: RunningServer) -> None:
+    """Bytes that were sent cannot be changed."""
+    data = speak(talking, "One.", response_format="flac").content
+    assert int.from_bytes(data[18:26], "big") & ((1 << 36) - 1) == 0
+
+
+def test_encoders_are_set_up_outside_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg's libraries take half a second to import, and its encoders milliseconds to set up."""
+    threads: list[str] = []
+
+    def recorded(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return make(*arguments, **options)
+
+        return made
+
+    monkeypatch.setattr(av, "open", recorded(av.open))
+    monkeypatch.setattr(lameenc, "Encoder", recorded(lameenc.Encoder))
+    monkeypatch.setattr(av.filter, "Graph", recorded(av.filter.Graph))
+    for name in ("flac", "mp3", "opus", "aac", "wav"):
+        speak(talking, "One. Two.", response_format=name, sample_rate=24_000).raise_for_status()
+    assert len(threads) == 5 + 4  # a resampler each, and an encoder for all but wav
+    assert all(name.startswith("encode") for name in threads)
+
+
+@pytest.mark.slow
+def test_ffmpeg_is_imported_outside_the_event_loop_and_not_at_start() -> None:
+    command = [sys.executable, "-m", "tests.support.imports_of_ffmpeg"]
+    answer = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)
+    threads = json.loads(answer.stdout)
+    assert threads["at start"] == []
+    assert threads["later"] and all(name.startswith("encode") for name in threads["later"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_may_retry_unless_a_length_was_asked_for(
+    talking: RunningServer, talker: FakeTalker, stream: bool
+) -> None:
+    for fields, retries in (({}, RETRIES), ({"max_len": 3}, 0)):
+        speak(talking, "One. Two.", stream=stream, **fields).raise_for_status()
+        assert talker.requests[-1].retries == retries
+
+
+@pytest.mark.parametrize(("runaways", "reason"), [(0, "stop"), (1, "length")])
+def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
+    talking: RunningServer, talker: FakeTalker, runaways: int, reason: str
+) -> None:
+    before = counted(talking, "speech_truncated_total")
+    talker.runaways = runaways
+    last = events_of(speak(talking, "One. Two.", stream_format="sse"))[-1]
+    assert (last["type"], last["finish_reason"]) == ("speech.audio.done", reason)
+    talker.runaways = runaways
+    events = written(talking, "This is the first one. And this is the next.")
+    said = [event["finish_reason"] for event in events if event["type"] == "audio.done"]
+    assert said == [reason, "stop"] and events[-1]["finish_reason"] == reason
+    assert talker.requests[-1].retries == RETRIES
+    assert counted(talking, "speech_truncated_total") - before == 2 * runaways
+
+
+def test_a_real_engine_retries_and_counts(tmp_path: Path) -> None:
+    """min_len keeps the model from stopping before the last patch."""
+    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": False}
+    flags |= {"max_running": 2, "decode_buckets": (1, 2)}
+    catalog = load_catalog(load_settings(flags))
+    processor = catalog.models[0].speech_processor
+    cap = processor.max_patches(processor.tokenize("Hi."))
+    with running_server(catalog, InlineLink, **flags) as server:
+        whole = speak(server, "Hi.", stream=False, seed=1, min_len=cap - 1).raise_for_status()
+        assert counted(server, "speech_retries_total") == RETRIES
+        assert counted(server, "speech_truncated_total") == 1
+        assert len(whole.content) == 2 * cap * processor.samples_per_patch
+
+
+def test_speech_that_fails_in_its_middle_is_not_taken_for_complete(talking: RunningServer) -> None:
+    events = events_of(speak(talking, f"One. Two {MUTE}.", stream_format="sse"))
+    assert len(audio_of(events)) == 2 * PATCH
+    assert events[-1]["error"]["message"] == "the voice failed"
+    with pytest.raises(httpx.RemoteProtocolError):
+        speak(talking, f"One. Two {MUTE}.")
