@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.media import g711
 from service.media.audio_formats import FORMATS, LAME, AudioFormat, content_type
+from service.system.shielded import shielded
 
 if TYPE_CHECKING:
     from service.media.ffmpeg_audio import Codec, TempoAndRate
@@ -119,14 +120,18 @@ class EncoderPool:
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
-        self._imported = False
+        self._imported: Future[None] | None = None
+
+    def import_ffmpeg(self) -> Future[None]:
+        """Import FFmpeg in a thread, once: it takes 150 ms, for which the first answer would wait."""
+        if self._imported is None:
+            self._imported = self._threads.submit(_import_ffmpeg)
+        return self._imported
 
     async def prepare(self, encoder: StreamingEncoder) -> None:
-        """Imports FFmpeg in a thread where an encoder of these settings needs it. What is missing is then known before
-        an answer has begun, and the first audio does not wait for the import."""
-        if encoder.needs_ffmpeg and not self._imported:
-            await asyncio.get_running_loop().run_in_executor(self._threads, _import_ffmpeg)
-            self._imported = True
+        """Wait until FFmpeg is imported, if the encoder needs it. ImportError before an answer has begun."""
+        if encoder.needs_ffmpeg:
+            await shielded(asyncio.wrap_future(self.import_ffmpeg()))
 
     async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
         """`encoder.encode(samples)`. At most one call at a time per encoder."""
