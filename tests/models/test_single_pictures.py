@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,7 @@ from models.interfaces.media import MediaItem
 from models.layers import equal_segments, one_segment
 from models.layers.one_segment import WHOLE_ROWS
 from models.protocol import VisionEncoder
-from models.qwen2_vl.model import load_model as load_qwen2
-from tests.models.kimi_vl import golden as kimi
-from tests.models.qwen2_vl import golden as qwen2
-from tests.models.qwen3_vl.golden import DENSE
+from tests.models.families.family import FAMILIES, Family, families
 from tests.support.chat_golden import largest_difference
 from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, padded, random_item
 from tests.support.golden import fact_of_own_fixture
@@ -31,34 +27,15 @@ from tests.support.one_segment import dense_calls as dense_calls
 from tests.support.one_segment import taken as taken
 
 TOLERANCE = 2e-5
-FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Sequence[str], Callable[[str], Tensor]]] = {
-    "qwen2_vl": (qwen2.model, qwen2.processor, qwen2.IMAGES, lambda name: qwen2.expected()[f"{name}.embeds"]),
-    "qwen3_vl": (lambda: DENSE.model, lambda: DENSE.processor, DENSE.images, DENSE.embeds),
-    "kimi_vl": (kimi.model, kimi.processor, kimi.pictures(), lambda name: kimi.expected()[f"{name}.embeds"]),
-}
-DIRECTORIES = {
-    "qwen2_vl": qwen2.DIRECTORY,
-    "qwen3_vl": DENSE.directory,
-    "kimi_vl": kimi.DIRECTORY,
-}
+CASES = families("qwen2_vl", "qwen3_vl", "kimi_vl")
 GATHERED = ("kimi_vl",)
 """Rows are gathered by an index, which in padding names a row of the picture."""
-PICTURES = [pytest.param(family, name, id=f"{family}-{name}") for family, own in FAMILIES.items() for name in own[2]]
 
 
-def encoder_of(family: str) -> VisionEncoder:
-    return FAMILIES[family][0]().encoder
-
-
-def picture(family: str, name: str) -> MediaItem:
-    file = DIRECTORIES[family] / f"images/{name.replace('.', '')}.png"
-    return FAMILIES[family][1]().image(Image.open(file).convert("RGB"))
-
-
-def noise(family: str, seed: int) -> MediaItem:
+def noise(family: Family, seed: int) -> MediaItem:
     """Without a byte of 255, also where it is resized."""
     pixels = np.random.default_rng(seed).integers(90, 160, (56, 112, 3), dtype=np.uint8)
-    return FAMILIES[family][1]().image(Image.fromarray(pixels))
+    return family.processor.image(Image.fromarray(pixels))
 
 
 def one_segment_bucket(encoder: VisionEncoder, item: MediaItem, spare: int = 0) -> Bucket:
@@ -71,30 +48,35 @@ def dense_layers(encoder: Any) -> int:
 
 
 @pytest.mark.parametrize("spare", [0, 2])
-@pytest.mark.parametrize(("family", "name"), PICTURES)
-def test_golden_pictures(family: str, name: str, spare: int, taken: list[bool]) -> None:
-    encoder, item = encoder_of(family), picture(family, name)
-    bucket = one_segment_bucket(encoder, item, spare)
-    captured = CapturedEncoder(encoder, [bucket])
-    assert largest_difference(captured.replayed([item]), FAMILIES[family][3](name)) <= TOLERANCE
-    assert taken == [False] * dense_layers(encoder)
+@pytest.mark.parametrize("family", CASES)
+def test_golden_pictures(family: Family, spare: int, taken: list[bool]) -> None:
+    encoder = family.model.encoder
+    for name in family.images:
+        (item,) = family.items(name)
+        captured = CapturedEncoder(encoder, [one_segment_bucket(encoder, item, spare)])
+        taken.clear()
+        assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
+        assert taken == [False] * dense_layers(encoder)
 
 
-@pytest.mark.parametrize(("family", "name"), PICTURES)
-def test_golden_pictures_in_exact_buckets(family: str, name: str, dense_calls: list[int]) -> None:
-    encoder, item = encoder_of(family), picture(family, name)
-    captured = CapturedEncoder(encoder, [dict(encoder.required([item])) | {EXACT: 1}])
-    assert largest_difference(captured.replayed([item]), FAMILIES[family][3](name)) <= TOLERANCE
-    assert dense_calls == [item.num_patches] * dense_layers(encoder)
+@pytest.mark.parametrize("family", CASES)
+def test_golden_pictures_in_exact_buckets(family: Family, dense_calls: list[int]) -> None:
+    encoder = family.model.encoder
+    for name in family.images:
+        (item,) = family.items(name)
+        captured = CapturedEncoder(encoder, [dict(encoder.required([item])) | {EXACT: 1}])
+        dense_calls.clear()
+        assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
+        assert dense_calls == [item.num_patches] * dense_layers(encoder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padding_of_nan_changes_nothing(family: str, taken: list[bool]) -> None:
-    encoder: Any = encoder_of(family)
+@pytest.mark.parametrize("family", CASES)
+def test_padding_of_nan_changes_nothing(family: Family, taken: list[bool]) -> None:
+    encoder: Any = family.model.encoder
     item = noise(family, 3)
     bucket = one_segment_bucket(encoder, item, 1)
     plain = padded(encoder, [item], bucket)
-    if family == "kimi_vl":
+    if not family.qwen:
         poisoned = padded(encoder, [item], bucket, positions=float("nan"))
     else:
         values = encoder.byte_values.clone()
@@ -104,15 +86,15 @@ def test_padding_of_nan_changes_nothing(family: str, taken: list[bool]) -> None:
         finally:
             encoder.byte_values.copy_(values)
     real = item.num_embeds
-    assert plain.isfinite().all() and (family in GATHERED or poisoned[real:].isnan().all())
+    assert plain.isfinite().all() and (family.name in GATHERED or poisoned[real:].isnan().all())
     assert torch.equal(poisoned[:real], plain[:real])
     assert len(taken) == 2 * dense_layers(encoder)
 
 
 @fact_of_own_fixture
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
-    encoder = encoder_of(family)
+@pytest.mark.parametrize("family", CASES)
+def test_two_pictures_never_share_it(family: Family, taken: list[bool]) -> None:
+    encoder = family.model.encoder
     items = [noise(family, 1), noise(family, 2)]
     room = dict(encoder.required(items)) | {"patches": 2 * WHOLE_ROWS}
     together = padded(encoder, items, room)[: sum(item.num_embeds for item in items)]
@@ -123,14 +105,13 @@ def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
 
 
 @fact_of_own_fixture
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow_one_segment(monkeypatch)
     monkeypatch.setattr(one_segment, "WHOLE_ROWS", 16)
-    model, processor, *_ = FAMILIES[family]
-    engine = InlineEngine(model(), processor(), encoder_buckets=(32, 64, 128))
+    engine = InlineEngine(family.model, family.processor, encoder_buckets=(32, 64, 128))
     runner = engine.worker._vision.runner
     assert [bucket["patches"] for bucket in runner.captured] == [128, 32]
     while runner.capture_next(idle=True):
@@ -151,17 +132,16 @@ def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
 
 
 @fact_of_own_fixture
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
-    family: str, monkeypatch: pytest.MonkeyPatch, dense_calls: list[int]
+    family: Family, monkeypatch: pytest.MonkeyPatch, dense_calls: list[int]
 ) -> None:
-    model, processor, *_ = FAMILIES[family]
-    item, smaller = noise(family, 5), picture(family, FAMILIES[family][2][0])
+    item, (smaller,) = noise(family, 5), family.items(family.images[0])
     monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
-    made, sizes = model(), ((1, item.num_patches), (2, item.num_patches))
+    made, sizes = family.model, ((1, item.num_patches), (2, item.num_patches))
     monkeypatch.setitem(equal_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
     monkeypatch.setattr(type(made.encoder), "exact_sizes", sizes)
-    engine = InlineEngine(made, processor(), encoder_buckets=(64, 128))
+    engine = InlineEngine(made, family.processor, encoder_buckets=(64, 128))
     runner = engine.worker._vision.runner
     while runner.capture_next(idle=True):
         pass
@@ -182,7 +162,7 @@ def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
 @pytest.mark.gpu
 def test_a_replay_of_an_exact_bucket_equals_its_eager_run(dense_calls: list[int]) -> None:
     """On a poisoned pool; the eager run attends in general."""
-    encoder = load_qwen2(qwen2.DIRECTORY, torch.device("cuda"), torch.bfloat16).encoder
+    encoder = FAMILIES["qwen2_vl"].fresh("cuda", torch.bfloat16).encoder
     item = random_item(1, 17, 23, 0, block=28)
     required = dict(encoder.required([item]))
     exact, general = required | {EXACT: 1}, required | {"patches": 1600, "sequences": 8, "max_seqlen": 1600}
@@ -197,7 +177,7 @@ def test_a_replay_of_an_exact_bucket_equals_its_eager_run(dense_calls: list[int]
 def test_a_replay_of_a_large_picture_equals_its_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """By kernels, in a pool of NaN; the eager run, of a size that is no bucket's, attends in general."""
     allow_one_segment(monkeypatch)
-    encoder = load_qwen2(qwen2.DIRECTORY, torch.device("cuda"), torch.bfloat16).encoder
+    encoder = FAMILIES["qwen2_vl"].fresh("cuda", torch.bfloat16).encoder
     item = random_item(1, 23, 24, 0, block=28)
     required = dict(encoder.required([item]))
     single = required | {"patches": 2240, "sequences": 1, "max_seqlen": 2240}

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
+from service.graphs.buckets import fits
+from tests.models.families.family import FAMILIES, minicpmv_item
 from tests.models.minicpmv.golden import processor
+from tests.support.encoder_replay import eager
+from tests.support.inference import no_gradients as no_gradients
 
 
 def metadata(seconds: float, fps: float) -> VideoMetadata:
@@ -139,3 +144,27 @@ def test_a_video_without_frames_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         processor("2.6").video(frames(metadata(1, 1), []))
     assert caught.value.field == "video_url"
+
+
+def of_groups(*groups: list[tuple[int, int, int]]) -> MediaItem:
+    return minicpmv_item(list(groups), processor("4.5").config.num_queries, 0)
+
+
+def test_parts_of_a_long_video_are_whole_groups() -> None:
+    encoder = FAMILIES["minicpmv_4_5"].model.encoder
+    video = of_groups(*[[(3, 3, 0), (3, 3, 1)]] * 5, [(6, 6, 9)], *[[(2, 2, 3)]] * 4)
+    limit = {"patches": 54, "sequences": 6, "groups": 3, "max_seqlen": 36, "max_group_keys": 54}
+    parts = encoder.split(video, limit)
+    assert [part.arrays["group_sizes"].tolist() for part in parts] == [[2, 2, 2], [2, 2], [1, 1, 1], [1, 1]]
+    assert all(fits(limit, encoder.required([part])) for part in parts)
+    assert len({part.digest for part in parts}) == len(parts)
+    whole = eager(encoder, [video])
+    torch.testing.assert_close(torch.cat([eager(encoder, [part]) for part in parts]), whole, atol=3e-5, rtol=0)
+    assert encoder.split(video, encoder.required([video])) == [video]
+
+
+def test_a_group_over_the_limit_stays_whole() -> None:
+    video = of_groups([(3, 3, 0)], [(7, 7, 1), (7, 7, 2)], [(3, 3, 3)])
+    limit = {"patches": 20, "sequences": 6, "groups": 3, "max_seqlen": 36, "max_group_keys": 20}
+    parts = FAMILIES["minicpmv_4_5"].model.encoder.split(video, limit)
+    assert [part.num_sequences for part in parts] == [1, 2, 1]

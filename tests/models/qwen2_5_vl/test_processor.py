@@ -9,14 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from models.qwen2_5_vl.processor import load_processor
+from models.qwen2_5_vl.windows import num_windows, windowed_frame
 from models.qwen2_vl.processor import Qwen2VLProcessor
-from tests.models.qwen2_5_vl.golden import DIRECTORY, processor
+from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of
+
+DIRECTORY = FAMILIES["qwen2_5_vl"].directory
+
+
+def processor() -> Qwen2VLProcessor:
+    return FAMILIES["qwen2_5_vl"].processor
 
 
 def video(sampled: int, total: int, fps: float, **more: object) -> MediaItem:
@@ -114,7 +123,15 @@ def test_sampling_and_stops_are_those_of_generation_config() -> None:
     assert processor().stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
 
 
-def test_frames_of_the_usual_sampler() -> None:
-    owner: Qwen2VLProcessor = load_processor(DIRECTORY)
-    assert len(owner.sample_video(VideoMetadata(300, 30.0, 10.0, 480, 640), fps=None, max_frames=768)) == 20
-    assert len(owner.sample_video(VideoMetadata(300, 30.0, 10.0, 480, 640), fps=1.0, max_frames=768)) == 10
+@given(rows=st.integers(1, 30), columns=st.integers(1, 30), window=st.integers(1, 6))
+def test_windows_of_any_frame(rows: int, columns: int, window: int) -> None:
+    """Every embedding row has one place, a window holds what its square of the frame holds, and none is empty."""
+    frame = windowed_frame(2 * rows, 2 * columns, 2, window)
+    assert sorted(frame.order.tolist()) == list(range(rows * columns))
+    assert len(frame.lengths) == num_windows(rows, columns, window)
+    assert frame.lengths.min() > 0 and frame.lengths.sum() == 4 * rows * columns
+    square = (frame.order // columns // window) * (-(-columns // window)) + frame.order % columns // window
+    assert square.tolist() == np.repeat(np.arange(len(frame.lengths)), frame.lengths // 4).tolist()
+    units = frame.coordinates.reshape(-1, 4, 2)
+    assert (units[:, 0] // 2 @ np.array([columns, 1])).tolist() == frame.order.tolist()
+    assert (units - units[:, :1] == [[0, 0], [0, 1], [1, 0], [1, 1]]).all()

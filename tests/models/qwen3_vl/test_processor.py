@@ -19,13 +19,14 @@ from models.qwen2_vl.pictures import smart_resize
 from models.qwen3_vl.config import load_config
 from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
 from models.qwen3_vl.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
-from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE, Golden
+from tests.models.families.family import FAMILIES, Family
 from tests.support.golden import copy_checkpoint, fact_of_own_fixture
 from tests.support.prompts import prompt_of
 
 PICTURES = {"factor": 32, "min_pixels": 65_536, "max_pixels": 16_777_216}
 VIDEOS = {"pair": 2, "factor": 32, "min_pixels": 4_096, "max_pixels": 25_165_824}
-EITHER = [pytest.param(golden, id=kind) for kind, golden in BOTH.items()]
+DENSE, MIXTURE = FAMILIES["qwen3_vl"], FAMILIES["qwen3_vl_moe"]
+EITHER = [pytest.param(family, id=family.name) for family in (DENSE, MIXTURE)]
 
 
 def metadata(num_frames: int, fps: float) -> VideoMetadata:
@@ -170,7 +171,7 @@ def test_a_request_goes_before_the_checkpoints_rule() -> None:
 
 
 @pytest.mark.parametrize("golden", EITHER)
-def test_the_checkpoints_rule_is_in_its_file_of_videos(golden: Golden, tmp_path: Path) -> None:
+def test_the_checkpoints_rule_is_in_its_file_of_videos(golden: Family, tmp_path: Path) -> None:
     directory = copy_checkpoint(golden.directory, tmp_path / "rule")
     path = directory / "video_preprocessor_config.json"
     fields = json.loads(path.read_text())
@@ -203,7 +204,7 @@ def test_a_fixed_number_of_frames_is_the_references(total: int, number: int) -> 
 
 @fact_of_own_fixture
 @pytest.mark.parametrize("golden", EITHER)
-def test_fields_of_frames_that_newer_files_have(golden: Golden, tmp_path: Path) -> None:
+def test_fields_of_frames_that_newer_files_have(golden: Family, tmp_path: Path) -> None:
     directory = copy_checkpoint(golden.directory, tmp_path / "newer")
     path = directory / "video_preprocessor_config.json"
     fields = json.loads(path.read_text())
@@ -236,7 +237,7 @@ def test_a_video_without_frames_is_refused() -> None:
 
 
 @pytest.mark.parametrize("golden", EITHER)
-def test_times_are_the_means_of_pairs_in_the_source(golden: Golden) -> None:
+def test_times_are_the_means_of_pairs_in_the_source(golden: Family) -> None:
     cases = golden.inputs["timestamps"]
     assert cases
     for case in cases:
@@ -287,7 +288,7 @@ def test_every_pair_has_a_span_and_positions_of_its_own() -> None:
 
 
 def test_what_users_write_is_no_marker() -> None:
-    for golden in BOTH.values():
+    for golden in (DENSE, MIXTURE):
         processor = golden.processor
         for marker in ("<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>", "<think>", "</tool_call>"):
             special = set(processor.tokenizer.special_ids.values())
@@ -305,7 +306,7 @@ def test_two_texts_make_no_marker_where_they_meet(texts: tuple[str, str]) -> Non
     assert ids.count(processor.tokenizer.special_ids["<|im_end|>"]) == 1
 
 
-def rendered(golden: Golden, *messages: ChatMessage) -> str:
+def rendered(golden: Family, *messages: ChatMessage) -> str:
     return golden.processor.detokenize(prompt_of(golden.processor, messages).token_ids.tolist()).decode()
 
 
@@ -318,7 +319,7 @@ def test_reasoning_of_earlier_answers_is_dropped_by_thinking_checkpoints() -> No
 
 
 @pytest.mark.parametrize("golden", [DENSE, MIXTURE], ids=["instruct", "thinking"])
-def test_a_template_that_refuses_a_bare_question(golden: Golden, tmp_path: Path) -> None:
+def test_a_template_that_refuses_a_bare_question(golden: Family, tmp_path: Path) -> None:
     """Fine-tuned checkpoints have such templates; requests without a system message are refused, the start is not."""
     directory = copy_checkpoint(golden.directory, tmp_path / "strict")
     template = json.loads((directory / "chat_template.json").read_text())["chat_template"]
@@ -369,7 +370,7 @@ def test_line_breaks_that_the_template_strips_are_stripped() -> None:
 
 
 @pytest.mark.parametrize("golden", EITHER)
-def test_an_empty_answer_with_calls_is_one_without_text(golden: Golden) -> None:
+def test_an_empty_answer_with_calls_is_one_without_text(golden: Family) -> None:
     """Clients send "content": "" beside calls as often as null. The template breaks the line before a call only behind
     text."""
 
@@ -383,7 +384,7 @@ def test_an_empty_answer_with_calls_is_one_without_text(golden: Golden) -> None:
 
 
 def test_sampling_and_stops_are_those_of_the_files() -> None:
-    for golden in BOTH.values():
+    for golden in (DENSE, MIXTURE):
         generation: dict[str, Any] = golden.processor.generation_defaults  # type: ignore[assignment]
         assert {"temperature", "top_p", "top_k"} <= generation.keys()
         ids = golden.processor.tokenizer.special_ids
@@ -391,7 +392,7 @@ def test_sampling_and_stops_are_those_of_the_files() -> None:
 
 
 def test_pictures_where_the_template_takes_none_are_refused() -> None:
-    item: MediaItem = DENSE.item(DENSE.images[0])
+    item: MediaItem = DENSE.items(DENSE.images[0])[0]
     message = ChatMessage("system", (ContentPart(item=0), ContentPart(text="look")))
     with pytest.raises(InputError, match="shows 0 of the 1 pictures"):
         prompt_of(DENSE.processor, [message, say("user", "a")], [item])

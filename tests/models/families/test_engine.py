@@ -1,0 +1,319 @@
+"""The golden prompts through the engine: together, replayed and eager, in chunks, behind prefix hits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from safetensors.torch import load_file, save_file
+
+import service.engine.chat.graphs as graphs_module
+from models.interfaces.media import Prompt
+from tests.models.families.family import ALL, FAMILIES, IN_FULL, Family, families, kimi_frames
+from tests.support.chat_golden import generate, golden_messages, golden_tools, golden_video
+from tests.support.devices import DEVICES
+from tests.support.golden import copy_checkpoint, media_files
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
+from tests.support.prompts import prompt_of
+from tests.support.routes import replayed_if_captured as replayed_if_captured
+
+TOLERANCE = 1e-4
+PAGE = 4
+WITH_FEATURES = ("qwen3_vl", "qwen3_vl_moe")
+
+
+def engine_of(family: Family, device: str = "cpu", model: Any = None, **settings: Any) -> InlineEngine:
+    settings = {"num_pages": 1024, "page_size": PAGE, "max_step_tokens": 512, **family.engine, **settings}
+    return InlineEngine(model or family.on(device), family.processor, device=device, **settings)
+
+
+def check(engine: InlineEngine, family: Family, name: str, request: str) -> None:
+    """Tokens of the reference, with its log probabilities."""
+    tokens = family.golden_tokens(name)
+    assert engine.tokens(request) == tokens
+    logits = family.of(name, "generated_logits")[:, : family.processor.vocab_size].double().log_softmax(-1)
+    expected = logits.gather(1, torch.tensor(tokens)[:, None]).squeeze(1).numpy()
+    assert np.abs(engine.log_probabilities(request) - expected).max() <= TOLERANCE
+
+
+def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
+    return {(kind, route) for kind, route in engine.routes() if kind in ("prefill", "cached_prefill", "mixed")}
+
+
+@pytest.mark.usefixtures("replayed_if_captured")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("chunks", "graphs"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("family", families())
+def test_golden_tokens_in_a_batch(family: Family, chunks: bool, graphs: bool, device: str) -> None:
+    """Requests that ask for log probabilities beside others."""
+    made = engine_of(family, device, graphs=graphs, max_step_tokens=family.chunk if chunks else 512)
+    for name in family.prompts:
+        made.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=2)
+        made.submit(f"plain {name}", family.prompt(name), max_tokens=family.tokens)
+    made.run()
+    assert not made.failures()
+    for name in family.prompts:
+        check(made, family, name, name)
+        assert made.tokens(f"plain {name}") == family.golden_tokens(name)
+    assert (("decode", "replay") in made.routes()) == graphs
+    assert {route for kind, route in made.routes() if kind == "encoder"} == {"replay" if graphs else "eager"}
+    if graphs and chunks:  # Nearly every chunk has cached context, and all fit a captured prefill.
+        assert ("cached_prefill", "replay") in prefills(made)
+        assert not any(route == "eager" for _, route in prefills(made))
+    made.assert_nothing_left()
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_prefix_hit_gives_the_golden_tokens(family: Family) -> None:
+    made = engine_of(family)
+    for turn in range(2):
+        for name in family.prompts:
+            made.submit(f"{name} {turn}", family.prompt(name), max_tokens=family.tokens, logprobs=0)
+        made.run()
+    cached = made.cached_tokens()
+    for name in family.prompts:
+        check(made, family, name, f"{name} 1")
+        last = max((run.start + run.length for run in family.prompt(name).placeholders), default=PAGE)
+        assert max(last, cached[f"{name} 0"] + 1) <= cached[f"{name} 1"]
+    made.assert_nothing_left()
+
+
+def keep_pages(engine: InlineEngine, count: int) -> None:
+    """Evict all cached pages but the first of the prompt that was computed last."""
+    pages = engine.worker._pages
+    pages.release(pages.allocate(pages.num_available - count))
+
+
+def cut_inside(prompt: Prompt) -> int:
+    """A position inside the largest span that a page ends at."""
+    span = max(prompt.placeholders, key=lambda span: span.length)
+    cut = -(-(span.start + span.length // 2) // PAGE) * PAGE
+    assert span.start < cut < span.start + span.length
+    return cut
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["from the encoder cache", "encoded again"])
+@pytest.mark.parametrize("family", families(*WITH_FEATURES))
+def test_a_prefix_hit_that_ends_inside_a_picture(family: Family, cached: bool) -> None:
+    """The rest of the picture brings its embeddings and features. Static buffers are filled with NaN before."""
+    engine = engine_of(family, **({} if cached else {"encoder_cache": 1}))
+    prefill = engine.worker._runner.graphs.cached_prefill
+    for name in family.pictured:
+        prompt = family.prompt(name)
+        cut = cut_inside(prompt)
+        engine.submit(f"{name} first", prompt, max_tokens=1)
+        engine.run()
+        keep_pages(engine, cut // PAGE)
+        prefill._static.device.fill_(255)  # NaN in every float
+        engine.submit(name, prompt, max_tokens=family.tokens, logprobs=0)
+        engine.run()
+        assert engine.cached_tokens()[name] == cut
+        check(engine, family, name, name)
+    assert ("cached_prefill", "replay") in prefills(engine)
+
+
+def test_another_picture_at_the_same_place_misses() -> None:
+    family = FAMILIES[IN_FULL]
+    messages, items = golden_messages(family.processor, family.directory, family.multi)
+    picture = Image.open(family.directory / media_files(family.directory, family.multi)[1]).convert("RGB")
+    mirrored = family.processor.image(ImageOps.mirror(picture))
+    assert mirrored.num_embeds == items[1].num_embeds and mirrored.digest != items[1].digest
+    original, other = (
+        family.prompt(family.multi),
+        prompt_of(
+            family.processor,
+            messages,
+            [items[0], mirrored, *items[2:]],
+            tools=golden_tools(family.directory, family.multi),
+        ),
+    )
+    assert (other.token_ids == original.token_ids).all() and (other.positions == original.positions).all()
+    made, alone = engine_of(family), engine_of(family)
+    for engine, name, one in ((made, "original", original), (made, "other", other), (alone, "other", other)):
+        engine.submit(name, one, max_tokens=family.tokens, logprobs=0)
+        engine.run()
+    first, second = original.placeholders[:2]
+    assert first.start + first.length <= made.cached_tokens()["other"] <= second.start
+    assert made.tokens("other") == alone.tokens("other")
+    assert np.abs(made.log_probabilities("other") - alone.log_probabilities("other")).max() <= TOLERANCE
+    # Keys of the original picture would have given the original answer.
+    assert np.abs(made.log_probabilities("other") - made.log_probabilities("original")).max() > 1e-2
+
+
+def test_a_preempted_answer_goes_on_as_it_was() -> None:
+    family = FAMILIES[IN_FULL]
+    made = engine_of(family, encoder_cache=1)
+    for name in family.prompts:
+        made.submit(name, family.prompt(name), max_tokens=family.tokens)
+    preempted: set[str] = set()
+    for _ in range(400):
+        made.turn()
+        for sequence in list(made.worker._scheduler.rows.members.values()):
+            if len(sequence.generated) > 3 and sequence.request.request_id not in preempted:
+                made.worker._scheduler.preempt(sequence)
+                preempted.add(sequence.request.request_id)
+    made.run()
+    assert preempted == set(family.prompts)
+    assert all(made.tokens(name) == family.golden_tokens(name) for name in family.prompts)
+    made.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families(*WITH_FEATURES, quick=ALL))
+def test_replayed_chunks_of_a_single_row(family: Family) -> None:
+    engine = engine_of(family, max_step_tokens=1)
+    name, length = family.single, len(family.prompt(family.single).token_ids)
+    engine.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=0)
+    engine.run()
+    check(engine, family, name, name)
+    assert engine.steps()["cached_prefill", "replay", "captured"] == length - 1
+
+
+@pytest.mark.parametrize("family", families(*WITH_FEATURES))
+def test_replayed_prefills(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each the static buffers, which last held another prompt's features, are filled with NaN. Text is replayed
+    from a bucket with features, and once an idle engine has captured it from one without."""
+    longest = max(len(family.prompt(name).token_ids) for name in family.prompts)
+    monkeypatch.setattr(graphs_module, "PREFILL_TOKENS", {"cpu": (longest + 7,)})
+    monkeypatch.setattr(graphs_module, "CACHED_PREFILL_TOKENS", {"cpu": ()})
+    engine = engine_of(family, max_step_tokens=longest + 7)
+    prefill, levels = engine.worker._runner.graphs.prefill, family.model.decoder.feature_levels
+    text = [name for name in family.prompts if name not in family.pictured]
+    assert text and [bucket["levels"] for bucket in prefill.captured] == [levels]
+    asked = [*family.prompts[::-1], None, *text]
+    for number, name in enumerate(asked):
+        if name is None:
+            while prefill.capture_next(idle=True):
+                pass
+            continue
+        prefill._static.device.fill_(255)  # NaN in every float
+        keep_pages(engine, 0)
+        engine.submit(f"{number}", family.prompt(name), max_tokens=family.tokens, logprobs=0)
+        engine.run()
+        check(engine, family, name, f"{number}")
+    assert {bucket["levels"] for bucket in prefill.captured} == {0, levels}
+    assert engine.steps()["prefill", "replay", "captured"] == len(asked) - 1
+    assert ("prefill", "eager") not in engine.routes()
+
+
+def test_the_published_sampling_of_qwen2_5_vl_penalises_tokens_of_prompt_and_answer() -> None:
+    """Temperature 1e-6, which is greedy, and a repetition penalty of 1.05, in replayed steps."""
+    family = FAMILIES["qwen2_5_vl"]
+    defaults = family.processor.generation_defaults
+    assert defaults["temperature"] == 1e-6 and defaults["repetition_penalty"] == 1.05
+    names = [name for name in family.prompts if f"prompt.{name}.penalised_ids" in family.expected]
+    made = engine_of(family)
+    for name in names:
+        made.submit(name, family.prompt(name), max_tokens=family.tokens, **defaults)
+    made.run()
+    for name in names:
+        assert made.tokens(name) == family.of(name, "penalised_ids").tolist()
+    assert {route for kind, route, _ in made.steps() if kind == "decode"} == {"replay"}
+
+
+def at_another_rate(family: Family, factor: float) -> Prompt:
+    """The video prompt with its videos as many times as fast."""
+    messages, items = golden_messages(family.processor, family.directory, family.video_prompt)
+    files = iter(media_files(family.directory, family.video_prompt, "video"))
+    faster = [
+        one if one.kind == "image" else family.processor.video(golden_video(family.directory, next(files), fps=factor))
+        for one in items
+    ]
+    return prompt_of(family.processor, messages, faster)
+
+
+@pytest.mark.slow
+def test_the_same_frames_at_another_rate_share_embeddings_and_no_keys() -> None:
+    family = FAMILIES["qwen2_5_vl"]
+    asked = {"slow": at_another_rate(family, 1.3), "fast": at_another_rate(family, 5.2)}
+    slow, fast = asked.values()
+    assert (slow.token_ids == fast.token_ids).all()
+    assert [item.digest for item in slow.items] == [item.digest for item in fast.items]
+    made, alone = engine_of(family), engine_of(family)
+    for name, one in asked.items():
+        made.submit(name, one, max_tokens=family.tokens, logprobs=0)
+        made.run()
+    alone.submit("fast", fast, max_tokens=family.tokens, logprobs=0)
+    alone.run()
+    assert made.cached_tokens()["fast"] < slow.placeholders[0].start + slow.placeholders[0].length
+    assert made.counter("encoder_cache_misses_total") == len(slow.items)
+    assert made.tokens("fast") == alone.tokens("fast")
+    assert np.abs(made.log_probabilities("fast") - alone.log_probabilities("fast")).max() <= TOLERANCE
+    # The rate changes the answer, so keys of the other rate would have shown.
+    assert np.abs(made.log_probabilities("fast") - made.log_probabilities("slow")).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_positions_of_a_sparse_video_may_exceed_its_length() -> None:
+    """Four frames of an hour: the answer goes on behind position 3600."""
+    family = FAMILIES["qwen2_5_vl"]
+    messages, items = golden_messages(family.processor, family.directory, family.video_prompt)
+    clip = golden_video(family.directory, media_files(family.directory, family.video_prompt, "video")[0][:4])
+    hour = replace(clip, metadata=replace(clip.metadata, num_frames=3600 * 25, fps=25.0, duration=3600.0))
+    sparse = prompt_of(family.processor, messages, [family.processor.video(hour), *items[1:]])
+    assert sparse.next_position > 3600 > len(sparse.token_ids)
+    made = engine_of(family)
+    made.submit("hour", sparse, max_tokens=4)
+    made.run()
+    assert len(made.tokens("hour")) == 4
+
+
+@pytest.mark.slow
+def test_a_picture_that_fills_the_budget_a_larger_one_and_a_video_in_parts() -> None:
+    """One is replayed whole, the video frame by frame in replays; what no captured graph holds runs eagerly,
+    counted."""
+    family = FAMILIES["kimi_vl"]
+    prompt = family.prompt(family.single)
+    items = {"full": kimi_frames([(10, 16)]), "video": kimi_frames([(8, 8)] * 5, 1), "over": kimi_frames([(12, 16)], 2)}
+    tokens: dict[bool, dict[str, list[int]]] = {}
+    for graphs in (True, False):
+        made = engine_of(family, graphs=graphs)
+        for name, one in items.items():
+            words = np.array(prompt.token_ids[:8])
+            ids = np.concatenate((words, np.full(one.num_embeds, 321), words)).astype(np.int32)
+            run = replace(prompt.placeholders[0], start=len(words), length=one.num_embeds)
+            positions = np.arange(len(ids), dtype=np.int32)[None]
+            made.submit(name, Prompt(ids, positions, len(ids), (one,), (run,)), max_tokens=4)
+            made.run()
+        assert not made.failures()
+        tokens[graphs] = {name: made.tokens(name) for name in items}
+        if graphs:
+            encoder = {(route, reason): n for (kind, route, reason), n in made.steps().items() if kind == "encoder"}
+            assert encoder == {("replay", "captured"): 4, ("eager", "no_bucket"): 1}
+    assert tokens[True] == tokens[False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [False, True])
+def test_padding_rows_of_the_vocabulary_are_never_generated(tmp_path: Path, full: bool) -> None:
+    """Rows of the output layer past the reserved ids, made to win every choice."""
+    family = FAMILIES["kimi_vl"]
+    size, (single, *_) = family.processor.vocab_size, family.golden_tokens(family.single)
+    directory = copy_checkpoint(family.directory, tmp_path / "padded")
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["vocab_size"] = size + 20
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = load_file(family.directory / "model.safetensors")
+    for name in ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight"):
+        rows = tensors[name]
+        tensors[name] = torch.cat((rows[:size], 100 * rows[single].expand(20, -1))).contiguous()
+    save_file(tensors, directory / "model.safetensors")
+    padded = family.loaded(directory)
+    assert generate(padded, family.prompt(family.single), 1)[2][0] >= size
+    made, logprobs = engine_of(family, model=padded), 2 if full else None
+    for name in family.prompts:
+        made.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=logprobs)
+    warm = {"max_tokens": 64, "temperature": 2.0, "seed": 3, "logprobs": logprobs}
+    made.submit("warm", family.prompt(family.single), **warm)
+    made.run()
+    assert all(made.tokens(name) == family.golden_tokens(name) for name in family.prompts)
+    assert max(made.tokens("warm")) < size
+    infos = [info for outputs in made.channel.outputs for delta in outputs.chat for info in delta.infos]
+    assert all(token < size for info in infos for token, _ in info.top) and bool(infos) == full

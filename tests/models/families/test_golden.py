@@ -1,0 +1,264 @@
+"""Every chat family against the published implementation: preprocessing, embeddings, prompts, logits, tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from models.interfaces.media import VideoFrames, VideoMetadata
+from models.layers.packed import add_table_rows, byte_lookup
+from models.qwen2_vl.positions import frame_pair_seconds, time_positions
+from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
+from tests.support.chat_golden import encode, fill, generate, largest_difference
+from tests.support.golden import with_most
+from tests.support.inference import no_gradients as no_gradients
+
+LOGITS_TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("family", families(*QWEN, quick=QWEN))
+def test_pixels_of_the_qwen_families_are_exact(family: Family) -> None:
+    encoder, expected = family.model.encoder, family.expected
+    assert torch.equal(encoder.byte_values.view(3, 256), expected["norm_table"])
+    for name in family.packs:
+        (item,) = family.items(name)
+        assert [item.arrays["grid_thw"].tolist()] == expected[f"{name}.grid_thw"].tolist()
+        rows = encoder.patchify(item, CPU)
+        if f"{name}.pixel_sha256" in expected:
+            assert hashlib.sha256(rows.numpy().tobytes()).digest() == bytes(expected[f"{name}.pixel_sha256"].tolist())
+        if f"{name}.pixel_u8" in expected:
+            assert torch.equal(rows, expected[f"{name}.pixel_u8"])
+        if f"{name}.pixel_values" in expected:
+            assert torch.equal(encoder.normalise(rows), expected[f"{name}.pixel_values"])
+
+
+def test_windows_of_qwen2_5_vl_are_exact() -> None:
+    family = FAMILIES["qwen2_5_vl"]
+    for name in family.packs:
+        arrays, expected = family.model.encoder.plan(family.items(name)).arrays, family.expected
+        for field in ("window_index", "cu_window_seqlens"):
+            assert arrays[field].tolist() == expected[f"{name}.{field}"].tolist()
+        if f"{name}.coordinates" in expected:
+            in_order = expected[f"{name}.coordinates"].view(-1, 4, 2)[expected[f"{name}.window_index"]]
+            assert arrays["coordinates"].tolist() == in_order.view(-1, 2).tolist()
+
+
+def test_windows_of_several_items_of_qwen2_5_vl_are_exact() -> None:
+    """The fixture packs its items in an order that their embeddings tell."""
+    family = FAMILIES["qwen2_5_vl"]
+    together, left, order = family.expected["pack.embeds"], list(family.packs), []
+    while len(together):
+        rows = {name: family.embeds(name) for name in left}
+        order += [next(n for n, own in rows.items() if torch.allclose(together[: len(own)], own, atol=2e-5, rtol=0))]
+        left.remove(order[-1])
+        together = together[len(rows[order[-1]]) :]
+    plan = family.model.encoder.plan([item for name in order for item in family.items(name)])
+    for field in ("window_index", "reverse_index", "cu_window_seqlens", "cu_seqlens"):
+        assert plan.arrays[field].tolist() == family.expected[f"pack.{field}"].tolist()
+
+
+@pytest.mark.parametrize("family", families("qwen3_vl", "qwen3_vl_moe"))
+def test_interpolated_positions_of_qwen3_vl(family: Family) -> None:
+    table, expected = family.model.encoder.position_table, family.expected
+    for name in family.packs:
+        plan = family.model.encoder.plan(family.items(name))
+        assert plan.arrays["table_rows"].tolist() == expected[f"{name}.pos_indices"].tolist()
+        assert largest_difference(plan.arrays["table_weights"], expected[f"{name}.pos_weights"]) <= 1e-6
+        if f"{name}.coordinates" in expected:
+            assert plan.arrays["coordinates"].tolist() == expected[f"{name}.coordinates"].tolist()
+        rows, weights = (torch.from_numpy(plan.arrays[key]) for key in ("table_rows", "table_weights"))
+        found = torch.zeros(len(rows), table.shape[1])
+        add_table_rows(found, table.detach(), rows, weights)
+        assert largest_difference(found, expected[f"{name}.pos_embeds"]) <= 2e-5
+
+
+def test_pixels_and_positions_of_kimi_vl() -> None:
+    family = FAMILIES["kimi_vl"]
+    table, expected = family.expected["norm_table"], family.expected
+    assert torch.equal(family.model.encoder.byte_values.view(3, 256), table)
+    for name in family.packs:
+        (item,) = family.items(name)
+        assert item.arrays["grids"].tolist() == expected[f"{name}.grid_hw"].tolist()
+        plan = family.model.encoder.plan([item])
+        rows = plan.tensors["pixels"][0].view(-1, 3, 14, 14)
+        if f"{name}.pixel_u8" in expected:
+            assert torch.equal(rows, expected[f"{name}.pixel_u8"])
+        else:
+            values = torch.stack([table[channel][rows[:, channel].long()] for channel in range(3)], dim=1)
+            assert torch.equal(values, expected[f"{name}.pixel_values"])
+        assert largest_difference(plan.tensors["positions"][0], expected[f"{name}.pos_embed"]) <= 2e-6
+
+
+MINICPM = tuple(name for name in ALL if FAMILIES[name].version)
+
+
+@pytest.mark.parametrize("family", families(*MINICPM, quick=("minicpmv_4_5",)))
+def test_positions_and_tower_of_minicpmv(family: Family) -> None:
+    encoder = family.model.encoder
+    assert torch.equal(encoder.byte_values, family.expected["norm_table"])
+    for name in family.packs:
+        plan = encoder.plan(family.items(name))
+        assert plan.arrays["position_ids"].tolist() == family.of(name, "tower_position_ids").tolist()
+        if f"prompt.{name}.tower_hidden" not in family.expected:
+            continue
+        buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
+        width = encoder.tower.patch_embedding.in_features
+        patches = byte_lookup(buffers["pixels"], encoder.byte_values[None], width)
+        hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
+        assert largest_difference(hidden, family.of(name, "tower_hidden")) <= family.embeds_tolerance
+
+
+@pytest.mark.parametrize("family", families(quick=ALL))
+def test_embeddings(family: Family) -> None:
+    for name in family.packs:
+        embeds = encode(family.model.encoder, family.items(name), CPU)
+        assert largest_difference(embeds, family.embeds(name)) <= family.embeds_tolerance, name
+
+
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("spare", [4, 60])
+def test_all_items_share_a_padded_call(family: Family, spare: int) -> None:
+    encoder = family.model.encoder
+    plan = encoder.plan([item for name in family.packs for item in family.items(name)])
+    patches = plan.required["patches"] + spare
+    bucket = {name: size + spare // 4 for name, size in plan.required.items()} | {"patches": patches}
+    buffers = fill(encoder.buffer_specs(bucket), plan, CPU)
+    for name, poison in family.poison.items():
+        buffers[name][plan.required["patches"] :] = poison
+    expected = torch.cat([family.embeds(name) for name in family.packs])
+    embeds = encoder.forward(buffers, bucket)["embeds"][: len(expected)]
+    assert largest_difference(embeds, expected) <= family.embeds_tolerance
+
+
+@pytest.mark.parametrize("family", families(*QWEN))
+def test_a_video_is_encoded_in_parts_of_whole_frame_pairs(family: Family) -> None:
+    encoder = family.model.encoder
+    assert family.videos
+    for name in family.videos:
+        (video,) = family.items(name)
+        pairs, required = video.num_sequences, encoder.required([video])
+        room = dict.fromkeys(required, 9999)
+        assert pairs > 1, "a video of the fixture has frames for two parts"
+        for size in required.keys() & {"patches", "windows"}:
+            parts = encoder.split(video, room | {size: required[size] // pairs * (pairs - 1)})
+            assert [part.num_sequences for part in parts] == [pairs - 1, 1]
+            assert len({part.digest for part in (*parts, video)}) == len(parts) + 1
+        pieces = torch.cat([encode(encoder, [part], CPU) for part in parts])
+        assert largest_difference(pieces, family.embeds(name)) <= family.embeds_tolerance
+        assert [part.num_sequences for part in encoder.split(video, room | {"sequences": 1})] == [1] * pairs
+        assert encoder.split(video, room) == [video]
+
+
+@pytest.mark.slow
+def test_a_video_of_kimi_vl_is_encoded_in_parts_of_whole_frames() -> None:
+    family = FAMILIES["kimi_vl"]
+    encoder, frames = family.model.encoder, np.random.default_rng(0).integers(0, 256, (5, 56, 84, 3), dtype=np.uint8)
+    times = (0.5, 1.5, 2.5, 3.5, 4.5)
+    item = family.processor.video(
+        VideoFrames(tuple(frames), (5, 15, 25, 35, 45), times, VideoMetadata(50, 10.0, 5.0, 56, 84))
+    )
+    two = 2 * item.num_patches // 5
+    parts = encoder.split(item, {"patches": two, "sequences": 9, "max_seqlen": two})
+    assert [part.num_sequences for part in parts] == [2, 2, 1]
+    assert len({part.digest for part in (*parts, item)}) == 4
+    pieces = torch.cat([encode(encoder, [part], CPU) for part in parts])
+    assert largest_difference(pieces, encode(encoder, [item], CPU)) <= family.embeds_tolerance
+
+
+@pytest.mark.parametrize("family", families(quick=ALL))
+def test_ids_and_positions_are_exact(family: Family) -> None:
+    for name in family.prompts:
+        prompt = family.prompt(name)
+        length = len(prompt.token_ids)
+        assert prompt.token_ids.tolist() == family.of(name, "input_ids").tolist()
+        if family.qwen:
+            assert prompt.positions.tolist() == family.of(name, "position_ids").tolist()
+            assert prompt.next_position - length == family.of(name, "rope_delta").item()
+        else:
+            assert prompt.positions.tolist() == [list(range(length))] and prompt.next_position == length
+        if family.version:
+            bounds = [[run.start, run.start + run.length] for run in prompt.placeholders]
+            assert bounds == family.of(name, "image_bound").tolist()
+
+
+def names_of(family: Family) -> list[str]:
+    """The shortest prompt with a picture is the quick one; IN_FULL has all of them quick."""
+    return sorted(family.prompts, key=lambda name: len(family.of(name, "input_ids")))
+
+
+def prompt_cases() -> list[Any]:
+    cases = []
+    for family in FAMILIES.values():
+        quick = next(name for name in names_of(family) if name in family.pictured)
+        for name in names_of(family):
+            slow = [] if family.name == IN_FULL or name == quick else [pytest.mark.slow]
+            cases.append(pytest.param(family, name, id=f"{family.name}-{name}", marks=slow))
+    return cases
+
+
+@pytest.mark.parametrize(("family", "name"), prompt_cases())
+def test_logits_and_greedy_tokens(family: Family, name: str) -> None:
+    """In chunks that cut pictures: all but the first have cached context."""
+    logits, steps, ids = generate(family.model, family.prompt(name), family.tokens, chunk=family.chunk)
+    tail = f"prompt.{name}.logits_tail8"
+    expected = family.expected[tail] if tail in family.expected else family.of(name, "logits")
+    assert largest_difference(logits[-len(expected) :], expected) <= LOGITS_TOLERANCE
+    assert ids == family.golden_tokens(name)
+    assert largest_difference(steps, family.of(name, "generated_logits")) <= LOGITS_TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("family", families())
+def test_logits_of_one_chunk_and_of_single_rows(family: Family, chunk: int | None) -> None:
+    name = with_most(family.directory)
+    logits, _, _ = generate(family.model, family.prompt(name), 1, chunk=chunk)
+    expected = family.of(name, "logits")
+    assert largest_difference(logits[-len(expected) :], expected) <= LOGITS_TOLERANCE
+
+
+def test_the_routers_choice_is_the_references() -> None:
+    family = FAMILIES["qwen3_vl_moe"]
+    expected = {key: value for key, value in family.expected.items() if ".expert_ids" in key}
+    assert expected
+    for key, experts in expected.items():
+        name = key.split(".")[1]
+        chosen: list[tuple[Tensor, Tensor]] = []
+        routers = [layer.mlp.router for layer in family.model.decoder.layers]
+        hooks = [router.register_forward_hook(lambda _m, _i, choice: chosen.append(choice)) for router in routers]  # noqa: B023
+        generate(family.model, family.prompt(name), 1)
+        for hook in hooks:
+            hook.remove()
+        for layer, (found, indices) in enumerate(chosen):
+            order = found.argsort(dim=-1, descending=True)
+            assert torch.equal(indices.gather(1, order).int(), experts[layer])
+            assert largest_difference(found.gather(1, order), family.of(name, "expert_weights")[layer]) <= 1e-5
+
+
+def test_time_of_qwen2_5_vl_is_multiplied_before_it_is_cut() -> None:
+    table = FAMILIES["qwen2_5_vl"].expected
+    for seconds, index in zip(table["time.second_per_grid"].tolist(), table["time.index"].tolist(), strict=True):
+        assert time_positions(frame_pair_seconds(len(index), seconds), 2).tolist() == index
+
+
+def test_the_wider_inner_width_of_qwen2_5_vl_changes_no_value() -> None:
+    """It is a multiple of 128 in memory, and what was added is zero."""
+    family = FAMILIES["qwen2_5_vl"]
+    inner = json.loads((family.directory / "config.json").read_text())["vision_config"]["intermediate_size"]
+    block = family.model.encoder.blocks[0].mlp
+    wide = block.down.in_features
+    assert inner % 128 and wide % 128 == 0
+    assert block.gate_up.weight.shape[0] == block.gate_up.bias.shape[0] == 2 * wide
+    stored = load_file(family.directory / "model.safetensors")
+    for half, name in enumerate(("gate_proj", "up_proj")):
+        for kind in ("weight", "bias"):
+            rows = getattr(block.gate_up, kind).view(2, wide, -1)[half]
+            values = stored[f"visual.blocks.0.mlp.{name}.{kind}"].float().view(inner, -1)
+            assert torch.equal(rows[:inner], values) and not rows[inner:].any()
+    assert not block.down.weight[:, inner:].any()

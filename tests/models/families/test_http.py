@@ -1,0 +1,491 @@
+"""Every chat family behind the whole server, through the openai client: pictures, videos, turns, tools, thinking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import BadRequestError, OpenAI
+from PIL import Image
+
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from service.api.chat.detokenizer import TextAssembler
+from service.link.messages import ChatDelta, ChatRequest
+from tests.api.chat.test_tools import fits
+from tests.models.families.family import FAMILIES, Family
+from tests.support.chat_golden import generate, golden_video
+from tests.support.golden import golden_parts, media_files
+from tests.support.openai_chat import (
+    EXACT,
+    Answer,
+    Script,
+    ask,
+    check_required_call,
+    conversation,
+    frame_list_part,
+    image_part,
+    jpeg,
+    openai_client,
+    prompt_tokens,
+    sampled_item,
+    scripted_engine,
+    talk_with_tools,
+    text_part,
+    video_part,
+)
+from tests.support.prompts import prompt_of
+from tests.support.tool_samples import ADD
+
+pytestmark = pytest.mark.slow
+
+HOSTED = [family for name, family in FAMILIES.items() if name != "qwen2_vl"]
+"""The embedded model of Qwen2-VL answers in tests/api."""
+FLAGS: dict[str, Any] = {
+    "model": tuple(str(family.directory) for family in HOSTED),
+    "served_model_name": tuple(f"{family.directory}={family.name}" for family in HOSTED),
+    "device": "cpu",
+    "kv_cache_tokens": 8192,
+    "max_running": 2,
+    "encoder_buckets": (420, 1024),
+    "max_frames": 768,
+}
+QWEN2_5, DENSE, KIMI = (FAMILIES[name] for name in ("qwen2_5_vl", "qwen3_vl", "kimi_vl"))
+INSTRUCT, THINKING = sorted(
+    ("qwen3_vl", "qwen3_vl_moe"), key=lambda name: FAMILIES[name].processor.reasoning_markers is not None
+)
+FRAMES: list[str] = media_files(QWEN2_5.directory, QWEN2_5.video_prompt, "video")[0]
+QUESTION = "when does it turn ?"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
+    with openai_client(FLAGS) as client:
+        yield client
+
+
+@cache
+def served(family: Family) -> Any:
+    """The processor as the server has it: with the checkpoint's own limits of frames."""
+    return resolve(family_of(family.directory).processor)(family.directory)
+
+
+def text_of(family: Family, ids: list[int]) -> str:
+    """Special ids, which golden answers hold, have no text."""
+    return served(family).detokenize(ids).decode(errors="replace")
+
+
+def of_pictures(family: Family, name: str) -> bool:
+    """Frames would be sampled anew; with tools, answers that are not UTF-8 are barred."""
+    spec = family.inputs["prompts"][name]
+    videos = any(part["type"] == "video" for part in golden_parts(family.directory, name))
+    return not videos and "tools" not in spec and "max_slice_nums" not in spec
+
+
+def template_options(family: Family, name: str) -> dict[str, Any]:
+    numbered = family.inputs["prompts"][name].get("add_vision_id")
+    return {"chat_template_kwargs": {"add_vision_id": True}} if numbered else {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", HOSTED, ids=lambda family: family.name)
+def test_golden_answers(client: OpenAI, family: Family, stream: bool) -> None:
+    """Answers of a Thinking checkpoint begin inside the reasoning, and these never leave it."""
+    for name in filter(lambda name: of_pictures(family, name), family.prompts):
+        body, messages = EXACT | template_options(family, name), conversation(family.directory, name)
+        fields = {"model": family.name, "max_tokens": family.tokens, "temperature": 0, "extra_body": body}
+        answer = ask(client, messages, stream=stream, **fields)
+        said = text_of(family, family.golden_tokens(name))
+        inside = family.name == THINKING
+        assert (answer.content, answer.reasoning) == (("", said) if inside else (said, "")), name
+        usage = answer.usage.prompt_tokens, answer.usage.completion_tokens
+        assert usage == (len(family.of(name, "input_ids")), family.tokens)
+
+
+def test_a_request_that_says_nothing_is_sampled_as_the_checkpoint_asks(client: OpenAI) -> None:
+    """Nearly greedy, with a repetition penalty."""
+    for name in filter(lambda name: of_pictures(QWEN2_5, name), QWEN2_5.prompts):
+        if f"prompt.{name}.penalised_ids" in QWEN2_5.expected:
+            body = {"ignore_eos": True} | template_options(QWEN2_5, name)
+            fields = {"model": QWEN2_5.name, "max_tokens": QWEN2_5.tokens, "extra_body": body}
+            answer = ask(client, conversation(QWEN2_5.directory, name), **fields)
+            assert answer.content == text_of(QWEN2_5, QWEN2_5.of(name, "penalised_ids").tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "rate", "fps", "sampled"),
+    [
+        ("qwen3_vl", 20, 5, None, 8),
+        ("qwen3_vl", 20, 5, 1.0, 4),
+        ("qwen3_vl", 20, 5, 5.0, 20),
+        ("kimi_vl", 20, 5, None, 4),
+        ("kimi_vl", 20, 5, 2.0, 8),
+        ("kimi_vl", 20, 5, 0.25, 1),
+        ("minicpmv_2_5", 20, 5, None, 4),
+        ("minicpmv_4_0", 20, 5, 2, 10),
+        ("minicpmv_4_5", 20, 5, None, 12),
+        # 5 a second of 36 whole seconds are 180 and not fused, although the video has one frame more.
+        ("minicpmv_4_5", 181, 5, 5, 181),
+        # Fused: in pairs.
+        ("minicpmv_4_5", 250, 5, 5, 250),
+    ],
+)
+def test_videos_are_sampled_as_the_model_says_or_the_request(
+    client: OpenAI, name: str, frames: int, rate: int, fps: float | None, sampled: int
+) -> None:
+    part = video_part(frames=frames, rate=rate, **({"fps": fps} if fps else {}))
+    body = {"ignore_eos": True}
+    answer = ask(client, [part, text_part()], stream=True, model=name, max_tokens=4, extra_body=body)
+    processor = served(FAMILIES[name])
+    count, item = sampled_item(processor, frames=frames, rate=rate, fps=fps, max_frames=768)
+    assert count == sampled
+    if frames == 250:
+        assert len(item.arrays["group_sizes"]) == 125
+    assert answer.usage.prompt_tokens == prompt_tokens(processor, item)
+    assert answer.usage.completion_tokens == 4
+
+
+def test_a_developer_speaks_as_the_system(client: OpenAI) -> None:
+    """Without a system turn the template of Kimi-VL adds one of its own."""
+
+    def tokens_with(role: str) -> int:
+        messages = [{"role": role, "content": "be brief"}, {"role": "user", "content": "why ?"}]
+        return ask(client, messages, model="kimi_vl", max_tokens=1).usage.prompt_tokens
+
+    assert tokens_with("developer") == tokens_with("system") < tokens_with("user")
+
+
+@pytest.mark.parametrize("fps", [None, 0.5, 4.0])
+def test_every_frame_of_a_list_is_looked_at(client: OpenAI, fps: float | None) -> None:
+    """The rule of Kimi-VL would take one a second."""
+    part = frame_list_part([jpeg()] * 5, **({"fps": fps} if fps else {}))
+    details = ask(client, [part], model="kimi_vl", max_tokens=1).usage.prompt_tokens_details
+    assert details is not None and details.model_dump()["video_tokens"] == 5 * 6
+
+
+def test_low_detail_takes_fewer_positions(client: OpenAI) -> None:
+    picture = Image.new("RGB", (140, 140), (200, 30, 30))
+    used = [
+        ask(client, [image_part(picture, detail=detail)], model="kimi_vl", max_tokens=1).usage.prompt_tokens
+        for detail in ("high", "low")
+    ]
+    # 6 x 6 whole patches under the limit of 40 become 8 x 8 by padding; 3 x 3 under 10 become 4 x 4.
+    assert used[0] - used[1] == 16 - 4
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "reason"),
+    [
+        ("kimi_vl", "enable_thinking", "no switch"),
+        ("kimi_vl", "add_vision_id", "not number"),
+        ("minicpmv_2_6", "enable_thinking", "no reasoning mode"),
+        ("minicpmv_4_5", "add_vision_id", "a rule of its own"),
+    ],
+)
+def test_an_option_that_a_template_does_not_have_is_refused(
+    client: OpenAI, name: str, option: str, reason: str
+) -> None:
+    with pytest.raises(BadRequestError, match=reason) as refused:
+        ask(client, "why ?", model=name, extra_body={"chat_template_kwargs": {option: True}})
+    assert refused.value.param == f"chat_template_kwargs.{option}"
+
+
+def test_thinking_of_qwen3_vl_has_no_switch(client: OpenAI) -> None:
+    """What a checkpoint does anyway may be asked for, and so may, by clients that always ask, no thinking."""
+    for name in (INSTRUCT, THINKING):
+        for body in (
+            *({"chat_template_kwargs": {option: False}} for option in ("enable_thinking", "thinking")),
+            *({option: False} for option in ("enable_thinking", "think", "thinking")),
+            {"thinking": {"type": "disabled"}, "reasoning": {"effort": "low", "exclude": False}},
+        ):
+            assert ask(client, "why ?", model=name, max_tokens=2, extra_body=body)
+        for path, body in {
+            "chat_template_kwargs.enable_thinking": {"chat_template_kwargs": {"enable_thinking": True}},
+            "think": {"think": True},
+            "thinking": {"thinking": {"type": "enabled"}},
+            "reasoning.enabled": {"reasoning": {"enabled": True}},
+        }.items():
+            if name == THINKING:
+                assert ask(client, "why ?", model=name, max_tokens=2, extra_body=body)
+                continue
+            with pytest.raises(BadRequestError, match="no reasoning mode") as refused:
+                ask(client, "why ?", model=name, max_tokens=2, extra_body=body)
+            assert refused.value.param == path
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+def test_thinking_of_minicpmv_4_5_is_switched(client: OpenAI, thinking: bool) -> None:
+    options = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": thinking}}
+    fields = {"model": "minicpmv_4_5", "max_tokens": 8, "temperature": 0, "extra_body": options}
+    whole, streamed = (ask(client, "why ?", stream=stream, **fields) for stream in (False, True))
+    assert (bool(whole.reasoning), bool(whole.content)) == (thinking, not thinking)
+    assert (streamed.reasoning, streamed.content) == (whole.reasoning, whole.content)
+
+
+def test_tools_of_a_template_that_knows_none_are_in_the_system_message() -> None:
+    """The published template of Qwen2.5-VL for pictures; results are the user's."""
+    call = {"id": "", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 40}'}}
+    messages = [
+        {"role": "user", "content": [image_part(Image.new("RGB", (56, 56))), text_part("how many ?")]},
+        {"role": "assistant", "content": "I add .", "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "It is 42 ."},
+        {"role": "user", "content": "and 1 more ?"},
+    ]
+    script = Script(served(QWEN2_5).tokenize)
+    with openai_client(FLAGS, scripted_engine(script)) as client:
+        talk_with_tools(client, script, messages, model=QWEN2_5.name, tools=[ADD])
+    system, *turns = text_of(QWEN2_5, script.prompts[-1]).split("user\n", 1)
+    assert system.startswith("system\nYou are a helpful assistant.\n\n# Tools\n\n") and json.dumps(ADD) in system
+    assert turns == [
+        "how many ?\nassistant\nI add .\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}\n</tool_call>\n'
+        "user\n<tool_response>\n42\n</tool_response>\n"
+        "assistant\nIt is 42 .\nuser\nand 1 more ?\nassistant\n"
+    ]
+
+
+@pytest.mark.parametrize("name", [INSTRUCT, THINKING])
+def test_a_conversation_with_tools_gives_the_golden_prompt(name: str) -> None:
+    """Answers, with their reasoning and calls, are sent back as they came."""
+    family = FAMILIES[name]
+    (prompt,) = (prompt for prompt in family.prompts if "tools" in family.inputs["prompts"][prompt])
+    script, tools = Script(family.processor.tokenize), family.inputs["prompts"][prompt]["tools"]
+    with openai_client(FLAGS, scripted_engine(script)) as client:
+        messages = conversation(family.directory, prompt)
+        talk_with_tools(client, script, messages, thinks=name == THINKING, model=name, tools=tools)
+    assert script.prompts[-1] == family.of(prompt, "input_ids").tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", INSTRUCT])
+def test_a_required_call(client: OpenAI, name: str) -> None:
+    check_required_call(client, name)
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+def text_of_prompt(request: ChatRequest) -> list[int]:
+    """Where the model thinks, after the end of a thought."""
+    processor = FAMILIES[request.model].processor
+    thought = "so < it is</think>\n\n" if request.model == THINKING else ""
+    if request.grammar:
+        assert fits(request.grammar, thought + CALL) and not fits(request.grammar, CALL)
+        assert not fits(request.grammar, f"{CALL}</think>") and not fits(request.grammar, f"{thought}No.")
+        return processor.tokenize(thought + CALL)
+    return processor.tokenize(thought + processor.detokenize(request.prompt.token_ids.tolist()).decode())
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[OpenAI]:
+    with openai_client(FLAGS, scripted_engine(text_of_prompt)) as client:
+        yield client
+
+
+def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(client: OpenAI, scripted: OpenAI) -> None:
+    """Random weights never end their reasoning: those of the engine reach the limit without a call."""
+    fields: dict[str, Any] = {
+        "model": THINKING,
+        "messages": [{"role": "user", "content": "why ?"}],
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "tool_choice": "required",
+        "max_tokens": 20,
+    }
+    (answer,) = scripted.chat.completions.create(**fields).choices
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert answer.message.model_extra == {"reasoning_content": "so < it is", "reasoning": "so < it is"}
+    assert [call.function.name for call in answer.message.tool_calls or []] == ["look"]
+    (answer,) = client.chat.completions.create(**fields).choices
+    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
+    assert answer.message.model_extra and answer.message.model_extra["reasoning_content"]
+
+
+def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": "why ?"},
+        {"role": "assistant", "content": "<think>\nlong thoughts\n</think>\n\nIt is blue."},
+        {"role": "user", "content": "I say </think> here."},
+    ]
+    prompt = "user\nwhy ?\nassistant\nIt is blue.\nuser\nI say </think> here.\nassistant\n<think>\n"
+    for stream in (False, True):
+        answer = ask(scripted, messages, stream=stream, model=THINKING)
+        assert (answer.content, answer.reasoning) == (prompt, "so < it is")
+
+
+def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
+    def prompt_with(reasoning: Any, role: str = "assistant") -> str:
+        answer = {"role": role, "content": "It is blue.", "reasoning_content": reasoning}
+        return ask(scripted, [{"role": "user", "content": "why ?"}, answer], model=THINKING).content
+
+    question, opened = "user\nwhy ?\n", "assistant\n<think>\n"
+    thought = f"{opened}long < thoughts\n</think>\n\nIt is blue.\n"
+    assert prompt_with("long < thoughts\n") == question + thought + opened
+    assert "long" not in prompt_with("long < thoughts", role="user") and "long" not in prompt_with(None)
+    with pytest.raises(BadRequestError, match="must be a string") as refused:
+        prompt_with(["long"])
+    assert refused.value.param == "messages[1].reasoning_content"
+
+
+FILE = {"frames": 20, "rate": 5}
+TIMES: list[tuple[dict[str, Any], list[str]]] = [
+    (video_part(**FILE), ["0.3", "1.3", "2.5", "3.5"]),
+    (video_part(**FILE, fps=1.0), ["0.6", "3.2"]),
+    (video_part(**FILE, num_frames=6), ["0.4", "1.9", "3.4"]),
+    (video_part(**FILE, max_frames=4), ["0.6", "3.2"]),
+    (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
+    (frame_list_part([jpeg()] * 5, times=[0, 1, 10, 30.5, 60]), ["0.5", "20.2", "60.0"]),
+    (frame_list_part([jpeg()] * 6, fps=4.0, max_frames=4), ["0.2", "1.0"]),
+]
+
+
+def test_the_times_of_a_video_are_its_own(scripted: OpenAI) -> None:
+    """Of files and lists of frames: before each pair the mean of its two times."""
+    for part, times in TIMES:
+        expected = "".join(f"<{time} seconds>" for time in times)
+        assert ask(scripted, [part], model=INSTRUCT).content == f"user\n{expected}\nassistant\n"
+
+
+def frame_list(**options: Any) -> dict[str, Any]:
+    return frame_list_part([(QWEN2_5.directory / file).read_bytes() for file in FRAMES], **options)
+
+
+def ask_about(client: OpenAI, part: dict[str, Any], **fields: Any) -> Answer:
+    arguments = {"model": QWEN2_5.name, "max_tokens": QWEN2_5.tokens, "temperature": 0, "extra_body": EXACT | fields}
+    return ask(client, [part, text_part(QUESTION)], **arguments)
+
+
+@cache
+def right_answer(fps: float, times: tuple[float, ...] | None = None) -> str:
+    """Without server and engine."""
+    clip = golden_video(QWEN2_5.directory, FRAMES, fps=fps)
+    if times is not None:
+        clip = replace(clip, times=times, times_given=True)
+    content = (ContentPart(item=0), ContentPart(text=QUESTION))
+    processor = served(QWEN2_5)
+    prompt = prompt_of(processor, [ChatMessage("user", content)], [processor.video(clip)])
+    return text_of(QWEN2_5, generate(QWEN2_5.model, prompt, QWEN2_5.tokens)[2])
+
+
+def test_the_rate_of_a_frame_list_is_seen_in_the_answer(client: OpenAI) -> None:
+    """Inside the part's object, beside it, for all media, for the processor, as times; the nearest one counts."""
+    for inside, beside, request in (
+        ({"fps": 0.5}, {}, {}),
+        ({}, {"fps": 0.5}, {}),
+        ({}, {}, {"media_io_kwargs": {"video": {"fps": 0.5}}}),
+        ({}, {}, {"mm_processor_kwargs": {"fps": 0.5}}),
+        ({"fps": 0.5}, {"fps": 9}, {"media_io_kwargs": {"video": {"fps": 7}}}),
+        ({"times": [30 + 2 * index for index in range(len(FRAMES))]}, {}, {}),
+    ):
+        assert ask_about(client, frame_list(**inside) | beside, **request).content == right_answer(0.5)
+    assert ask_about(client, frame_list()).content == right_answer(2.0) != right_answer(0.5)
+    times = tuple(float(index**2) for index in range(len(FRAMES)))
+    assert ask_about(client, frame_list(times=times)).content == right_answer(1.0, times) != right_answer(1.0)
+
+
+def tokens_of_video(client: OpenAI, part: dict[str, Any], **fields: Any) -> int:
+    details = ask_about(client, part, **fields).usage.prompt_tokens_details
+    assert details is not None
+    return int(details.model_dump()["video_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("options", "frames"),
+    [
+        ({}, 8),
+        ({"fps": 3, "max_frames": 6}, 6),
+        ({"num_frames": 20}, 20),
+        ({"num_frames": 10, "max_frames": 4}, 4),
+        ({"max_frames": 1}, 1),
+    ],
+)
+def test_a_file_is_sampled_as_asked(client: OpenAI, options: dict[str, Any], frames: int) -> None:
+    """20 frames at 5 a second, 64 x 48 pixels."""
+    metadata = VideoMetadata(20, 5.0, 4.0, 48, 64)
+    black = (np.zeros((48, 64, 3), np.uint8),) * frames
+    clip = VideoFrames(black, tuple(range(frames)), tuple(map(float, range(frames))), metadata)
+    expected = served(QWEN2_5).video(clip).num_embeds
+    assert tokens_of_video(client, video_part(**FILE, **options)) == expected
+    assert tokens_of_video(client, video_part(**FILE), media_io_kwargs={"video": options}) == expected
+
+
+URL = "messages[0].content[0].video_url"
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "param", "reason"),
+    [
+        ({"fps": 1, "num_frames": 4}, {}, f"{URL}.num_frames", "excludes fps"),
+        ({"num_frames": 10**6}, {}, f"{URL}.num_frames", "at most 768 allowed"),
+        ({"times": [3, 2, 1]}, {}, f"{URL}.times", "ascending"),
+        ({"times": [1, 2], "fps": 1}, {}, f"{URL}.times", "excludes fps"),
+        ({"times": [0.5]}, {}, f"{URL}.times", "1 given for"),
+        ({"times": []}, {}, f"{URL}.times", "at least 1 item"),
+        ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
+        ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "not supported"),
+    ],
+)
+def test_sampling_that_cannot_be_done_is_named(
+    client: OpenAI, part: dict[str, Any], fields: dict[str, Any], param: str, reason: str
+) -> None:
+    with pytest.raises(BadRequestError, match=reason) as refused:
+        ask_about(client, frame_list(**part), **fields)
+    assert refused.value.param == param
+
+
+def test_times_are_for_lists_of_frames(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="only for lists of frames"):
+        ask_about(client, video_part(frames=4, rate=5, times=[1, 2, 3, 4]))
+
+
+THOUGHTS = [
+    ("◁think▷the sky 你好 ◁ scatters◁/think▷\n\nIt is blue.", "the sky 你好 ◁ scatters", "It is blue."),
+    ("\n◁think▷so◁/think▷yes", "so", "yes"),
+    ("It is ◁think▷ blue.", "", "It is ◁think▷ blue."),
+    ("◁think▷never done", "never done", ""),
+]
+
+
+def reasoning_tokens(text: str) -> int:
+    """Tokens up to the one that completes the closing marker."""
+    ids = KIMI.processor.tokenize(text)
+    opening, closing = KIMI.processor.reasoning_markers
+    if not text.lstrip().startswith(opening):
+        return 0
+    end = len(text.encode().partition(closing.encode())[0]) + len(closing.encode())
+    lengths = np.cumsum([len(KIMI.processor.detokenize([token])) for token in ids])
+    return min(int(np.searchsorted(lengths, end)) + 1, len(ids))
+
+
+@pytest.mark.parametrize(("text", "reasoning", "content"), THOUGHTS)
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_reasoning_is_split_whatever_the_tokens(text: str, reasoning: str, content: str, size: int) -> None:
+    """The markers of Kimi-VL are ordinary text of several tokens, whose characters are cut between tokens."""
+    processor = KIMI.processor
+    ids = processor.tokenize(text)
+    assembler = TextAssembler(processor.detokenize, (), reasoning_markers=processor.reasoning_markers)
+    pieces = [assembler.feed(ChatDelta("r", tuple(ids[n : n + size]))) for n in range(0, len(ids), size)]
+    pieces.append(assembler.feed(ChatDelta("r", (), finish_reason="stop")))
+    assert "".join(piece.reasoning for piece in pieces) == reasoning
+    assert "".join(piece.content for piece in pieces) == content
+    assert (assembler.tokens, assembler.reasoning_tokens) == (len(ids), reasoning_tokens(text))
+
+
+def thought_of(request: ChatRequest) -> list[int]:
+    """Of the question "n": THOUGHTS[n]."""
+    question = KIMI.processor.detokenize(request.prompt.token_ids.tolist()).decode()
+    return KIMI.processor.tokenize(THOUGHTS[int(question.removesuffix("assistant")[-1])][0])
+
+
+def test_reasoning_of_kimi_vl_is_apart_in_answers_and_streams() -> None:
+    with openai_client(FLAGS, scripted_engine(thought_of)) as client:
+        for number, (text, reasoning, content) in enumerate(THOUGHTS):
+            for stream in (False, True):
+                answer = ask(client, str(number), stream=stream, model=KIMI.name)
+                assert (answer.reasoning, answer.content) == (reasoning, content)
+                assert answer.usage.completion_tokens_details is not None
+                assert answer.usage.completion_tokens_details.reasoning_tokens == reasoning_tokens(text)

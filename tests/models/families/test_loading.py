@@ -1,0 +1,436 @@
+"""What loads as a chat family and what is refused: published and re-saved files, FP8, damaged tensors and configs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.checkpoints.published import make
+from models.checkpoints import checkpoint, weight_files
+from models.checkpoints.checkpoint import published_shapes
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError
+from models.qwen3_vl.config import load_config
+from models.qwen3_vl.model import decoder_config, decoder_rules, vision_rules
+from tests.models.families.family import FAMILIES, META, QWEN, Family, families
+from tests.support.block_fp8 import FP8, quantised
+from tests.support.chat_golden import generate, largest_difference
+from tests.support.golden import copy_checkpoint, rename_as_in_memory
+from tests.support.inference import no_gradients as no_gradients
+
+ABSENT: Any = object()
+SLOW = pytest.mark.slow
+
+
+def json_of(directory: Path, file: str) -> dict[str, Any]:
+    return json.loads((directory / file).read_text())
+
+
+def change(directory: Path, file: str, values: dict[str, Any], section: str = "") -> None:
+    """Write other fields, of a section of the file; ABSENT removes one."""
+    content = json_of(directory, file)
+    target = content[section] if section else content
+    target |= values
+    for name in [name for name, value in target.items() if value is ABSENT]:
+        del target[name]
+    (directory / file).write_text(json.dumps(content))
+
+
+def tensors_of(directory: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("model*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def copy_of(family: Family, target: Path) -> Path:
+    """With all tensors in one file."""
+    copy_checkpoint(family.directory, target)
+    tensors = tensors_of(target)
+    for path in target.glob("*.safetensors*"):
+        path.unlink()
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def check_like_golden(family: Family, directory: Path) -> None:
+    name = family.video_prompt if family.videos else family.multi
+    prompt = family.prompt_by(name, family.processor_of(directory))
+    logits, _, _ = generate(family.loaded(directory), prompt, 1)
+    expected = family.of(name, "logits")
+    assert largest_difference(logits[-len(expected) :], expected) <= 1e-4
+
+
+def saved_by_transformers_5(directory: Path) -> None:
+    import transformers
+
+    (name,) = json_of(directory, "config.json")["architectures"]
+    reference = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32)
+    (directory / "model.safetensors").unlink()
+    reference.save_pretrained(directory, max_shard_size="200KB")
+    assert "text_config" in json_of(directory, "config.json")
+    assert len(list(directory.glob("*.safetensors"))) > 1
+
+
+def nested_as_transformers_5_has_it(directory: Path) -> None:
+    """Names of tensors in memory, too."""
+    config = json_of(directory, "config.json")
+    outside = {"architectures", "model_type", "vision_config", "image_token_id", "video_token_id"}
+    text = {name: config.pop(name) for name in list(config) if name not in outside}
+    text["rope_parameters"] = {**text.pop("rope_scaling"), "rope_theta": text.pop("rope_theta")}
+    config["tie_word_embeddings"] = text.pop("tie_word_embeddings")
+    (directory / "config.json").write_text(json.dumps(config | {"text_config": text}))
+    rename_as_in_memory(directory)
+
+
+def newer_name_of_rope_scaling(directory: Path) -> None:
+    config = json_of(directory, "config.json")
+    newer = {**config["rope_scaling"], "rope_theta": config["rope_theta"]}
+    change(directory, "config.json", {"rope_parameters": newer, "rope_scaling": ABSENT, "rope_theta": ABSENT})
+
+
+def tie_inside_the_text_config(directory: Path) -> None:
+    """transformers 4 saved it there; the field outside is a default then."""
+    tied = json_of(directory, "config.json").get("tie_word_embeddings", False)
+    saved_by_transformers_5(directory)
+    change(directory, "config.json", {"tie_word_embeddings": tied}, "text_config")
+    change(directory, "config.json", {"tie_word_embeddings": False})
+
+
+def two_fields_about_rotary_positions(directory: Path) -> None:
+    """rope_scaling before rope_parameters, and rope_theta inside before one beside, as transformers chooses."""
+    config = json_of(directory, "config.json")
+    inside = {**config["rope_scaling"], "rope_theta": config["rope_theta"]}
+    other = {"rope_type": "default", "mrope_section": [1, 1, 1]}
+    change(directory, "config.json", {"rope_scaling": inside, "rope_theta": 50.0, "rope_parameters": other})
+
+
+def frequencies_of_older_writers(directory: Path) -> None:
+    tables = ("model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    more = {name: torch.ones(8) for name in (*tables, "visual.rotary_pos_emb.inv_freq")}
+    save_file(tensors_of(directory) | more, directory / "model.safetensors")
+
+
+def sizes_in_a_newer_preprocessor_config(directory: Path) -> None:
+    settings = json_of(directory, "preprocessor_config.json")
+    settings["size"] = {"shortest_edge": settings.pop("min_pixels"), "longest_edge": settings.pop("max_pixels")}
+    in_a_section_of_processor_config(directory, settings)
+
+
+def in_a_section_of_processor_config(directory: Path, settings: dict[str, Any] | None = None) -> None:
+    settings = settings or json_of(directory, "preprocessor_config.json")
+    (directory / "preprocessor_config.json").unlink()
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+
+
+def a_copy_of_the_tied_head(directory: Path) -> None:
+    tensors = tensors_of(directory)
+    tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"].clone()
+    save_file(tensors, directory / "model.safetensors")
+
+
+def a_tie_that_the_files_head_contradicts(directory: Path) -> None:
+    section = "text_config" if "text_config" in json_of(directory, "config.json") else ""
+    change(directory, "config.json", {"tie_word_embeddings": True}, section)
+
+
+def one_table_of_frequencies(directory: Path) -> None:
+    """Later writers leave rotary_emb.inv_freq out, or keep one for all layers."""
+    kept = {name: value for name, value in tensors_of(directory).items() if not name.endswith("inv_freq")}
+    kept["language_model.model.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(kept, directory / "model.safetensors")
+
+
+def rotary_positions_as_transformers_5_writes_them(directory: Path) -> None:
+    text = json_of(directory, "config.json")["text_config"]
+    newer = {"rope_theta": text["rope_theta"], "rope_type": "default"}
+    beside = {"rope_theta": 2 * text["rope_theta"], "rope_scaling": ABSENT, "rope_interleave": True}
+    change(directory, "config.json", {**beside, "rope_parameters": newer}, "text_config")
+
+
+def experts_one_by_one(directory: Path) -> None:
+    """As converters of other tools write them: each matrix [out, in] is a tensor."""
+    save_file(apart(tensors_of(directory)), directory / "model.safetensors")
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, values in tensors.items():
+        prefix, stacked, kind = name.partition("mlp.experts.")
+        if not stacked:
+            found[name] = values
+            continue
+        for expert, value in enumerate(values):
+            parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            for part, matrix in zip(parts, value.T.chunk(len(parts)), strict=True):
+                found[f"{prefix}mlp.experts.{expert}.{part}.weight"] = matrix.contiguous()
+    assert len(found) > len(tensors)
+    return found
+
+
+FORMS: list[tuple[str, Callable[[Path], None], bool]] = [
+    ("qwen2_vl", saved_by_transformers_5, False),
+    ("qwen2_5_vl", saved_by_transformers_5, True),
+    ("qwen3_vl", saved_by_transformers_5, True),
+    ("qwen3_vl_moe", saved_by_transformers_5, False),
+    ("qwen2_vl", rename_as_in_memory, True),
+    ("qwen2_5_vl", nested_as_transformers_5_has_it, False),
+    ("qwen2_vl", newer_name_of_rope_scaling, False),
+    ("qwen2_vl", tie_inside_the_text_config, True),
+    ("qwen2_vl", two_fields_about_rotary_positions, False),
+    ("qwen2_vl", frequencies_of_older_writers, False),
+    ("qwen2_vl", sizes_in_a_newer_preprocessor_config, False),
+    ("qwen3_vl", a_copy_of_the_tied_head, False),
+    ("qwen3_vl_moe", a_tie_that_the_files_head_contradicts, False),
+    ("minicpmv_4_5", a_tie_that_the_files_head_contradicts, False),
+    ("kimi_vl", one_table_of_frequencies, False),
+    ("kimi_vl", rotary_positions_as_transformers_5_writes_them, False),
+    ("kimi_vl", in_a_section_of_processor_config, False),
+    ("qwen3_vl_moe", experts_one_by_one, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "rewrite"),
+    [
+        pytest.param(name, rewrite, id=f"{name}-{rewrite.__name__}", marks=[SLOW] if slow else [])
+        for name, rewrite, slow in FORMS
+    ],
+)
+def test_other_forms_of_a_checkpoint_load_as_the_published_one(
+    tmp_path: Path, name: str, rewrite: Callable[[Path], None]
+) -> None:
+    directory = copy_of(FAMILIES[name], tmp_path / "copy")
+    rewrite(directory)
+    check_like_golden(FAMILIES[name], directory)
+
+
+TENSORS: dict[str, dict[str, tuple[Tensor | None, str]]] = {
+    "qwen2_vl": {"visual.other.inv_freq": (torch.ones(8), "unexpected tensors: {}")},
+    "qwen2_5_vl": {
+        "visual.blocks.0.mlp.up_proj.bias": (None, "missing tensors: {}"),
+        "visual.blocks.0.norm1.weight": (torch.ones(47), r"{} has shape \(47,\)"),
+        "visual.blocks.0.norm1.bias": (torch.ones(48), "unexpected tensors: {}"),
+        "visual.blocks.0.mlp.gate_proj.weight": (torch.ones(128, 48), r"{} has shape \(128, 48\)"),
+    },
+    "qwen3_vl": {
+        "model.visual.deepstack_merger_list.1.norm.weight": (torch.ones(5), r"{} has shape \(5,\)"),
+        "model.visual.other": (torch.ones(2), "unexpected tensors: {}"),
+    },
+    "qwen3_vl_moe": {"lm_head.weight": (None, "missing tensors: {}")},
+    "kimi_vl": {
+        "language_model.model.layers.1.mlp.experts.3.down_proj.weight": (None, "missing tensors: {}"),
+        "language_model.model.layers.1.mlp.gate.e_score_correction_bias": (torch.ones(65), r"{} has shape \(65,\)"),
+        "language_model.model.layers.0.self_attn.q_a_proj.weight": (torch.ones(2, 2), "unexpected tensors: {}"),
+    },
+    "minicpmv_4_5": {
+        "vpm.encoder.layers.1.self_attn.k_proj.bias": (None, "missing tensors: {}"),
+        "resampler.attn.in_proj_weight": (None, "missing tensors: {}"),
+        "llm.model.layers.0.self_attn.q_norm.weight": (torch.zeros(3), r"{} has shape \(3,\)"),
+        "apm.conv1.weight": (torch.zeros(3), "unexpected tensors: {}"),
+    },
+}
+"""Tensors that are lost (None), misshapen or added."""
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
+    directory = copy_of(FAMILIES[name], tmp_path / "damaged")
+    published = tensors_of(directory)
+    for tensor, (value, message) in TENSORS[name].items():
+        damaged = {key: kept for key, kept in (published | {tensor: value}).items() if kept is not None}
+        save_file(damaged, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message.format(tensor.replace(".", r"\."))):
+            FAMILIES[name].loaded(directory)
+
+
+@pytest.mark.parametrize("family", families("qwen3_vl", "qwen3_vl_moe"))
+def test_rules_name_the_tensors_of_the_files_and_no_other(family: Family) -> None:
+    config = load_config(family.directory)
+    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config))]
+    found = {name: tuple(value.shape) for name, value in tensors_of(family.directory).items()}
+    assert published_shapes(family.model, rules) == found
+
+
+@pytest.mark.parametrize("family", families(*QWEN, "kimi_vl", "minicpmv_4_5"))
+def test_random_weights_need_no_tensor_file(tmp_path: Path, family: Family) -> None:
+    directory = copy_of(family, tmp_path / "random")
+    (directory / "model.safetensors").unlink()
+    logits, _, _ = generate(family.loaded(directory, "random"), family.prompt(family.multi), 1)
+    assert logits.isfinite().all() and 0.1 < logits.std() < 10
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        family.loaded(directory)
+
+
+def of_a_linear_layer(name: str) -> bool:
+    """Of the language model."""
+    return "_proj" in name and not name.endswith("bias") and ".layers." in name and "visual" not in name
+
+
+@pytest.mark.parametrize(
+    ("name", "single"),
+    [
+        ("qwen3_vl", False),
+        pytest.param("qwen2_5_vl", False, marks=SLOW),
+        pytest.param("qwen3_vl_moe", False, marks=SLOW),
+        pytest.param("qwen3_vl_moe", True, marks=SLOW, id="experts one by one"),
+    ],
+)
+def test_block_scaled_fp8_is_dequantised(tmp_path: Path, name: str, single: bool) -> None:
+    """Factors lie in another file than their weights."""
+    family = FAMILIES[name]
+    tensors = tensors_of(family.directory)
+    stored, meant = quantised(apart(tensors) if single else tensors, of_a_linear_layer)
+    plain, directory = (copy_of(family, tmp_path / form) for form in ("plain", "fp8"))
+    save_file(meant, plain / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    for number, wanted in ((1, True), (2, False)):
+        part = {key: value for key, value in stored.items() if key.endswith("_scale_inv") == wanted}
+        save_file(part, directory / f"model-{number}.safetensors")
+    change(directory, "config.json", {"quantization_config": FP8})
+    loaded, expected = family.loaded(directory), family.loaded(plain)
+    for (key, found), value in zip(loaded.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, value, atol=0, rtol=1e-6, msg=key)
+
+
+def test_fp8_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    family = FAMILIES["qwen3_vl"]
+    stored, _ = quantised(tensors_of(family.directory), of_a_linear_layer)
+    directory = copy_of(family, tmp_path / "fp8")
+    change(directory, "config.json", {"quantization_config": FP8})
+    name = "model.language_model.layers.0.self_attn.q_proj.weight"
+    scale, norm = f"{name}_scale_inv", "model.language_model.norm.weight"
+    for damaged, message in (
+        ({key: value for key, value in stored.items() if key != scale}, f"missing tensor: {scale}"),
+        ({**stored, scale: torch.ones(1, 1)}, rf"{scale} has shape \(1, 1\), expected"),
+        ({**stored, "model.other_scale_inv": torch.ones(1, 1)}, r"unexpected tensors: model\.other_scale_inv"),
+        (
+            {**stored, norm: stored[norm].to(torch.float8_e4m3fn), f"{norm}_scale_inv": torch.ones(1, 6)},
+            rf"{norm} has shape \(\d+,\); in FP8 only matrices",
+        ),
+    ):
+        save_file(damaged, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            family.loaded(directory)
+    save_file(stored, directory / "model.safetensors")
+    change(directory, "config.json", {"quantization_config": None})
+    with pytest.raises(CheckpointError, match="F8_E4M3"):
+        family.loaded(directory)
+
+
+def test_the_router_of_kimi_vl_stays_in_float32(tmp_path: Path) -> None:
+    """Its bias decides between near ties, whatever dtype the file has."""
+    family = FAMILIES["kimi_vl"]
+    directory, tensors = copy_of(family, tmp_path / "copy"), tensors_of(family.directory)
+    name = "language_model.model.layers.1.mlp.gate.e_score_correction_bias"
+    for dtype in (torch.float32, torch.bfloat16):
+        save_file(tensors | {name: tensors[name].to(dtype)}, directory / "model.safetensors")
+        model = family.fresh("cpu", torch.bfloat16, directory)
+        routers = [value for key, value in model.named_parameters() if ".router." in key]
+        assert routers and {value.dtype for value in routers} == {torch.float32}
+        assert torch.equal(model.decoder.layers[1].mlp.router.bias, tensors[name].to(dtype).float())
+        assert model.decoder.embed_tokens.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_last_layer_of_minicpmvs_tower_may_be_dropped(tmp_path: Path, keep: bool) -> None:
+    """drop_vision_last_layer ignores the last layer's tensors, whether they are there or not."""
+    family = FAMILIES["minicpmv_2_6"]
+    directory = copy_of(family, tmp_path / "dropped")
+    last = json_of(directory, "config.json")["vision_config"]["num_hidden_layers"] - 1
+    if not keep:
+        tensors = {k: v for k, v in tensors_of(directory).items() if f"vpm.encoder.layers.{last}." not in k}
+        save_file(tensors, directory / "model.safetensors")
+    change(directory, "config.json", {"drop_vision_last_layer": True})
+    assert len(family.loaded(directory).encoder.tower.layers) == last
+
+
+def test_float16_of_qwen2_5_vl_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="overflows in float16"):
+        FAMILIES["qwen2_5_vl"].fresh("cpu", torch.float16)
+
+
+PUBLISHED = {
+    "qwen2_vl_2b": (2_208_985_600, None),
+    "qwen2_5_vl_3b": (3_754_622_976, 668_684_288),
+    "qwen2_5_vl_7b": (8_292_166_656, 676_550_144),
+    "qwen2_5_vl_32b": (33_452_718_336, 688_841_984),
+    "qwen3_vl_2b": (2_127_532_032, 406_957_056),
+    "qwen3_vl_4b": (4_437_815_808, 415_347_712),
+    "qwen3_vl_8b": (8_767_123_696, 576_388_336),
+    "qwen3_vl_32b": (33_357_390_064, 595_266_800),
+    "qwen3_vl_30b_a3b": (31_070_754_032, 538_631_408),
+    "kimi_vl_a3b": (16_407_656_048, 416_866_032 + 30_679_808),
+    "minicpmv_4_5": (8_695_895_280, None),
+}
+"""Parameters, and those of the encoder."""
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=[] if size.endswith("vl_2b") else [SLOW]) for size in PUBLISHED]
+)
+def test_published_sizes_have_the_published_numbers_of_parameters(tmp_path: Path, size: str) -> None:
+    directory = make(size, tmp_path)
+    model = resolve(family_of(directory).model)(directory, META, torch.bfloat16, "random")
+    total, encoder = (sum(parameter.numel() for parameter in part.parameters()) for part in (model, model.encoder))
+    if size == "kimi_vl_a3b":
+        weight = model.encoder.patch_embed.weight  # Padded in memory.
+        padding = weight.numel() - len(weight) * model.encoder.config.patch_values
+        total, encoder = total - padding, encoder - padding
+        assert sum(spec.bytes_per_token(torch.bfloat16) for spec in model.decoder.cache_specs()) == 31_104
+    assert (total, encoder if PUBLISHED[size][1] else None) == PUBLISHED[size]
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: RssAnon or RssFile."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.slow
+def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the parameters (here on the host as well) there is one tensor, and the pages of one mapped shard."""
+    family, slack = FAMILIES["qwen3_vl"], 24 << 20
+    directory = copy_checkpoint(family.directory, tmp_path / "large")
+    for path in directory.glob("*.safetensors*"):
+        path.unlink()
+    large = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 6}
+    change(directory, "config.json", large, "text_config")
+    change(directory, "config.json", {"out_hidden_size": 512}, "vision_config")
+    config = load_config(directory)
+    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config))]
+    shapes = published_shapes(family.fresh("meta", torch.bfloat16, directory, "random"), rules)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, shape in shapes.items():
+        layer = name.split(".")[3] if ".language_model.layers." in name else "rest"
+        groups.setdefault(layer, {})[name] = torch.full(shape, 0.5, dtype=torch.bfloat16)
+    weight_map = {name: f"model-{group}.safetensors" for group, members in groups.items() for name in members}
+    for group, members in groups.items():
+        save_file(members, directory / f"model-{group}.safetensors")
+    del groups, members
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    largest_tensor = 2 * max(map(math.prod, shapes.values()))
+    largest_shard = max(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
+    peak, fill = dict(before), checkpoint._fill
+
+    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
+        fill(place, tensor)
+        for kind in peak:
+            peak[kind] = max(peak[kind], resident(kind))
+
+    monkeypatch.setattr(checkpoint, "_fill", watched)
+    model = family.fresh("cpu", torch.bfloat16, directory)
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    assert parameters > 150 << 20
+    assert peak["RssAnon"] - before["RssAnon"] <= parameters + largest_tensor + slack
+    assert peak["RssFile"] - before["RssFile"] <= largest_shard + slack < parameters
