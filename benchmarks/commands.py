@@ -141,22 +141,6 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
     ),
     Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
-    *(
-        Command(
-            f"a server of {model} on a small GPU, which an H100 is made into",
-            f"small_gpu_{model}",
-            f"python -m benchmarks.small_gpu {model}",
-        )
-        for model in ("qwen2_vl_2b", "qwen3_vl_2b", "voxcpm2", "qwen2_5_vl_3b", "qwen3_vl_4b", "qwen2_vl_7b")
-    ),
-    *(
-        Command(
-            f"the same of {model} with expandable segments",
-            f"small_gpu_{model}_expandable_segments",
-            f"python -m benchmarks.small_gpu {model} --expandable-segments",
-        )
-        for model in ("voxcpm2", "qwen2_5_vl_3b")
-    ),
     Command(
         "first token and first sound right after readiness, and after settling",
         "first_minutes_qwen2_vl_2b",

@@ -23,11 +23,6 @@ from models.voxcpm2.network import VoxCPM2Network, network_rules
 Shapes = dict[str, tuple[int, ...]]
 
 
-def can_write(directory: Path) -> bool:
-    """Whether WRITERS knows the family of config.json in `directory`."""
-    return _family(directory) in WRITERS
-
-
 def write_weights(directory: Path) -> int:
     """Write the tensors that config.json in `directory` asks for, in bfloat16; the number of bytes written.
 
