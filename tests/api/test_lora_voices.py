@@ -26,6 +26,7 @@ from tests.support.waiting import GENEROUS
 
 CHECKPOINT = EMBEDDED / "voxcpm2"
 MODEL = "reprise/voxcpm2"
+ONE_LAYER = ("lm_to_dit_proj",)
 SPEECH = {
     "model": MODEL,
     "input": "Hello there.",
@@ -55,24 +56,20 @@ def speak(server: ServerProcess, **fields: object) -> np.ndarray:
     return np.frombuffer(answer.content, dtype=np.int16) / 32768
 
 
-def test_adapters_are_listed_with_the_model_that_they_are_of(server: ServerProcess) -> None:
-    listed = httpx.get(f"{server.url}/v1/audio/voices", timeout=GENEROUS).json()["data"]
-    own = [voice for voice in listed if voice["type"] == "lora"]
-    assert own == [
+@pytest.mark.slow
+def test_adapters_are_listed_and_every_voice_is_there_by_its_id(server: ServerProcess) -> None:
+    path = f"{server.url}/v1/audio/voices"
+    listed = httpx.get(path, timeout=GENEROUS).json()["data"]
+    assert [voice for voice in listed if voice["type"] == "lora"] == [
         {"id": name, "name": name, "object": "audio.voice", "type": "lora", "model": MODEL}
         for name in ("Anna", "bela 2")
     ]
-
-
-def test_every_listed_voice_is_there_by_its_id(server: ServerProcess) -> None:
-    path = f"{server.url}/v1/audio/voices"
-    listed = httpx.get(path, timeout=GENEROUS).json()["data"]
-    assert {voice["type"] for voice in listed} >= {"builtin", "lora"}
     for voice in listed:
         assert httpx.get(f"{path}/{voice['id'].upper()}", timeout=GENEROUS).json() == voice
         assert httpx.delete(f"{path}/{voice['id']}", timeout=GENEROUS).status_code == 404  # none is uploaded
 
 
+@pytest.mark.slow
 def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerProcess) -> None:
     voices = ("Anna", "bela 2", "default", "anna", "bela 2", "default")
     alone = {voice: speak(server, voice=voice) for voice in set(voices)}
@@ -86,6 +83,7 @@ def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerP
         np.testing.assert_allclose(heard, alone[voice], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_kept_beside_reference_audio(server: ServerProcess) -> None:
     """What a clip conditions and what an adapter changes are two things."""
     clip = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"response_format": "wav"}, timeout=600).content
@@ -94,6 +92,7 @@ def test_an_adapter_is_kept_beside_reference_audio(server: ServerProcess) -> Non
     assert np.abs(plain - adapted).max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_chat_answer_is_spoken_by_an_adapter(server: ServerProcess) -> None:
     def spoken(voice: str) -> np.ndarray:
         body = {
@@ -114,6 +113,7 @@ def test_a_chat_answer_is_spoken_by_an_adapter(server: ServerProcess) -> None:
     assert shorter >= 3 * 7680 - 7680 and np.abs(anna[:shorter] - bela[:shorter]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
     unknown = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"voice": "cora"}, timeout=GENEROUS)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
@@ -122,25 +122,21 @@ def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
     assert (taken.status_code, taken.json()["error"]["param"]) == (400, "name")
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("Nova",), "'Nova' is the name of a built-in voice"),
-        (("anna", "Anna"), "'Anna' and 'anna' are the same name"),
-        (("voice_0123456789abcdef01234567",), "cannot be a voice's name"),
-        (("a/b",), "a has no lora_config.json"),
-        (("-x",), "'-x' cannot be a voice's name"),
-    ],
-)
-def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
-    for name in names:
-        write_adapter(tmp_path / name, random_adapter(CHECKPOINT, 4, 0, ("lm_to_dit_proj",)), 4, 4.0)
-    settings = load_settings({"lora_voices": tmp_path, "model": (str(CHECKPOINT),)})
-    with pytest.raises(SettingsError, match=said):
-        lora_voices(settings, load_catalog(settings), {"nova"})
-
-
-def test_adapters_need_one_speech_model(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path) -> None:
+    for number, (names, said) in enumerate(
+        [
+            (("Nova",), "'Nova' is the name of a built-in voice"),
+            (("anna", "Anna"), "'Anna' and 'anna' are the same name"),
+            (("voice_0123456789abcdef01234567",), "cannot be a voice's name"),
+            (("a/b",), "a has no lora_config.json"),
+            (("-x",), "'-x' cannot be a voice's name"),
+        ]
+    ):
+        for name in names:
+            write_adapter(tmp_path / f"{number}" / name, random_adapter(CHECKPOINT, 4, 0, ONE_LAYER), 4, 4.0)
+        settings = load_settings({"lora_voices": tmp_path / f"{number}", "model": (str(CHECKPOINT),)})
+        with pytest.raises(SettingsError, match=said):
+            lora_voices(settings, load_catalog(settings), {"nova"})
     settings = load_settings({"lora_voices": tmp_path, "model": (str(EMBEDDED / "qwen2_vl"),)})
     with pytest.raises(SettingsError, match="adapters are of one speech model, and 0 are hosted"):
         lora_voices(settings, load_catalog(settings), ())
@@ -149,7 +145,7 @@ def test_adapters_need_one_speech_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dry_run", "server"])
 def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path, real: bool) -> None:
     """A dry run loads models as the engine does."""
-    write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ("lm_to_dit_proj",)), 4, 4.0)
+    write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ONE_LAYER), 4, 4.0)
     config = tmp_path / "bad" / "lora_config.json"
     config.write_text(json.dumps({"lora_config": {"r": 5, "alpha": 5}}))
     flags = ("--model", str(CHECKPOINT), "--lora-voices", str(tmp_path))

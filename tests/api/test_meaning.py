@@ -38,10 +38,10 @@ TURNS = (
 )
 MOST_WRONG = 0.08
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module", params=["replayed", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["replayed", "eager"])
 def server(request: pytest.FixtureRequest, embedded_server: ServerProcess) -> Iterator[ServerProcess]:
     if request.param == "replayed":
         yield embedded_server

@@ -35,7 +35,7 @@ MOST_WRONG_OF_ONE = 0.34
 MISHEARD = {"sent turn a": "center and a"}
 """What the recogniser hears of natural speech, too: what was said."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

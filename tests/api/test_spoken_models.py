@@ -29,7 +29,7 @@ SPOKEN: dict[str, Any] = {
 }
 PATCH_SECONDS = 0.16
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ MODEL = "reprise/qwen2_vl"
 QUESTION = "Is there a dog in the picture?"
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning"),
 ]
