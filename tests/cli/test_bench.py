@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,20 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.servers.footprint import children
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
-from service.cli.bench import command
 from service.cli.bench import run as bench_run
-from service.cli.bench.run import BenchError, Clients, cached_prompts, run_load, run_together, summary
-from service.cli.bench.spec import Assignment, ChatLoad, Record, SpeechLoad
+from service.cli.bench.run import Clients
+from service.cli.bench.spec import ChatLoad, SpeechLoad
 from service.cli.bench.traffic import PATCH_SECONDS, payload, questions
 from service.cli.bench.words import WORDS
 from service.cli.main import app
-from service.cli.numbers import counted
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.waiting import GENEROUS
 
@@ -37,12 +31,6 @@ SMALL = ["--requests", "4", "--warmup", "1"]
 
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "400"})
-
-
-def test_a_terminals_ctrl_c_is_the_commands_alone() -> None:
-    """A client that it reached, too, would tell of it with a traceback."""
-    with bench_run._Client() as client:
-        assert os.getpgid(client._process.pid) != os.getpgid(0)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +56,6 @@ def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
         assert parsed.stream_options is not None and parsed.stream_options.include_usage
 
 
-def test_of_several_voices_one_is_drawn_for_each_request() -> None:
-    rng, load = np.random.default_rng(0), SpeechLoad("http://x", "m", 1, 0, voices=("alloy", "nova", "tom"))
-    assert {payload(load, rng)["voice"] for _ in range(50)} == {"alloy", "nova", "tom"}
-    assert payload(SpeechLoad("http://x", "m", 1, 0), rng)["voice"] == "default"
-
-
 def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
     body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
     assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
@@ -94,6 +76,7 @@ def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -
     assert result["first"]["p10"] <= result["first"]["p50"] <= result["first"]["p99"] <= result["first"]["max"]
 
 
+@pytest.mark.slow
 def test_a_second_run_sends_new_contents_unless_it_has_the_seed_of_the_first(
     embedded_server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -114,38 +97,7 @@ def test_a_second_run_sends_new_contents_unless_it_has_the_seed_of_the_first(
     assert seed == second[0] and cached > 0 and "The server had 4 prompts of this run in its cache" in said
 
 
-def test_what_all_prompts_share_is_no_sign_of_an_earlier_run() -> None:
-    load = ChatLoad("http://x", "m", 1, 0)
-    shared = msgspec.structs.replace(load, system_tokens=100)
-
-    def record(cached: int, turn: int = 1) -> Record:
-        return Record(start=0.0, status=200, cached_tokens=cached, turn=turn)
-
-    assert cached_prompts(load, [record(0), record(48), record(500, turn=2)]) == 0
-    assert cached_prompts(load, [record(0), record(112), record(500)]) == 2
-    assert cached_prompts(shared, [record(112)]) == 0 and cached_prompts(shared, [record(2000)]) == 1
-
-
-def test_the_bar_has_room_for_its_count_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    terminal = Console(file=written, width=60, force_terminal=True, color_system=None)
-    monkeypatch.setattr(command, "Console", lambda **options: terminal)
-    with command._progress(ChatLoad("http://x", "a-model/with-a-long-name-of-its-own", 1000, 0, concurrency=4)):
-        pass
-    assert "0/1000 0:00:00" in written.getvalue()
-
-
-def test_no_number_is_cut_on_a_narrow_terminal() -> None:
-    times = dict.fromkeys(("mean", "p50", "p95", "p99", "max"), 1.2345)
-    result = {"requests": 2, "succeeded": 2, "requests_per_second": 2.1}
-    written = io.StringIO()
-    results = command.results_table(
-        ChatLoad("http://x", "model", 2, 0), result | dict.fromkeys(("first", "gap", "duration"), times), []
-    )
-    Console(file=written, width=40).print(results)
-    assert "…" not in written.getvalue() and max(map(len, written.getvalue().splitlines())) <= 40
-
-
+@pytest.mark.slow
 def test_sigterm_ends_a_load_and_its_clients_quietly(tmp_path: Path) -> None:
     """As `timeout 3 reprise bench chat` does."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -162,33 +114,6 @@ def test_sigterm_ends_a_load_and_its_clients_quietly(tmp_path: Path) -> None:
     assert "32 requests, 4 at a time" in said and len(said.splitlines()) == 1
 
 
-def test_a_client_whose_parent_was_killed_says_nothing() -> None:
-    assignment = Assignment(SpeechLoad("http://127.0.0.1:9", "m", 1, 0, concurrency=1), 0, 1, 1)
-    client = subprocess.Popen(bench_run.CLIENT, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
-    assert client.stdin is not None and client.stdout is not None and client.stderr is not None
-    client.stdout.close()
-    client.stdin.write(msgspec.json.encode(assignment) + b"\n")
-    client.stdin.flush()
-    assert client.wait(GENEROUS) == 1 and client.stderr.read() == b""
-    client.stdin.close()
-    client.stderr.close()
-
-
-def test_one_of_a_thing_is_no_plural() -> None:
-    assert [counted(number, "request") for number in (0, 1, 2)] == ["0 requests", "1 request", "2 requests"]
-
-
-def test_answers_that_follow_a_schema(embedded_server: ServerProcess, tmp_path: Path) -> None:
-    schema, file = tmp_path / "schema.json", tmp_path / "chat.json"
-    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "minItems": 9}')
-    small = ["--images", "0", "--words", "4", "--tokens", "6", "--concurrency", "2", "--json", str(file)]
-    done = invoke("chat", "--url", embedded_server.url, *SMALL, *small, "--json-schema", str(schema))
-    assert done.exit_code == 0, done.output
-    result = json.loads(file.read_text())
-    assert result["succeeded"] == 4 and json.loads(result["load"]["json_schema"])["minItems"] == 9
-    assert all(record["tokens"] == 6 for record in result["records"])
-
-
 def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new() -> None:
     load = ChatLoad("http://x", "m", 4, 0, images=0, text_words=6, system_tokens=40, turns=3)
     rng = np.random.default_rng(0)
@@ -199,11 +124,7 @@ def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new()
     assert len(asked) == 5 == len(set(asked)) and all(set(text.split()) <= set(WORDS) for text in asked)
 
 
-def test_no_system_message_leaves_the_templates_own() -> None:
-    load = ChatLoad("http://x", "m", 4, 0, images=0, system_message=False)
-    assert [message["role"] for message in payload(load, np.random.default_rng(0))["messages"]] == ["user"]
-
-
+@pytest.mark.slow
 def test_conversations_arrive_and_each_turn_has_all_that_was_said_before(
     embedded_server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -223,11 +144,7 @@ def test_conversations_arrive_and_each_turn_has_all_that_was_said_before(
     assert all(record["cached_tokens"] > 0 and record["delay"] == 0 for record in later)
 
 
-def test_a_conversation_ends_with_the_first_answer_that_fails(embedded_server: ServerProcess) -> None:
-    load = ChatLoad(embedded_server.url, "nobody", 2, 0, concurrency=1, warmup=0, images=0, turns=3)
-    assert [(record.turn, record.error) for record in run_load(load)] == [(1, "refused"), (1, "refused")]
-
-
+@pytest.mark.slow
 def test_speech_in_an_open_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "speech.json"
     small = ["--rate", "4", "--seconds", "0.64", "--steps", "4", "--words", "3"]
@@ -237,15 +154,6 @@ def test_speech_in_an_open_loop(embedded_server: ServerProcess, tmp_path: Path) 
     result = json.loads(file.read_text())
     assert result["succeeded"] == 4 and result["delay"]["max"] >= 0
     assert [record["audio"] for record in result["records"]] == pytest.approx([0.64] * 4)
-
-
-def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) -> None:
-    seen: list[Record] = []
-    load = SpeechLoad(
-        embedded_server.url, "reprise/voxcpm2", 2, 0, concurrency=1, warmup=0, seconds=0.32, response_format="wav"
-    )
-    records = run_load(load, report=seen.append)
-    assert seen == records and summary(load, records)["audio_seconds"] == pytest.approx(0.64)
 
 
 @pytest.mark.parametrize(
@@ -267,78 +175,6 @@ def test_a_closed_loop_has_as_many_rounds_in_every_lane(load: Any) -> None:
                     assert share.count > 0, "a process with nothing to do"
 
 
-def test_two_loads_at_the_same_time_and_the_end_of_a_closed_loop(
-    embedded_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each client's clock jumps to the end when it was looked at so often: at the beginning, and before each request
-    of a closed loop."""
-    looks, until = 30, 3600.0
-    program = f"""
-import time
-from itertools import count
-from types import SimpleNamespace
-from service.cli.bench import client
-
-looks = count(1)
-client.time = SimpleNamespace(time=lambda: time.time() + ({until} if next(looks) > {looks} else 0.0))
-client.main()
-"""
-    monkeypatch.setattr(bench_run, "CLIENT", (sys.executable, "-c", program))
-    arriving = SpeechLoad(embedded_server.url, "nobody", 40, 0, rate=40.0, warmup=0)
-    held = SpeechLoad(embedded_server.url, "nobody", 200, 1, concurrency=2, warmup=0)
-    first, second = run_together(Clients(arriving, processes=2), Clients(held, processes=2, until=until))
-    assert len(first) == 40 and len(second) == 2 * (looks - 1)
-    begin = first[0].start - first[0].delay - float(bench_run._poisson_arrivals(arriving)[0])
-    assert begin <= second[0].start
-
-
-def prepare_otherwise(monkeypatch: pytest.MonkeyPatch, mark: Path, first: str, then: str) -> None:
-    """Client processes where the very first request is prepared after the statement `first`, each other after `then`.
-    The first one makes the file `mark`."""
-    program = f"""
-import sys, time
-from service.cli.bench import client
-
-made = client.payload
-
-def payload(load, rng):
-    try:
-        open({str(mark)!r}, "x").close()
-    except FileExistsError:
-        {then}
-    else:
-        {first}
-    return made(load, rng)
-
-client.payload = payload
-client.main()
-"""
-    monkeypatch.setattr(bench_run, "CLIENT", (sys.executable, "-c", program))
-
-
-def test_clients_begin_together_however_long_one_prepares(
-    embedded_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    prepared = tmp_path / "prepared"
-    slowly = f"time.sleep(1); open({str(prepared)!r}, 'w').write(str(time.time()))"
-    prepare_otherwise(monkeypatch, tmp_path / "slow", slowly, "pass")
-    load = SpeechLoad(embedded_server.url, "nobody", 40, 0, rate=100.0, warmup=0)
-    records = run_load(load, processes=2)
-    assert len(records) == 40 and all(record.delay >= 0 for record in records)
-    due = np.sort([record.start - record.delay for record in records])
-    begins = due - bench_run._poisson_arrivals(load)
-    assert np.ptp(begins) < 1e-3, "each client counts from a beginning of its own"
-    assert begins.min() > float(prepared.read_text())
-
-
-def test_a_client_that_fails_while_it_prepares_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = set(children(os.getpid()))
-    prepare_otherwise(monkeypatch, tmp_path / "failed", "sys.exit(3)", "time.sleep(3600)")
-    with pytest.raises(BenchError, match="ended with status 3"):
-        run_load(SpeechLoad("http://127.0.0.1:9", "nobody", 4, 0, concurrency=2, warmup=0), processes=2)
-    assert set(children(os.getpid())) == before
-
-
 def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
     done = invoke("speech", "--url", embedded_server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
     assert "404 refused: 2" in done.output and done.exit_code == 1
@@ -356,32 +192,3 @@ def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: 
 def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2 and said in done.output
-
-
-@pytest.mark.parametrize("content", [b"not JSON", b'{"title": "caf\xe9"}', b""])
-def test_a_file_that_holds_no_schema_is_named(content: bytes, tmp_path: Path) -> None:
-    (file := tmp_path / "s.json").write_bytes(content)
-    done = invoke("chat", "--model", "m", "--json-schema", str(file))
-    assert done.exit_code == 2 and "s.json is not JSON" in done.output
-
-
-def test_a_server_that_is_not_there() -> None:
-    done = invoke("chat", "--url", "http://127.0.0.1:9")
-    assert done.exit_code == 1 and "no server at" in str(done.exception)
-
-
-@pytest.mark.parametrize(("flags", "key"), [([], "ours"), (["--key", "named"], "named")])
-def test_a_load_has_the_key_of_the_environment_unless_one_is_named(
-    flags: list[str], key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REPRISE_API_KEY", "ours")
-    loads: list[Any] = []
-
-    def run_load(load: Any, **options: Any) -> list[Record]:
-        loads.append(load)
-        return [Record(start=0.0, status=200, first=0.1, duration=0.2, tokens=1)]
-
-    monkeypatch.setattr(command, "run_load", run_load)
-    done = invoke("chat", "--model", "m", *flags)
-    assert done.exit_code == 0, done.output
-    assert [load.api_key for load in loads] == [key]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from service.cli.bench.command import results_table
 from service.cli.bench.connection import Connection, ConnectionFailed, peer_of
 from service.cli.bench.run import summary
 from service.cli.bench.spec import Record, SpeechLoad
@@ -79,12 +76,3 @@ def test_a_summary_tells_why_requests_failed() -> None:
     found = summary(load, [*failed, Record(0.0, 503, error="refused", message="full"), Record(0.0, 200, duration=1.0)])
     assert found["failures"] == {"cut off": 2} and (found["failed"], found["refused"]) == (2, 1)
     assert "failures" not in summary(load, [Record(0.0, 200, duration=1.0)])
-
-
-def test_the_table_shows_reasons_as_they_are_and_no_rate_that_is_not_known() -> None:
-    load = SpeechLoad(url="http://127.0.0.1:1", model="tts", requests=2, seed=1, response_format="mp3")
-    records = [Record(0.0, 0, error="failed", message="cut [off] [/red]"), Record(0.0, 200, first=0.1, duration=1.0)]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(results_table(load, summary(load, records), records))
-    shown = console.export_text()
-    assert "failed (cut [off] [/red]): 1" in shown and "known only as pcm or with --seconds" in shown

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli.captions import LONGEST, Cue, cues, write_srt, write_vtt
+from service.cli.captions import LONGEST, cues
 from service.cli.main import app
 from service.link.engine_link import InlineLink
 from tests.support.fake_talker import MUTE, PATCH, FakeTalker, talking_catalog
@@ -59,30 +57,11 @@ def test_captions_beside_the_audio(server: RunningServer, tmp_path: Path) -> Non
     assert (audio[-PATCH:] != 0).all() and not audio[PATCH:-PATCH].any()
 
 
-def test_captions_on_standard_output(server: RunningServer, tmp_path: Path) -> None:
-    text = "Hello < there. [pause:1.5s] It cost $5."
-    done = say(text, "-o", tmp_path / "x.wav", "--srt", "-", "--url", server.url)
-    assert (done.exit_code, done.stdout) == (0, SRT) and "x.wav: " in done.stderr
-    done = say(text, "-o", "-", "--srt", "-", "--url", server.url)
-    assert done.exit_code == 2 and "takes one of the audio and the captions" in done.output
-    assert not Path("-").exists()
-
-
 def test_no_captions_of_speech_that_fails(server: RunningServer, tmp_path: Path) -> None:
     srt, wav = tmp_path / "x.srt", tmp_path / "x.wav"
     done = say(f"One. [pause:1s] {MUTE}", "-o", wav, "--srt", srt, "--url", server.url)
     assert done.exit_code != 0 and "the voice failed" in str(done.exception)
     assert not srt.exists() and not wav.exists()
-
-
-def test_a_stream_that_breaks_off_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = json.dumps({"type": "speech.audio.delta", "audio": "AAAA", "response_format": "pcm"})
-    answer = httpx.Response(200, text=f"event: speech.audio.delta\ndata: {event}\n\n")
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(lambda request: answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    done = say("Hello.", "--model", "m", "-o", tmp_path / "x.pcm", "--srt", tmp_path / "x.srt")
-    assert done.exit_code != 0 and "before it was complete" in str(done.exception)
-    assert not (tmp_path / "x.srt").exists() and not (tmp_path / "x.pcm").exists()
 
 
 def segment(text: str, words: list[str], start: float = 1.0) -> dict[str, Any]:
@@ -104,10 +83,3 @@ def test_chinese_has_no_spaces() -> None:
     assert "".join(cue.text for cue in shown) == "好" * 60 and len(shown) == 3
     mixed = cues([segment("x" * 82 + " 我用，Linux 好。", ["x" * 82, "我", "用，", "Linux", "好。"])])
     assert [cue.text for cue in mixed] == ["x" * 82, "我用，Linux 好。"]
-
-
-def test_times_of_hours(tmp_path: Path) -> None:
-    write_srt(tmp_path / "x.srt", [Cue(3599.9996, 7325.25, "x")])
-    assert (tmp_path / "x.srt").read_text() == "1\n01:00:00,000 --> 02:02:05,250\nx\n"
-    write_vtt(tmp_path / "x.vtt", [])
-    assert (tmp_path / "x.vtt").read_text() == "WEBVTT\n"

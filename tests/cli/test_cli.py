@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import pwd
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,16 +19,17 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.servers.footprint import children
-from service.cli.client import ApiClient, user_message
+from service.cli.client import user_message
 from service.cli.main import app, main
-from service.cli.outputs import write_audio
-from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
 from service.media.audio_out import wav_header
 from service.settings.settings import Settings
+from tests.cli.conftest import AnswerWith, chat_stream
 from tests.support.ports import silent_port
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS, wait
+
+PICTURE = str(ROOT / "docs/images/shapes.png")
 
 
 @pytest.fixture
@@ -107,6 +103,7 @@ def has_namespaces() -> bool:
     return shutil.which("unshare") is not None and subprocess.run([*CONTAINER, "true"]).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_namespaces(), reason="needs namespaces of processes, which some containers forbid")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_process_1_of_a_container_ends_while_it_starts(tmp_path: Path, number: int) -> None:
@@ -146,6 +143,7 @@ def test_a_checkpoint_whose_configuration_is_wrong(
     assert f"{tmp_path}: config.json" in line and says in line
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there() -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--device", "cuda", "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -176,12 +174,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
-    picture = str(ROOT / "docs/images/shapes.png")
     with silent_port() as port:
         url = f"http://127.0.0.1:{port}"
         for command in (
             ("models",),
-            ("ask", picture, "What?"),
+            ("ask", PICTURE, "What?"),
             ("say", "Hello.", "-o", str(tmp_path / "a.wav")),
             ("bench", "chat"),
         ):
@@ -192,64 +189,10 @@ def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
 
 
 def test_a_file_that_cannot_be_written(failing: Failing) -> None:
+    said = failing("bench", "chat", "--json", "/nowhere/a.json", "--url", "http://127.0.0.1:1")
+    assert said == "reprise: /nowhere/a.json: No such file or directory\n", "before anything is measured"
     said = failing("say", "Hello.", "--model", "m", "-o", "/nowhere/a.wav", body=iter([b"RIFF"]))
     assert said == "reprise: /nowhere/a.wav: No such file or directory\n"
-
-
-@pytest.mark.parametrize("command", [("say", "caf\udce9", "-o", "-"), ("ask", "caf\udce9")])
-def test_a_text_that_is_not_utf_8(failing: Failing, command: tuple[str, ...]) -> None:
-    """Bytes of another encoding in an argument or a pipe; Python hands them on as surrogates."""
-    assert failing(*command, "--model", "m") == "reprise: the text is not UTF-8\n"
-
-
-@pytest.mark.parametrize("flag", ["--srt", "--vtt"])
-def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
-    tmp_path: Path, failing: Failing, flag: str
-) -> None:
-    said = failing(
-        "say", "Hello.", "-o", str(tmp_path / "a.wav"), flag, "/nowhere/a.txt", "--url", "http://127.0.0.1:1"
-    )
-    assert said == "reprise: /nowhere/a.txt: No such file or directory\n"
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
-        ("/nowhere/a.json", "No such file or directory"),
-        ("folder", "Is a directory"),
-        ("file/a.json", "Not a directory"),
-    ],
-)
-def test_results_that_cannot_be_written_are_found_before_they_are_measured(
-    file: str, says: str, tmp_path: Path, failing: Failing
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    path = str(tmp_path / file)
-    said = failing("bench", "chat", "--json", path, "--url", "http://127.0.0.1:1")
-    assert said == f"reprise: {path}: {says}\n"
-
-
-def test_audio_and_captions_are_not_written_to_one_file(tmp_path: Path) -> None:
-    file = str(tmp_path / "a.wav")
-    done = CliRunner().invoke(app, ["say", "Hello.", "-o", file, "--srt", file], env={"COLUMNS": "200"})
-    assert done.exit_code == 2 and "need a file each" in done.output
-
-
-def test_a_server_without_tls_is_not_said_to_be_missing(failing: Failing) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        threading.Thread(target=_answer_in_plain_text, args=(listener,), daemon=True).start()
-        said = failing("models", "--url", url)
-    assert said.startswith(f"reprise: {url}: no TLS with this server") and "reprise serve" not in said
-
-
-def _answer_in_plain_text(listener: socket.socket) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(1 << 16)
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 NO_ADDRESSES = ("nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000")
@@ -270,72 +213,12 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(command: list[st
     assert "sk-" not in done.output
 
 
-def test_half_a_file_is_not_kept(tmp_path: Path, failing: Failing) -> None:
-    def cut() -> Iterator[bytes]:
-        yield b"RIFF"
-        raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
-
-    said = failing("say", "Hello.", "--model", "m", "-o", str(tmp_path / "a.wav"), body=cut())
-    assert said.startswith("reprise: the connection to http://127.0.0.1:8000 broke (peer closed")
-    assert not list(tmp_path.iterdir())
-
-
-def cut_off() -> Iterator[bytes]:
-    yield b"RIFF"
-    raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
-
-
-def test_what_is_no_regular_file_is_not_removed(tmp_path: Path) -> None:
-    """Half an audio through a FIFO or a link."""
-    fifo, link, target = tmp_path / "fifo", tmp_path / "link", tmp_path / "target"
-    os.mkfifo(fifo)
-    link.symlink_to(target)
-    target.write_text("old")
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        for out in (fifo, link):
-            with pytest.raises(httpx.RemoteProtocolError):
-                write_audio(out, cut_off(), "wav")
-    finally:
-        os.close(reader)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link", "target"]
-
-
-def test_a_file_stays_until_the_first_byte_is_written(tmp_path: Path, failing: Failing) -> None:
-    def nothing() -> Iterator[bytes]:
-        yield b""
-        raise httpx.RemoteProtocolError("closed")
-
-    (old := tmp_path / "a.wav").write_bytes(b"old")
-    failing("say", "Hello.", "--model", "m", "-o", str(old), body=nothing())
-    assert old.read_bytes() == b"old"
-
-
-def test_audio_replaces_a_longer_file(tmp_path: Path) -> None:
-    (old := tmp_path / "a.pcm").write_bytes(b"much longer")
-    assert write_audio(old, iter([b"ab", b"c"]), "pcm") == 3 and old.read_bytes() == b"abc"
-
-
-def test_a_wav_through_a_fifo(tmp_path: Path) -> None:
-    """Its lengths cannot be written at the end."""
-    fifo, audio = tmp_path / "fifo", wav_header(24_000) + b"1234"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert write_audio(fifo, iter([audio]), "wav") == len(audio)
-        assert os.read(reader, 1000) == audio
-    finally:
-        os.close(reader)
-
-
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_audio_to_standard_output_is_all_that_stands_there(
-    name: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    name: str, answer_with: AnswerWith, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     audio = wav_header(24_000) + b"1234"
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=audio))
-    client = httpx.Client(base_url="http://server", transport=transport)
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    answer_with(lambda: httpx.Response(200, content=audio))
     monkeypatch.setattr(sys, "argv", ["reprise", "say", "Hello.", "--model", "m", "--format", "wav", "-o", name])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -355,6 +238,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, failing: Failing) -> None:
         assert done.stderr == "reprise: No space left on device\n" or "no server at" in done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     """As Ctrl-C leaves none."""
     out = tmp_path / "a.wav"
@@ -371,51 +255,8 @@ def test_sigterm_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     assert command.returncode == 128 + signal.SIGTERM and not said and not out.exists()
 
 
-def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "")
-    monkeypatch.setattr(sys, "argv", ["reprise", "version"])
-    with pytest.raises(SystemExit):
-        main()
-    assert Path("~").expanduser() == Path(pwd.getpwuid(os.getuid()).pw_dir)
-
-
-@pytest.mark.parametrize(("status", "hint"), [(404, ""), (403, "; --key names an API key")])
-def test_ps_of_another_server(status: int, hint: str, failing: Failing) -> None:
-    answered = f"answered with status {status}"
-    assert (
-        failing("ps", "--url", "http://server", status=status) == f"reprise: http://server/metrics {answered}{hint}\n"
-    )
-    assert failing("models", status=status) == f"reprise: http://server/v1/models {answered}\n"
-
-
-def test_no_name_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "Qwen/Qwen2.5-VL-72B-Instruct"
-    card = {"id": name, "kind": "chat", "max_model_len": 128000}
-    monkeypatch.setattr(ApiClient, "models", lambda self: [card])
-    printed = CliRunner().invoke(app, ["models"], env={"COLUMNS": "40"}).output
-    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
-    assert "".join(rows) == name and "…" not in printed
-
-
-def test_answers_of_another_kind_of_server(failing: Failing) -> None:
-    assert "http://server/v1/models answered with no list of models" in failing("models", body=iter([b"<html>"]))
-    said = failing("ps", "--url", "http://server", body=iter(()), status=200)
-    assert said == "reprise: http://server/health does not answer as Reprise does\n"
-
-
-def test_pull_of_a_directory_without_a_model(tmp_path: Path, failing: Failing) -> None:
-    assert "no readable config.json" in failing("pull", str(tmp_path))
-
-
-def test_say_asks_for_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
-        return httpx.Response(200, content=b"fLaC")
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+def test_say_asks_for_what_its_flags_say(tmp_path: Path, answer_with: AnswerWith) -> None:
+    asked = answer_with(lambda: httpx.Response(200, content=b"fLaC"))
     out = str(tmp_path / "a.flac")
     flags = ["--voice", "nova", "--instructions", "A calm old man", "--speed", "1.5", "--seed", "7"]
     done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m", "-o", out, *flags])
@@ -424,27 +265,15 @@ def test_say_asks_for_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [wanted | {"instructions": "A calm old man", "speed": 1.5, "seed": 7}]
 
 
-@pytest.mark.parametrize("files", [[], [str(ROOT / "docs/images/shapes.png")]])
-def test_ask_takes_pictures_or_none(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
-        chunk = {"choices": [{"delta": {"content": "Me."}}]}
-        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
-
-    made = httpx.Client
-
-    def client(**options: Any) -> httpx.Client:
-        return made(base_url="http://server", transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr("service.cli.client.httpx.Client", client)
-    for words in ([*files, "Who are you?"], ["Who are you?", *files]):
-        done = CliRunner().invoke(app, ["ask", *words, "--model", "m"])
+@pytest.mark.parametrize("files", [[], [PICTURE]])
+def test_ask_takes_pictures_or_none(files: list[str], answer_with: AnswerWith) -> None:
+    asked = answer_with(lambda: chat_stream("Me."))
+    for words, piped in ((["Who?", *files], ""), ([*files, "Who?"], ""), ([*files, "-"], "Who?\n"), (files, "Who?\n")):
+        done = CliRunner().invoke(app, ["ask", *words, "--model", "m"], input=piped)
         assert (done.exit_code, done.output) == (0, "Me.\n")
         *pictures, question = asked[-1]["messages"][0]["content"]
         assert [part["type"] for part in pictures] == ["image_url"] * len(files)
-        assert question == {"type": "text", "text": "Who are you?"}
+        assert question == {"type": "text", "text": "Who?"}
     CliRunner().invoke(app, ["ask", "Who?", *files, "--model", "m", "--system", "Be brief.", "--temperature", "0"])
     assert asked[-1]["messages"][0] == {"role": "system", "content": "Be brief."} and asked[-1]["temperature"] == 0
 
@@ -453,35 +282,9 @@ def test_pictures_and_videos_are_told_apart_by_their_contents(tmp_path: Path) ->
     transport = tmp_path / "x.ts"  # of TypeScript, by its suffix
     transport.write_bytes(b"\x47".ljust(188, b"\0") * 2)
     (clip := tmp_path / "clip.png").write_bytes(b"\0\0\0\x18ftypisom")
-    (picture := tmp_path / "picture.mp4").write_bytes((ROOT / "docs/images/shapes.png").read_bytes())
+    (picture := tmp_path / "picture.mp4").write_bytes(Path(PICTURE).read_bytes())
     parts = user_message("What is it?", [transport, clip, picture])["content"][:-1]
     assert [part["type"] for part in parts] == ["video_url", "video_url", "image_url"]
-
-
-@pytest.mark.parametrize("words", [[], ["-"]])
-def test_ask_reads_its_question_from_a_pipe(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content)["messages"][0]["content"])
-        return httpx.Response(200, text="data: [DONE]\n\n")
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    files = [str(ROOT / "docs/images/shapes.png")]
-    done = CliRunner().invoke(app, ["ask", *files, *words, "--model", "m"], input="How are you?\n")
-    assert done.exit_code == 0, done.output
-    ((picture, question),) = asked
-    assert picture["type"] == "image_url" and question == {"type": "text", "text": "How are you?"}
-
-
-def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = {"choices": [{"delta": {"content": "Much."}}]}
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\n"))
-    client = httpx.Client(base_url="http://server", transport=transport)
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    done = CliRunner().invoke(app, ["ask", "What do you know? " * 300, "--model", "m"])
-    assert (done.exit_code, done.output) == (0, "Much.\n")
 
 
 @pytest.mark.parametrize(
@@ -498,12 +301,6 @@ def test_ask_names_what_is_no_file(words: list[str], file: str) -> None:
     assert done.exit_code == 2 and f"'{file}' does not exist" in done.output
 
 
-@pytest.mark.parametrize("words", [[], [""], [str(ROOT / "docs/images/shapes.png")]])
-def test_ask_wants_a_question(words: list[str]) -> None:
-    done = CliRunner().invoke(app, ["ask", *words])
-    assert done.exit_code == 2 and "the question is missing" in done.output
-
-
 @pytest.fixture(scope="module")
 def serve_help() -> str:
     return CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).output
@@ -516,72 +313,11 @@ def test_help_names_choices_units_and_defaults(serve_help: str) -> None:
         assert not (values := choices(field.annotation)) or "|".join(values) in option, name
     assert "BYTES" in options["--max-body"] and "[64M]" in options["--max-body"]
     assert "INTEGER" in options["--port"] and "[8000]" in options["--port"]
-    assert "NUMBER" in options["--chat-share"] and "PATH" in options["--api-key-file"]
+    assert "NUMBER" in options["--memory-share"] and "PATH" in options["--api-key-file"]
     assert "[on]" in options["--metrics-open"] and "--no-print-config" not in serve_help
 
 
-def test_help_fits_a_terminal_and_begins_with_what_most_servers_need(serve_help: str) -> None:
-    assert max(map(len, serve_help.splitlines())) <= 80
-    titles = [line for line in serve_help.splitlines() if line and line[0] != " "]
-    assert titles[-7:] == ["Settings that most servers need", "Models", "Server", "Engine", "Limits", "Media", "Speech"]
-    assert set(MOST_USED) <= set(Settings.model_fields) and len(MOST_USED) == 12
-    assert serve_help.index("--sleep-after") < serve_help.index("\nModels") < serve_help.index("--dtype")
-
-
-@pytest.mark.parametrize("command", [[], ["ask"], ["chat"], ["tune"], ["bench"], ["bench", "chat"], ["doctor"]])
-def test_help_gives_switches_no_type_and_fits_a_terminal(command: list[str]) -> None:
-    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).output
-    assert "--help" in shown and "bool" not in shown and "list[str]" not in shown
-    assert max(map(len, shown.splitlines())) <= 80
-
-
-def test_the_list_of_commands_begins_with_serve_and_breaks_no_line_early() -> None:
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
-    assert shown.index("serve ") < shown.index("doctor ") < shown.index("ask ")
-    assert "reasoning goes to standard error." in shown
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/"])
-def test_an_address_may_end_as_openais_clients_want_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bases: list[str] = []
-
-    def client(**options: Any) -> httpx.Client:
-        bases.append(options["base_url"])
-        refuse = httpx.MockTransport(lambda request: httpx.Response(401, json={"error": {"message": "No."}}))
-        return httpx_client(base_url="http://server", transport=refuse)
-
-    httpx_client = httpx.Client
-    monkeypatch.setattr("service.cli.client.httpx.Client", client)
-    done = CliRunner().invoke(app, ["models", "--url", url])
-    assert bases == ["http://127.0.0.1:8000"]
-    assert "No; --key or REPRISE_API_KEY names one" in str(done.exception)
-
-
-@pytest.mark.parametrize(("key", "sent"), [("", None), ("mine", "Bearer mine")])
-def test_without_a_key_none_is_sent(key: str, sent: str | None) -> None:
-    """So that a server with keys says that one is required, not that it is invalid."""
-    with ApiClient("http://server", key) as client:
-        assert client._http.headers.get("authorization") == sent
-
-
-def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
-    code = """
-import sys
-from reprise_server import main
-
-class Interrupted:
-    def find_spec(self, name, *more):
-        if name == "service.cli.main":
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, Interrupted())
-main()
-"""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["service.cli.main", "service.processes.supervisor"])
 def test_ctrl_c_during_the_imports_is_not_lost(module: str) -> None:
     """Whatever becomes of a KeyboardInterrupt there: callbacks of importlib swallow it."""
@@ -606,87 +342,7 @@ main()
     assert done.returncode == 130 and "Traceback" not in done.stderr
 
 
-def test_ctrl_c_before_the_server_has_its_own_handlers_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvicorn would log the cancelled start of the application with a traceback."""
-    from service.processes import server
-
-    served: list[object] = []
-
-    async def record(sockets: object) -> None:
-        served.append(sockets)
-
-    def interrupted(*anything: object) -> SimpleNamespace:
-        signal.raise_signal(signal.SIGINT)
-        return SimpleNamespace(serve=record, context=None, wait_ready=asyncio.Event().wait)
-
-    monkeypatch.setattr(server, "create_server", interrupted)
-    with asyncio.Runner() as runner, pytest.raises(KeyboardInterrupt):
-        runner.run(server.serve(None, None, None))  # type: ignore[arg-type]
-    assert not served
-
-
-@pytest.mark.parametrize("page", [True, False])
-def test_the_banner_names_the_page_if_there_is_one(
-    page: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from service.processes import server
-
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    server.print_banner(SimpleNamespace(models=()), "cpu", "http://127.0.0.1:8000", page)  # type: ignore[arg-type]
-    assert ("page     http://127.0.0.1:8000/ " in capsys.readouterr().err) == page
-
-
-@pytest.mark.parametrize(("running", "said"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests")])
-async def test_how_many_requests_a_shutdown_waits_for(
-    running: int, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from service.processes import server
-
-    async def stop() -> None:
-        pass
-
-    engine = SimpleNamespace(drain=lambda: None, stop=stop)
-    settings = SimpleNamespace(drain_delay=0, drain_timeout=0)
-    context = SimpleNamespace(settings=settings, engine=engine, admission=SimpleNamespace(in_flight=running))
-    context.unvoiced = context.open_sockets = 0
-    context.drain_begun = asyncio.Event()
-    ended = server.Server(server.uvicorn.Config("", log_config=None), context)  # type: ignore[arg-type]
-    ended._loop = asyncio.get_running_loop()
-    with caplog.at_level("INFO", "reprise"):
-        await ended._drain()
-    assert f"draining {said}" in caplog.messages
-
-
-@pytest.mark.parametrize(("sockets", "seconds"), [(0, 600 + 3), (1, 3)], ids=["at once", "when WebSockets have ended"])
-async def test_how_long_requests_may_take_to_end(sockets: int, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """drain_timeout is for WebSockets and all other requests together."""
-    from service.processes import server
-
-    now = 1000.0
-
-    async def sleep(for_seconds: float) -> None:
-        nonlocal now
-        now += for_seconds
-
-    async def stop() -> None:
-        pass
-
-    monkeypatch.setattr(server.asyncio, "sleep", sleep)
-    settings = SimpleNamespace(drain_delay=5, drain_timeout=600)
-    admission, engine = SimpleNamespace(in_flight=1), SimpleNamespace(drain=lambda: None, stop=stop)
-    context = SimpleNamespace(settings=settings, engine=engine, admission=admission, unvoiced=0, open_sockets=sockets)
-    context.drain_begun = asyncio.Event()
-    ended = server.Server(server.uvicorn.Config("", log_config=None), context)  # type: ignore[arg-type]
-    ended._loop = SimpleNamespace(time=lambda: now)  # type: ignore[assignment]
-    await ended._drain()
-    assert ended.should_exit and ended.config.timeout_graceful_shutdown == seconds
-
-
-def test_the_version_is_printed() -> None:
-    first, second = (CliRunner().invoke(app, [word]).output for word in ("--version", "version"))
-    assert first == second and first[0].isdigit()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "command", "status"),
     [("<&-", "say -o speech.wav", 2), (">&-", "version", 0), ("2>&-", "serve --print-config", 0)],
@@ -699,16 +355,6 @@ def test_a_standard_stream_that_is_closed(closed: str, command: str, status: int
         ["sh", "-c", line, sys.executable], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == status and "Traceback" not in done.stderr
-
-
-def test_nothing_else_takes_the_number_of_a_closed_stream() -> None:
-    code = (
-        "import os; from service.cli.standard_streams import open_closed_streams; open_closed_streams();"
-        "import service.cli.main; print(os.fstat(2).st_rdev == os.stat(os.devnull).st_rdev, os.get_inheritable(2))"
-    )
-    line = [sys.executable, "-c", code]
-    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *line], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "True"]
 
 
 def test_a_command_loads_no_server() -> None:

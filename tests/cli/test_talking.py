@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import subprocess
 import sys
@@ -16,11 +15,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import client, commands, playback
+from service.cli import client, playback
 from service.cli.conversation import split_line
 from service.cli.main import app, main
 from service.cli.options import key_for
 from service.media.audio_out import wav_header
+from tests.cli.conftest import AnswerWith, chat_stream
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 
@@ -35,18 +35,10 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Bodies of what a server is asked, which answers speech with a WAV of SAMPLES in odd pieces."""
-    bodies: list[dict[str, Any]] = []
+def asked(answer_with: AnswerWith) -> list[dict[str, Any]]:
+    """Bodies of requests that are answered with a WAV of SAMPLES in odd pieces."""
     wav = wav_header(24_000) + SAMPLES
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(request.content))
-        return httpx.Response(200, content=iter([wav[:10], wav[10:47], wav[47:]]))
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    return bodies
+    return answer_with(lambda: httpx.Response(200, content=iter([wav[:10], wav[10:47], wav[47:]])))
 
 
 class Loudspeaker(types.ModuleType):
@@ -120,37 +112,9 @@ def test_a_refused_file_is_named_and_a_missing_one_is_noticed(server: RunningSer
     assert done.stdout == "nowhere.png hello\n"
 
 
-def test_a_conversation_outlives_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = f"data: {json.dumps({'choices': [{'delta': {'content': 'half'}}]})}\n\n"
-
-    def breaking() -> Iterator[bytes]:
-        yield chunk.encode()
-        raise httpx.RemoteProtocolError("closed")
-
-    answers = iter([breaking(), None, iter([chunk.encode()])])
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if (content := next(answers)) is None:
-            raise httpx.ConnectError("refused")
-        return httpx.Response(200, content=content)
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    done = CliRunner().invoke(app, ["chat", "--model", "m"], input="one\ntwo\nthree\n")
-    assert (done.exit_code, done.stdout) == (1, "half\nhalf\n")
-    assert "broke (closed)" in done.stderr and "no server at" in done.stderr
-
-
-def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies: list[dict[str, Any]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(request.content))
-        chunk = {"choices": [{"delta": {"content": f"answer {len(bodies)}"}}]}
-        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+def test_turns_are_kept_until_a_new_conversation(answer_with: AnswerWith) -> None:
+    answers = iter(range(1, 4))
+    bodies = answer_with(lambda: chat_stream(f"answer {next(answers)}"))
     lines = f"one\n{quote(str(PICTURE))} two\n/new\n/strange\nthree\n"
     done = CliRunner().invoke(app, ["chat", "--model", "m", "--system", "Be brief."], input=lines)
     assert done.stdout == "answer 1\nanswer 2\nanswer 3\n"
@@ -159,40 +123,6 @@ def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch
     assert roles == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
     parts = bodies[1]["messages"][3]["content"]
     assert [part["type"] for part in parts] == ["image_url", "text"] and parts[1]["text"] == "two"
-
-
-def test_a_new_conversation_has_no_picture_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = answering(monkeypatch, ["Fine."] * 2)
-    done = CliRunner().invoke(
-        app, ["chat", "--model", "m"], input=f"{quote(str(PICTURE))}\n/new\none\n/new please\ntwo\n"
-    )
-    assert done.stdout == "Fine.\nFine.\n"
-    assert "/new stands alone in its line" in done.stderr and "neither" not in done.stderr
-    assert [len(message["content"]) for message in bodies[0]["messages"]] == [1]
-    assert len(bodies[1]["messages"]) == 3  # the line that was no command has begun nothing
-
-
-def test_a_question_that_is_stopped_before_its_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = answering(monkeypatch, [KeyboardInterrupt, "Fine."])
-    done = CliRunner().invoke(app, ["chat", "--model", "m"], input="one\ntwo\n")
-    assert (done.exit_code, done.stdout) == (0, "\nFine.\n")
-    assert [[message["role"] for message in body["messages"]] for body in bodies] == [["user"], ["user"]]
-
-
-def answering(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[dict[str, Any]]:
-    """Bodies of what a server is asked, which answers with these texts; an exception is raised before the answer."""
-    bodies: list[dict[str, Any]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(request.content))
-        if not isinstance(text := answers[len(bodies) - 1], str):
-            raise text
-        chunk = {"choices": [{"delta": {"content": text}}]}
-        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
-
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    return bodies
 
 
 @pytest.mark.parametrize(
@@ -229,17 +159,6 @@ def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[st
     assert done.stdout_bytes == wav_header(24_000) + SAMPLES
 
 
-@pytest.mark.parametrize("text", [[], [""], [" \n"]])
-def test_say_wants_a_text(text: list[str]) -> None:
-    done = CliRunner().invoke(app, ["say", *text, "-o", "-"], input="\n")
-    assert done.exit_code == 2 and "there is nothing to say" in done.output
-
-
-def test_say_names_the_endings_that_it_knows(asked: list[dict[str, Any]], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["say", "Hello.", "-o", str(tmp_path / "a.xyz")])
-    assert done.exit_code == 2 and ".xyz names no audio format" in done.output and not asked
-
-
 def test_without_a_loudspeaker_nothing_is_asked(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,29 +170,10 @@ def test_without_a_loudspeaker_nothing_is_asked(
     assert ended.value.code == 1 and playback.INSTALL in said and "-o FILE" in said and asked == []
 
 
-def test_a_player_that_breaks_is_let_go(loudspeaker: Loudspeaker) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield wav_header(24_000)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        playback.play(chunks())
-    assert loudspeaker.said[-2:] == ["abort", "close"]
-
-
 def test_ps_says_what_a_server_does(server: RunningServer) -> None:
     done = CliRunner().invoke(app, ["ps", "--url", server.url])
     assert done.exit_code == 0, done.output
     assert f"{server.url}: ready" in done.output and "tiny" in done.output and "0%" in done.output
-
-
-def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "service.hub.locate", lambda model, report: report("x: 1 of 2 files") or types.SimpleNamespace(directory=model)
-    )
-    monkeypatch.setattr("models.checkpoints.registry.family_of", lambda directory: None)
-    done = CliRunner().invoke(app, ["pull", "owner/name@v1"])
-    assert (done.exit_code, done.stdout) == (0, "owner/name@v1\n") and "1 of 2 files" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -291,18 +191,6 @@ def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_openais_key_stays_on_this_machine(url: str, named: str, environ: dict[str, str], key: str) -> None:
     assert key_for(url, named, environ) == key
-
-
-def test_a_terminal_shows_that_it_waits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    assert list(commands.until_first(iter("ab"), "waiting for the first token")) == ["a", "b"]
-    assert "waiting for the first token" in capsys.readouterr().err
-
-
-def test_audio_that_ends_within_its_header_is_an_error_with_a_line(loudspeaker: Loudspeaker) -> None:
-    with pytest.raises(playback.PlaybackError, match="ended after 10 bytes"):
-        playback.play(iter([wav_header(24_000)[:10]]))
-    assert not loudspeaker.said
 
 
 @pytest.mark.parametrize(
@@ -327,14 +215,4 @@ def test_a_local_server_that_does_not_start(program: str, timeout: float, says: 
             client._ready_url(process, timeout)
     finally:
         process.kill()
-        process.wait()
-
-
-def test_the_address_of_a_local_server_is_in_its_log() -> None:
-    lines = ["starting", '["ready at x"]', '{"message": 1}', '{"message": "ready at http://127.0.0.1:1"}', "more"]
-    program = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    try:
-        assert client._ready_url(process) == "http://127.0.0.1:1"
-    finally:
         process.wait()

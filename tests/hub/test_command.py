@@ -13,6 +13,8 @@ import pytest
 from tests.hub.conftest import published_files
 from tests.support.loopback_hub import Repository, loopback_hub
 
+pytestmark = pytest.mark.slow
+
 PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 

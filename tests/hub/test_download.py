@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from itertools import count
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants
 
 from models.interfaces.errors import CheckpointError
 from service.hub import locate
 from service.hub.cache import RepositoryCache
 from service.hub.download import obtain
 from service.hub.listing import list_repository
-from service.hub.transfer import Progress, Retry
+from service.hub.transfer import Retry
 from tests.hub.conftest import published_files
 from tests.support.loopback_hub import TOKEN, Fault, LoopbackHub
 from tests.support.waiting import GENEROUS
@@ -45,13 +44,6 @@ def refusal(revision: str | None = None) -> str:
 def assert_whole(directory: Path) -> None:
     for name, data in published_files().items():
         assert (directory / name).read_bytes() == data, name
-
-
-def test_paths_of_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"~nobody-here/model: neither a directory nor a hub id"):
-        locate("~nobody-here/model")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", "~nobody-here/hub")
-    assert refusal() == "owner/name: no home is known for the cache ~nobody-here/hub; set HOME or HF_HOME"
 
 
 @pytest.mark.parametrize(
@@ -102,30 +94,6 @@ def test_a_download_and_what_is_said_of_it(hub: LoopbackHub, cache: Path) -> Non
     assert hub.fetched() == [] and lines == []
 
 
-def test_other_tools_find_the_download(hub: LoopbackHub) -> None:
-    """The layout is that of huggingface_hub: its own call has nothing left to fetch."""
-    directory = fetch()
-    hub.asked.clear()
-    assert Path(snapshot_download("owner/name", allow_patterns=["*.json", "*.safetensors", "*.txt"])) == directory
-    assert Path(snapshot_download("owner/name", local_files_only=True)) == directory
-    assert [asked for asked in hub.asked if asked.method == "GET" and asked.name] == []
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_cache_on_a_file_system_without_links(
-    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    assert_whole(fetch())
-    assert not list(cache.rglob("blobs/*"))
-    hub.asked.clear()
-    assert_whole(fetch())
-    assert hub.fetched() == []
-
-
 def test_revisions_are_pinned_and_remembered(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["owner/name"].revisions["v2"] = "e" * 40
     found = locate("owner/name@v2")
@@ -161,11 +129,6 @@ def test_a_later_start_goes_on_where_the_last_one_ended(hub: LoopbackHub, cache:
     hub.asked.clear()
     assert_whole(fetch())
     assert hub.ranges(WEIGHTS) == ["bytes=300000-"]
-
-
-def test_progress_renews_the_attempts(hub: LoopbackHub) -> None:
-    hub.faults[WEIGHTS].extend(Fault(cut=50_000) for _ in range(AT_ONCE.attempts + 3))
-    assert_whole(fetch())
 
 
 def test_a_hub_that_ignores_ranges_sends_the_file_from_its_beginning(hub: LoopbackHub) -> None:
@@ -212,18 +175,6 @@ def test_a_hub_that_recovers_is_asked_again(hub: LoopbackHub) -> None:
     assert lines[0] == f"owner/name: {hub.url} limits the rate of requests (429); trying again in 0 s"
 
 
-def test_waits_double_and_heed_the_hub(hub: LoopbackHub) -> None:
-    class Answer(Exception):
-        pass
-
-    retry = Retry()
-    assert [retry.delay(failures, Answer()) for failures in (1, 2, 3, 4, 5, 6, 7, 8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    hub.forever[""] = Fault(status=429, headers=(("Retry-After", "30"),))
-    with pytest.raises(OSError) as caught:
-        list_repository("owner/name", None)
-    assert retry.delay(1, caught.value) == 30 and Retry(longest=5).delay(1, caught.value) == 5
-
-
 def test_gated_repositories(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["owner/name"].access = "gated"
     page = f"{hub.url}/owner/name"
@@ -256,22 +207,6 @@ def test_an_unreachable_hub(hub: LoopbackHub, cache: Path, monkeypatch: pytest.M
     lines = Lines()
     assert fetch(lines=lines) == directory
     assert [line for line in lines if line.startswith("owner/name: the copy in the cache is used, commit cccccccccccc")]
-
-
-@pytest.mark.parametrize("status", [401, 403, 429, 500])
-def test_a_hub_that_refuses_leaves_the_copy_in_the_cache(hub: LoopbackHub, status: int) -> None:
-    directory = fetch()
-    hub.forever[""] = Fault(status=status)
-    assert fetch() == directory
-
-
-def test_a_copy_without_its_weights_is_not_used(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = obtain("owner/name", None, "random", Lines())
-    hub.forever[WEIGHTS] = Fault(status=500)
-    assert "fails (500" in refusal()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "missing or incomplete in the cache" in refusal()
-    assert obtain("owner/name", None, "random", Lines()) == without
 
 
 def test_a_copy_stays_in_use_until_the_next_one_is_whole(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,32 +257,6 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     assert f"cannot use the cache {cache} (Not a directory): set HF_HOME" in refusal()
 
 
-def test_a_failed_file_ends_the_others(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files come at the same time: one that is refused for good does not wait for one that is stuck."""
-    stuck, end = threading.Event(), threading.Event()
-
-    def hold(name: str) -> None:
-        if name == WEIGHTS:
-            stuck.set()
-            end.wait(GENEROUS)
-
-    def refuse_late(name: str) -> Fault | None:
-        if name == "audiovae.pth":
-            assert stuck.wait(GENEROUS)
-            return Fault(status=403)
-        return None
-
-    hub.repositories["owner/name"].files["audiovae.pth"] = b"x" * 10_000
-    monkeypatch.setattr(hub, "next_fault", refuse_late)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
-    hub.before_body = hold
-    try:
-        with pytest.raises(CheckpointError, match=r"forbids it \(403\)"):
-            fetch(retry=Retry(attempts=10**6, longest=0.0))
-    finally:
-        end.set()
-
-
 def test_two_processes_fetch_a_file_once(hub: LoopbackHub) -> None:
     second_waits = threading.Event()
 
@@ -373,18 +282,3 @@ def test_two_processes_fetch_a_file_once(hub: LoopbackHub) -> None:
     assert len(results) == 2 and results[0] == results[1]
     assert_whole(results[0])
     assert hub.fetched().count(WEIGHTS) == 1
-
-
-def test_a_line_of_progress_every_ten_seconds() -> None:
-    lines = Lines()
-    clock = count(0.0, 6.0)
-    progress = Progress(4_400_000_000, lines, clock=lambda: next(clock))
-    for _ in range(4):
-        progress.add(600_000_000)
-    progress.add(-1_000_000_000)
-    progress.add(0)
-    assert lines == [
-        "1.2 GB of 4.4 GB (100.0 MB/s)",
-        "2.4 GB of 4.4 GB (100.0 MB/s)",
-        "1.4 GB of 4.4 GB (0 bytes/s)",
-    ]

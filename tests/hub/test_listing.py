@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from models.interfaces.errors import CheckpointError
 from service.hub import locate
-from service.hub.listing import is_complete, weight_files
 from tests.hub.conftest import published_files
 from tests.support.loopback_hub import Fault, LoopbackHub, Repository
 
@@ -40,17 +38,6 @@ def test_weights_in_other_formats_are_refused_from_the_list_alone(hub: LoopbackH
     assert "no safetensors weights, only pytorch_model-0.bin, " in line and "and 2 more" in line
     assert hub.fetched() == []
     assert locate("owner/name", load_format="random").revision == "c" * 40
-
-
-def test_a_codec_is_fetched_once_and_is_no_weights(tmp_path: Path) -> None:
-    codecs = ["audiovae.pth", "audiovae.safetensors"]
-    assert weight_files(["model.safetensors", *codecs], tmp_path) == ["model.safetensors", "audiovae.safetensors"]
-    assert weight_files(["a.safetensors", "audiovae.pth"], tmp_path) == ["a.safetensors", "audiovae.pth"]
-    for name in ("config.json", "audiovae.safetensors"):
-        (tmp_path / name).write_bytes(b"")
-    assert not is_complete(tmp_path, weights=True)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert is_complete(tmp_path, weights=True)
 
 
 def test_a_repository_without_a_configuration_is_refused_with_what_is_there(hub: LoopbackHub) -> None:
@@ -111,28 +98,9 @@ def test_of_sharded_weights_those_of_the_index_are_fetched(hub: LoopbackHub) -> 
     assert (directory / "b.safetensors").read_bytes() == weights[:5000]
 
 
-def test_an_index_that_names_a_file_that_is_not_there_is_refused(hub: LoopbackHub) -> None:
-    files = published_files()
-    files["other.safetensors"] = files.pop("model.safetensors")
-    files["model.safetensors.index.json"] = b'{"weight_map": {"x": "gone.safetensors"}}'
-    hub.repositories["owner/name"] = Repository(files)
-    assert "the hub lists no file gone.safetensors" in refusal()
-    files["model.safetensors.index.json"] = b'{"weight_map": 3}'
-    hub.repositories["owner/name"] = Repository(files, commit="d" * 40)
-    assert "weight_map must give a file name" in refusal()
-
-
 def test_what_is_no_hub_is_named(hub: LoopbackHub) -> None:
     hub.faults[""].append(Fault(body=b"<html>log in to this network</html>"))
     assert "unexpected answer from" in refusal()
     assert "no hub id" in refusal("a--b/name")
     hub.repositories["owner/name"].commit = "../../x"
     assert ", no commit" in refusal()
-
-
-def test_files_of_equal_contents_are_fetched_and_both_there(hub: LoopbackHub, cache: Path) -> None:
-    files = {**published_files(), "copy.json": b"{}", "other.json": b"{}"}
-    hub.repositories["owner/name"] = Repository(files)
-    directory = locate("owner/name").directory
-    assert (directory / "copy.json").read_bytes() == (directory / "other.json").read_bytes() == b"{}"
-    assert not list(cache.rglob("*.partial"))
