@@ -121,19 +121,6 @@ def test_a_killed_engine_is_noticed_by_all(target: Target) -> None:
             assert target.ask() == answer
 
 
-def test_a_process_that_comes_while_there_is_no_engine_waits_for_it(target: Target) -> None:
-    target.wait_whole()
-    answer = target.ask()
-    os.kill(engine_pid(target.pid), signal.SIGKILL)
-    os.kill(api_pids(target.pid)[0], signal.SIGKILL)
-    target.wait_whole()
-    restarts = target.metric("reprise_engine_restarts_total")
-    assert {said["restarts"] for said in target.each("/health")} == {restarts}
-    for pid in api_pids(target.pid):
-        with only(pid, target.pid):
-            assert target.ask() == answer
-
-
 def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
     models = small_and_endless(tmp_path)
     with served(*models, *TWO, "--hang-timeout", str(HUNG_AFTER)) as server:
@@ -150,31 +137,6 @@ def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
         assert "no sign of life" in "".join(server.log)
         os.kill(other, signal.SIGKILL)
         kept.join(GENEROUS)
-
-
-def test_metrics_and_spoken_answers_do_not_wait_for_a_supervisor_that_is_stopped(tmp_path: Path) -> None:
-    with served(*SMALL, *TWO, HOME=str(tmp_path)) as server:
-        target = Target(server)
-        target.wait_whole()
-        stand_still(target.pid)
-        try:
-            page = httpx.get(f"{target.url}/metrics", timeout=GENEROUS)
-            lines = [line.partition(" ")[0] for line in page.text.splitlines() if not line.startswith("#")]
-            assert page.status_code == 200 and {"reprise_ready", "reprise_engine_up"} <= set(lines)
-            assert not [line for line in lines if line.endswith("_total")], "sums of one process look like a restart"
-            question = {"role": "user", "content": "Who are you?"}
-            audio = {"voice": "default", "format": "wav", "max_len": 4}
-            spoken = {"model": CHAT, "messages": [question], "modalities": ["text", "audio"], "audio": audio}
-            answer = httpx.post(f"{target.url}/v1/chat/completions", json=spoken, timeout=2 * GENEROUS)
-            assert answer.status_code == 200, answer.text
-            audio = answer.json()["choices"][0]["message"]["audio"]
-            said = {"role": "assistant", "audio": {"id": audio["id"]}}
-            again = {"model": CHAT, "messages": [question, said, question]}
-            unknown = httpx.post(f"{target.url}/v1/chat/completions", json=again, timeout=GENEROUS)
-            assert unknown.status_code == 503 and unknown.headers["retry-after"]
-        finally:
-            os.kill(target.pid, signal.SIGCONT)
-        wait(lambda: target.metric("reprise_requests_total") > 0, what="the whole page")
 
 
 def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink, ProcessLink
+from service.link.engine_link import EngineLink, ProcessLink
 from service.settings.settings import load_settings
-from tests.support import failing_engine
 from tests.support.failing_engine import HELD, OUT_OF_MEMORY
 from tests.support.miniature import talker
 from tests.support.processes import ROOT
@@ -23,15 +22,12 @@ from tests.support.servers import RunningServer, running_server
 from tests.support.victims import chat, image_part, same_sound, speech
 from tests.support.waiting import GENEROUS, wait
 
+pytestmark = pytest.mark.slow
+
 MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(talker()))
 TWICE = "2"
 """Launches that run out of memory: a pass and its second try."""
 FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
-
-
-@pytest.fixture(scope="module", params=["inline", pytest.param("process", marks=pytest.mark.slow)])
-def link(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +39,9 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def server(link: str, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     def make_link(config: EngineConfig) -> EngineLink:
-        if link == "process":
-            return ProcessLink(config, "tests.support.failing_engine:serve")
-        return InlineLink(config, failing_engine.serve)
+        return ProcessLink(config, "tests.support.failing_engine:serve")
 
     flags = {**FLAGS, "model": MODELS, "voices_dir": tmp_path_factory.mktemp("voices")}
     catalog = load_catalog(load_settings(flags))

@@ -93,21 +93,6 @@ async def test_what_reading_raises_ends_it(ends: Ends) -> None:
     assert read == []
 
 
-async def test_nothing_is_read_for_who_has_stopped_listening(ends: Ends) -> None:
-    near, far = ends
-    read: list[Outputs] = []
-    reader = asyncio.create_task(near.read(read.append))
-    await asyncio.sleep(0)
-    far.send_multipart(wire.encode(Outputs()))
-    assert near.zmq.poll(GENEROUS * 1000)
-    near.send(reference(1))  # It finds the message, which is read in a later turn.
-    reader.cancel()
-    await asyncio.gather(reader, return_exceptions=True)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert read == []
-
-
 SHORT = """
 import os, resource, sys
 from service.link.engine_socket import EngineSocket

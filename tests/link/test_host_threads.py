@@ -45,8 +45,8 @@ def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
     assert "KMP_BLOCKTIME" not in thread_variables(three, {"KMP_BLOCKTIME": "200"})
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["process", pytest.param("inline", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["process", "inline"])
 def test_an_engine_that_was_started_computes_with_them(engine: str) -> None:
     with served(*SMALL, "--threads", "3", "--engine", engine) as server:
         said = re.search(r"threads on the host: (\d+)", "".join(server.log))

@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
-import threading
 from typing import Any
 
 import msgspec
 import pytest
 
-from service.link import gpu_context
 from service.link.config import EngineConfig, ModelConfig
 from service.system.children import python_command, python_environment
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS
-
-
-class Driver:
-    """Whose start lasts until `allowed`. status: what cuInit returns."""
-
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
-        self.allowed = threading.Event()
-        self.calls: list[str] = []
-
-    def cuInit(self, flags: int) -> int:
-        self.calls.append(f"init {flags} {os.environ.get('CUDA_MODULE_LOADING')}")
-        assert self.allowed.wait(GENEROUS)
-        return self.status
-
-    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
-        self.calls.append(f"device {ordinal}")
-        device._obj.value = 7
-        return 0
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
-        self.calls.append(f"retain {device.value}")
-        return 0
-
-
-@pytest.mark.parametrize("status", [0, 100])
-def test_the_context_is_made_while_other_work_goes_on(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    driver = Driver(status)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
-    thread = gpu_context.begin_context("auto")
-    assert thread is not None and thread.is_alive()
-    driver.allowed.set()
-    thread.join(GENEROUS)
-    assert driver.calls == ["init 0 LAZY", *([] if status else ["device 0", "retain 7"])]
-
-
-def test_the_cpu_needs_no_driver_and_none_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_context, "DRIVER", "libnosuch.so.1")
-    raised: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
-    assert gpu_context.begin_context("cpu") is None
-    thread = gpu_context.begin_context("cuda")
-    assert thread is not None
-    thread.join(GENEROUS)
-    assert not raised
-
 
 ENTRY = """
 import atexit, logging, sys, threading

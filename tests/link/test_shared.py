@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError
-from service.link import wire
 from service.link.attached import AttachedLink, FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import ProcessLink
-from service.link.engine_socket import EngineSocket
-from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
+from service.link.messages import Abort, ChatRequest, Detach, SamplingParams, Stop
 from service.metrics.metrics import Metrics
 from service.processes.engines import AnnouncedLink
 from tests.support.waiting import GENEROUS, until
@@ -143,51 +138,3 @@ async def test_a_crash_is_noticed_by_all_and_all_come_back() -> None:
         for number, client in enumerate(shared.clients):
             assert await answer(client, request(f"again-{number}", "hello")) == "hello"
         assert shared.supervisor.restarts == 1
-
-
-async def test_requests_to_an_engine_that_is_not_understood_fail_at_once(tmp_path: Path) -> None:
-    context, engine, address = zmq.Context(), FollowedEngine(), f"ipc://{tmp_path}/engine"
-    router = context.socket(zmq.ROUTER)
-    router.bind(address)
-    links: list[AttachedLink] = []
-
-    def make_link() -> AttachedLink:
-        links.append(AttachedLink(engine, "api-1"))
-        return links[-1]
-
-    client = EngineClient(make_link, Metrics({"tiny": "chat"}), started_elsewhere=engine.started)
-    client.start()
-    try:
-        engine.tell(address)
-        async with asyncio.timeout(GENEROUS):
-            peer, *_ = await asyncio.to_thread(router.recv_multipart)
-            router.send_multipart([peer, *wire.encode(Outputs(state=EngineState("ready", "", (), 0)))])
-            await client.wait_ready()
-            waiting = asyncio.create_task(answer(client, request("it", "it")))
-            await asyncio.to_thread(router.recv_multipart)
-            router.send_multipart([peer, b"nonsense"])
-            with pytest.raises(EngineError, match="engine stopped"):
-                await waiting
-            await engine.failed()
-        assert "could not be read" in engine.problem and len(links) == 1 and client.phase == "down"
-    finally:
-        await client.stop()
-        router.close(linger=0)
-        context.term()
-
-
-async def test_a_process_that_cannot_reach_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is then replaced: without this it would wait for ever, with requests that nobody answers."""
-
-    def attached(address: str, peer: str) -> EngineSocket:
-        raise zmq.ZMQError(errno.EMFILE, "too many files")
-
-    monkeypatch.setattr(EngineSocket, "attached", attached)
-    engine = FollowedEngine()
-    client = EngineClient(lambda: AttachedLink(engine, "api-1"), Metrics(), started_elsewhere=engine.started)
-    client.start()
-    engine.tell("ipc:///nowhere")
-    async with asyncio.timeout(GENEROUS):
-        await engine.failed()
-    assert "too many files" in engine.problem
-    await client.stop()

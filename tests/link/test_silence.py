@@ -13,7 +13,6 @@ from service.api.engines.engine_client import EngineClient
 from service.link.engine_link import EngineExit
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState, Outputs
-from service.link.silence import Silence
 from service.metrics.metrics import Metrics
 from tests.support.inline_engine import InlineEngine
 
@@ -109,17 +108,6 @@ async def test_a_capture_that_never_ends_is_one(watched: Watched) -> None:
     assert watched.link.killed.is_set()
 
 
-def test_looking_often_counts_all_of_it() -> None:
-    clock = Clock()
-    silence = Silence(clock)
-    for _ in range(100):
-        clock.now += 0.25
-        silence.look()
-    assert silence.look() == 25.0
-    silence.end()
-    assert silence.look() == 0.0
-
-
 @torch.inference_mode()
 def test_captures_are_announced_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = InlineEngine()
@@ -137,20 +125,3 @@ def test_captures_are_announced_before_they_begin(monkeypatch: pytest.MonkeyPatc
     assert last == [True]
     said = rig.channel.outputs[-1].state
     assert said is not None and not said.occupied
-
-
-@torch.inference_mode()
-def test_a_capture_that_a_busy_engine_makes_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = InlineEngine()
-    seen: list[bool] = []
-
-    def capture() -> bool:
-        said = rig.channel.outputs[-1].state
-        seen.append(said is not None and said.occupied)
-        return True
-
-    for runner in rig.engine._runners:
-        runner.misses = 10**6
-        monkeypatch.setattr(runner, "capture_missed", capture)
-    rig.turn()
-    assert seen and all(seen)

@@ -11,16 +11,15 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.servers.footprint import children, inspect
+from benchmarks.servers.footprint import inspect
 from service.link import standby as standby_module
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineExit, ProcessLink
 from service.link.messages import Outputs, Stop
-from service.link.standby import Standby, begin_engines, standby_for, start_engine_process
+from service.link.standby import Standby, start_engine_process
 from tests.support.processes import ROOT
 from tests.support.waiting import until
 
@@ -119,45 +118,6 @@ async def test_the_first_start_runs_in_the_standby_process(begin: Begin, tmp_pat
     assert (await begin(standby)).pid != begun
 
 
-async def test_the_first_start_does_without_a_standby_process_that_failed(
-    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refused(*_: Any) -> None:
-        raise OSError("too many processes")
-
-    standby = Standby()
-    with monkeypatch.context() as patched:
-        patched.setattr(standby_module, "start_engine_process", refused)
-        await standby.begin(CONFIG, "entry_of_test:serve")
-    await (await begin(standby)).end()
-    await standby.begin(CONFIG, "entry_of_test:serve")
-    await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
-    (begun,) = prepared(tmp_path)
-    os.kill(begun, signal.SIGKILL)
-    await until(lambda: standby._process is None, what="its end was noticed")
-    life = await begin(standby)
-    assert life.pid != begun
-    await life.end()
-
-
-async def test_every_engine_has_a_standby_process_for_its_first_start_unless_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "entry_of_test.py").write_text(ENTRY)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(standby_module, "ENTRY", "entry_of_test:serve")
-    before = set(children(os.getpid()))
-    (none,) = await begin_engines([CONFIG], "off")
-    assert none.standby is None and none.config is CONFIG and set(children(os.getpid())) == before
-    starts = await begin_engines([CONFIG, CONFIG], "auto")
-    await until(lambda: len(prepared(tmp_path)) == 2, what="both are prepared")
-    for start in starts:
-        assert start.standby is not None and start.standby._keeper is not None
-        start.standby._keeper.cancel()
-        await asyncio.gather(start.standby._keeper, return_exceptions=True)
-    assert set(children(os.getpid())) == before
-
-
 async def test_an_engine_starts_although_its_standby_process_has_died(begin: Begin, tmp_path: Path) -> None:
     standby = Standby(beside_cpu=True)
     life = await begin(standby)
@@ -170,49 +130,6 @@ async def test_an_engine_starts_although_its_standby_process_has_died(begin: Beg
     other = await begin(standby)
     assert other.pid not in (life.pid, waiting) and other.told[:2] == ["False", "False"]
     await other.end()
-
-
-async def test_an_engine_starts_although_its_standby_process_could_not(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    standby = Standby(beside_cpu=True)
-
-    async def refused(*_: Any) -> None:
-        raise OSError("too many processes")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(standby_module, "start_engine_process", refused)
-        life = await begin(standby)
-        assert standby._keeper is not None
-        await standby._keeper
-    await life.end()
-    await (await begin(standby)).end()
-
-
-async def test_an_engine_on_a_cpu_has_no_standby_process_unless_asked_for(begin: Begin) -> None:
-    assert standby_for("off") is None
-    standby = standby_for("auto")
-    assert standby is not None
-    life = await begin(standby)
-    assert standby._keeper is None
-    standby.prepare(CONFIG, "entry_of_test:serve", "NVIDIA H100 80GB HBM3")
-    assert standby._keeper is not None
-    standby._keeper.cancel()
-    await life.end()
-
-
-def test_the_end_of_the_event_loop_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "entry_of_test.py").write_text(ENTRY)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(standby_module, "PREPARE_AFTER", 0.0)
-
-    async def leave() -> None:
-        Standby(beside_cpu=True).prepare(CONFIG, "entry_of_test:serve", "cpu")
-        await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
-
-    before = set(children(os.getpid()))
-    asyncio.run(leave())
-    assert not prepared(tmp_path) and set(children(os.getpid())) <= before
 
 
 async def test_the_end_of_its_parent_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +155,7 @@ print(*(name for name in sys.modules if name.startswith(("models.", "service.eng
 """
 
 
+@pytest.mark.slow
 def test_a_standby_process_imports_what_an_engine_needs_and_opens_no_gpu() -> None:
     """Of the embedded models, beside an engine. Where there is no GPU, none can be opened."""
     command = [sys.executable, "-c", PREPARED, str(EMBEDDED)]

@@ -34,87 +34,31 @@ from service.link.messages import (
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 arrays = st.sampled_from(sorted(wire.DTYPES)).flatmap(lambda dtype: hnp.arrays(dtype, shapes))
-small_ints = st.integers(0, 2**31 - 1)
-finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
-
-items = st.builds(
-    MediaItem,
-    kind=st.sampled_from(["image", "video"]),
-    frames=st.lists(hnp.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 6), st.just(3))), max_size=3).map(
-        tuple
+PIXELS = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+ITEM = MediaItem("image", (PIXELS, PIXELS[:1]), {"grid": np.ones(3, np.int32), "": PIXELS[:0]}, 4, 1, 4, b"\xff" * 32)
+IDS = np.arange(5, dtype=np.int32)
+PROMPT = Prompt(IDS, np.stack([IDS] * 3), 2**31 - 1, (ITEM, ITEM), (PlaceholderRange(0, 1, 2),))
+CLIP = np.full((3, 4, 2), 0.1, np.float32)
+SEGMENTS = (SpeechSegment((1, 2), 3, 4), SpeechSegment((), 0, 0))
+SAMPLING = SamplingParams(9, temperature=0.1, logit_bias={1: -100.0}, seed=-(2**63), stop_token_ids=(1, 2), logprobs=20)
+COMMANDS = [
+    ChatRequest("r", "\u00e9", PROMPT, SAMPLING, 0.1),
+    ChatRequest("", "m", Prompt(IDS[:0], IDS[None, :0], 0), SamplingParams(max_tokens=1), 1e300),
+    SpeechRequest("r", "m", SEGMENTS, 2**63 - 1, 2.0, 10, live=True, arrival=0.1, reference=CLIP, prompt=CLIP[:0]),
+    EncodeReference("r", "m", CLIP.ravel(), "right", 0.1),
+    Abort("r"),
+]
+OUTPUTS = [
+    Outputs(),
+    Outputs(
+        chat=(ChatDelta("r", (1, 2), (TokenInfo(-0.5, ((1, -0.5), (2, -3.0))),), "stop", 7), ChatDelta("s", ())),
+        speech=(SpeechDelta("r", CLIP.ravel(), 2), SpeechDelta("s", CLIP.ravel()[:0], 0)),
+        encoded=(ReferenceEncoded("r", CLIP),),
+        failed=(Failed("r", 503, "code", "why"),),
+        observations=(Observation("steps_total", 0.1),),
+        state=EngineState("ready", "", (ModelState("m", 1, 2, 3, 4, 5, 6),), 7),
     ),
-    arrays=st.dictionaries(st.text(max_size=8), hnp.arrays(np.int32, shapes), max_size=3),
-    num_patches=small_ints,
-    num_sequences=small_ints,
-    num_embeds=small_ints,
-    digest=st.binary(min_size=32, max_size=32),
-)
-prompts = st.builds(
-    Prompt,
-    token_ids=hnp.arrays(np.int32, st.integers(0, 20)),
-    positions=hnp.arrays(np.int32, st.tuples(st.sampled_from([1, 3]), st.integers(0, 20))),
-    next_position=small_ints,
-    items=st.lists(items, max_size=2).map(tuple),
-    placeholders=st.lists(st.builds(PlaceholderRange, small_ints, small_ints, small_ints), max_size=3).map(tuple),
-)
-sampling = st.builds(
-    SamplingParams,
-    max_tokens=small_ints,
-    temperature=finite,
-    logit_bias=st.dictionaries(small_ints, finite, max_size=4),
-    seed=st.integers(-(2**63), 2**63 - 1),
-    stop_token_ids=st.lists(small_ints, max_size=3).map(tuple),
-    logprobs=st.none() | st.integers(0, 20),
-)
-clips = st.none() | hnp.arrays(np.float32, st.tuples(st.integers(0, 3), st.just(4), st.just(2)))
-segments = st.builds(SpeechSegment, st.lists(small_ints, max_size=4).map(tuple), small_ints, small_ints)
-commands = st.one_of(
-    st.builds(ChatRequest, st.text(), st.text(), prompts, sampling, finite),
-    st.builds(
-        SpeechRequest,
-        request_id=st.text(),
-        model=st.text(),
-        segments=st.lists(segments, max_size=2).map(tuple),
-        seed=small_ints,
-        cfg_value=finite,
-        solver_steps=small_ints,
-        live=st.booleans(),
-        arrival=finite,
-        reference=clips,
-        prompt=clips,
-    ),
-    st.builds(
-        EncodeReference,
-        st.text(),
-        st.text(),
-        hnp.arrays(np.float32, st.integers(0, 50)),
-        st.sampled_from(("left", "right")),
-        finite,
-    ),
-    st.builds(Abort, st.text()),
-)
-outputs = st.builds(
-    Outputs,
-    chat=st.lists(
-        st.builds(
-            ChatDelta,
-            st.text(),
-            st.lists(small_ints, max_size=4).map(tuple),
-            st.lists(st.builds(TokenInfo, finite, st.just(((1, -0.5), (2, -3.0)))), max_size=2).map(tuple),
-            st.none() | st.sampled_from(["stop", "length"]),
-            small_ints,
-        ),
-        max_size=3,
-    ).map(tuple),
-    speech=st.lists(
-        st.builds(SpeechDelta, st.text(), hnp.arrays(np.float32, st.integers(0, 50)), small_ints), max_size=2
-    ).map(tuple),
-    encoded=st.lists(st.builds(ReferenceEncoded, st.text(), arrays), max_size=2).map(tuple),
-    failed=st.lists(st.builds(Failed, st.text(), small_ints, st.text(), st.text()), max_size=2).map(tuple),
-    observations=st.lists(st.builds(Observation, st.text(), finite), max_size=2).map(tuple),
-    state=st.none()
-    | st.builds(EngineState, st.text(), st.text(), st.just((ModelState("m", 1, 2, 3, 4, 5, 6),)), small_ints),
-)
+]
 
 
 def _assert_equal(left: Any, right: Any) -> None:
@@ -144,14 +88,12 @@ def _sent(frames: list[wire.Frame]) -> list[bytes]:
     return [bytes(frame) for frame in frames]
 
 
-@given(commands)
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_commands_round_trip(command: Any) -> None:
     _assert_equal(wire.command_decoder().decode(_sent(wire.encode(command))), command)
 
 
-@given(outputs)
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("message", OUTPUTS, ids=["nothing", "everything"])
 def test_outputs_round_trip(message: Outputs) -> None:
     _assert_equal(wire.outputs_decoder().decode(_sent(wire.encode(message))), message)
 

@@ -93,20 +93,6 @@ async def test_all_who_ask_while_a_page_is_collected_get_the_next_one() -> None:
         assert len(set(pages)) == 1 and f"{COUNTED} 4.0" in pages[0].decode()
 
 
-async def test_one_who_leaves_takes_no_page_from_others() -> None:
-    async with pool(1) as (made, [member]):
-        first = asyncio.create_task(made.page())
-        await member.asked()
-        second, third = (asyncio.create_task(made.page()) for _ in range(2))
-        await asyncio.sleep(0)
-        second.cancel()
-        answering = asyncio.create_task(member.answer_all())
-        member.answer()
-        assert COUNTED in (await asyncio.wait_for(third, GENEROUS)).decode()
-        assert COUNTED in (await first).decode() and second.cancelled()
-        answering.cancel()
-
-
 async def test_a_process_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool(2) as (made, [hung, good]):
         answering = asyncio.create_task(good.answer_all())

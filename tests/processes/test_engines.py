@@ -18,24 +18,20 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.servers.footprint import children, inspect
-from service.cli.main import app
-from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
 from tests.support.processes import ROOT, ServerProcess, served, stand_still
 from tests.support.victims import (
     CHAT,
-    SPEECH,
     chat,
     endless,
     image_part,
-    same_sound,
     small_and_endless,
-    speech,
 )
 from tests.support.waiting import GENEROUS, wait
+
+pytestmark = pytest.mark.slow
 
 FLAGS = ("--engines", "2", "--device", "cpu", "--api-processes", "2", "--hang-timeout", "600")
 
@@ -151,38 +147,6 @@ def test_a_picture_is_encoded_by_one_engine_whichever_process_is_asked(server: S
     assert sum(of_each(server, "reprise_encoder_cache_misses_total")) == len(pictures)
 
 
-def test_work_spreads_and_figures_are_those_of_each_engine(server: ServerProcess) -> None:
-    with endless_streams(server, 4):
-        wait(lambda: of_each(server, "reprise_requests_running") == [2, 2], what="each has two streams")
-        done = CliRunner().invoke(app, ["ps", "--url", server.url])
-        assert done.exit_code == 0, done.output
-        rows = [line.split() for line in done.output.splitlines() if CHAT in line]
-        assert [[word for word in row if word.isalnum()] for row in rows] == [
-            ["chat", "0", "2", "0"],
-            ["chat", "1", "2", "0"],
-        ]
-        assert "ready (ready, ready)" in done.output and "2 x cpu" not in done.output
-    wait(lambda: of_each(server, "reprise_requests_running") == [0, 0], what="all have ended")
-    text = page(server)
-    assert "reprise_ready 1.0" in text and 'reprise_engine_up{engine="1"} 1.0' in text
-    assert f'reprise_requests_running{{model="{CHAT}"}}' not in text
-
-
-@pytest.mark.slow
-def test_an_uploaded_voice_is_spoken_by_all_engines(server: ServerProcess) -> None:
-    clip = sound(tone(220, 16_000, 1.5), 16_000, "WAV")
-    form = {"data": {"name": "Anna", "consent": "true"}, "files": {"audio_sample": ("a.wav", clip, "audio/wav")}}
-    created = httpx.post(f"{server.url}/v1/audio/voices", timeout=2 * GENEROUS, **form)
-    assert created.status_code == 200, created.text
-    spoken, audio = [], "reprise_audio_generated_seconds_total"
-    before = of_each(server, audio, SPEECH)
-    while not all(now > then for now, then in zip(of_each(server, audio, SPEECH), before, strict=True)):
-        spoken.append(post(server, "/v1/audio/speech", speech(voice="Anna")).content)
-        assert len(spoken) < 60, "one engine has been drawn sixty times"
-    assert all(same_sound(one, spoken[0]) for one in spoken)
-
-
-@pytest.mark.slow
 def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_begun(server: ServerProcess) -> None:
     usual = ask(server)
     with endless_streams(server, 3) as streams:
@@ -214,16 +178,6 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
     wait(lambda: httpx.get(f"{server.url}/health", timeout=GENEROUS).json() == well, what="both know")
     restarts = [metric(server, "reprise_engine_restarts_total", f'engine="{index}"') for index in range(2)]
     assert restarts == [float(index == doomed) for index in range(2)]
-
-
-def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--gpus", "2", "--log-format", "text"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, "--voices-dir", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert done.returncode == 2
-    assert "gpus: 2 asked for, but there is no GPU here that CUDA can use" in done.stderr
 
 
 def test_an_engine_that_cannot_start_is_named_and_ends_the_server(tmp_path: Path) -> None:

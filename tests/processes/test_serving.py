@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
 from tests.support.miniature import talker
 from tests.support.processes import ROOT, ServerProcess, served
-from tests.support.victims import CHAT, SMALL, chat, endless, raw_request, same_sound, small_and_endless, speech
+from tests.support.victims import CHAT, chat, endless, raw_request, same_sound, small_and_endless, speech
 from tests.support.waiting import GENEROUS, wait
+
+pytestmark = pytest.mark.slow
 
 CHAT_PLACES = 6
 """Of 8 requests in flight chat may take three quarters."""
@@ -65,15 +66,6 @@ def speak(server: ServerProcess, **fields: Any) -> bytes:
 
 def metric(page: str, line: str) -> float:
     return next((float(found.rpartition(" ")[2]) for found in page.splitlines() if found.startswith(line + " ")), 0.0)
-
-
-def test_chat_and_speech_at_once(server: ServerProcess) -> None:
-    text, audio = ask(server), speak(server)
-    with ThreadPoolExecutor(8) as clients:
-        texts = [clients.submit(ask, server) for _ in range(4)]
-        sounds = [clients.submit(speak, server) for _ in range(4)]
-        assert [answer.result() for answer in texts] == [text] * 4
-        assert all(same_sound(answer.result(), audio) for answer in sounds)
 
 
 def test_each_process_answers_and_their_metrics_are_one_page(server: ServerProcess, pids: list[int]) -> None:
@@ -178,7 +170,6 @@ def socket_of(server: ServerProcess) -> Iterator[socket.socket]:
         yield connection
 
 
-@pytest.mark.slow
 def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) -> None:
     """Their directory of voices is a file."""
     (tmp_path / "voices").touch()
@@ -186,25 +177,3 @@ def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) 
     command += ["--voices-dir", str(tmp_path / "voices"), "--model", str(talker())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=4 * GENEROUS)
     assert done.returncode == 1 and "voices_dir" in done.stderr and "API process" in done.stderr
-
-
-MANY_PROCESSORS = """
-from service import api_process_count
-from service.cli.main import main
-api_process_count.cpus.available = lambda: {processors}
-api_process_count.visible_gpus = lambda: ("0",)
-main()
-"""
-
-
-@pytest.mark.parametrize(("processors", "count"), [(16, 4), (8, 0)])
-@pytest.mark.slow
-def test_left_open_the_number_follows_the_machine(tmp_path: Path, processors: int, count: int) -> None:
-    """0: the server's own process answers."""
-    program = ("-c", MANY_PROCESSORS.format(processors=processors))
-    with served(*SMALL, "--voices-dir", str(tmp_path), "--voices-at-start", "none", program=program) as server:
-        assert len(api_pids(server.process.pid)) == count
-        said = [line for line in server.log if f"API processes: {count or 1} (" in line]
-        assert len(said) == (count > 1), "what is usual is not worth a line"
-        assert ask(server)
-        assert server.stop() == 0

@@ -12,7 +12,7 @@ import pytest
 
 from service.api.engines.shared_usage import UsageTable
 from service.processes import shared_listener
-from service.processes.shared_listener import CONNECTIONS, LULL, PATIENCE, SharedListener
+from service.processes.shared_listener import CONNECTIONS, PATIENCE, SharedListener
 
 
 class Process:
@@ -76,19 +76,6 @@ def test_what_no_other_process_accepts_is_accepted_after_a_moment(pool: Pool) ->
     assert first.try_to_accept()
 
 
-def test_patience_begins_anew_with_each_connection(pool: Pool) -> None:
-    first, second, _ = pool.processes
-    pool.connect()
-    assert first.try_to_accept()
-    pool.connect()
-    assert not first.try_to_accept() and second.try_to_accept()
-    pool.now += PATIENCE
-    pool.connect()
-    assert not first.try_to_accept()
-    pool.now += LULL + PATIENCE
-    assert not first.try_to_accept()
-
-
 def test_a_process_that_has_ended_or_has_not_begun_is_not_waited_for(pool: Pool) -> None:
     first, second, third = pool.processes
     for one in (first, second):
@@ -98,8 +85,3 @@ def test_a_process_that_has_ended_or_has_not_begun_is_not_waited_for(pool: Pool)
     assert not first.try_to_accept()
     pool.table.clear(pool.processes.index(third))
     assert first.try_to_accept()
-
-
-def test_nothing_to_accept_is_no_error_of_another_kind(pool: Pool) -> None:
-    with pytest.raises(BlockingIOError):
-        pool.processes[0].listener.accept()

@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,9 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
-import msgspec
 import pytest
-from websockets.asyncio.client import connect
 
 from benchmarks.servers.footprint import children, inspect
 from service.api.app import create_context, create_metrics
@@ -34,22 +31,23 @@ from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
 from service.link.standby import EngineStart
 from service.metrics.metrics import Metrics
-from service.processes import api_processes as api_processes_module
 from service.processes import engines as engines_module
 from service.processes import sleep as sleep_module
 from service.processes.api_config import WORK_KINDS, ApiConfig, plain_settings
 from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.api_processes import ApiProcess, ApiProcesses
-from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
+from service.processes.control import ControlChannel, EngineNews, Notice, Report
 from service.processes.engines import EngineProcesses
 from service.processes.server import Server, server_config
 from service.processes.sleep import sleep_once, sleep_when_idle
 from service.settings.settings import load_settings
 from tests.support.api_processes import api_pids, only
 from tests.support.fake_chat import fake_catalog
-from tests.support.processes import ServerProcess, served, stand_still
+from tests.support.processes import ServerProcess, served
 from tests.support.victims import SMALL, chat, speech
 from tests.support.waiting import GENEROUS, until, wait
+
+pytestmark = pytest.mark.slow
 
 FAKE = "tests.support.fake_engine:serve"
 GOOD = ModelConfig("tiny", "/nowhere")
@@ -314,18 +312,6 @@ async def test_a_process_with_a_request_keeps_the_engines_awake(monkeypatch: pyt
         assert made.starts == [1]
 
 
-async def test_so_does_one_with_an_open_websocket_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        other = made.members[1]
-        async with connect(other.url.replace("http", "ws") + "/v1/realtime?model=tiny") as client:
-            assert "session.created" in str(await client.recv())
-            await asyncio.wait_for(sleep_once(made.engines, made.processes), GENEROUS)
-            await made.wait_awake()
-        await until(lambda: not other.context.in_use, what="the socket is closed")
-        await made.doze()
-        assert made.starts == [1]
-
-
 async def test_a_request_before_all_have_agreed_cancels_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch) as made:
         one, other = made.members
@@ -336,99 +322,6 @@ async def test_a_request_before_all_have_agreed_cancels_the_sleep(monkeypatch: p
         assert await one.ask("just now") == "just now"
         await asyncio.wait_for(falling, GENEROUS)
         assert await other.ask("and I") == "and I" and made.starts == [1]
-
-
-async def test_a_process_that_ends_does_not_delay_the_sleep_and_a_new_one_cancels_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with rig(monkeypatch) as made:
-        apis = made.processes
-        monkeypatch.setattr(made.members[1].connection, "_doze", lambda number: None)
-        asking = asyncio.create_task(apis.doze())
-        await until(lambda: apis._not_dozing == {"api-1"}, what="the other one has agreed")
-        apis._forget(1, made.members[1].report)
-        assert await asyncio.wait_for(asking, GENEROUS)
-        apis.stay_awake()
-        monkeypatch.setattr(made.members[0].connection, "_doze", lambda number: None)
-        asking = asyncio.create_task(apis.doze())
-        await until(lambda: "api-0" in apis._not_dozing, what="it is asked")
-        mute = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-        monkeypatch.setattr(api_processes_module, "python_command", lambda module: mute)
-        with socket.socket() as listener:
-            apis._template = msgspec.structs.replace(apis._template, listener=listener.fileno())
-            living = asyncio.create_task(apis._run_once(1))
-            assert not await asyncio.wait_for(asking, GENEROUS)
-            living.cancel()
-            await asyncio.gather(living, return_exceptions=True)
-        apis._running[1] = made.members[1].report
-
-
-async def _replace(made: Rig, index: int) -> Member:
-    """Another API process in the place of this one."""
-    old = made.members[index]
-    await _leave(old)
-    made.processes._forget(index, old.report)
-    flags = {"voices_dir": old.context.settings.voices_dir, "port": 0}
-    made.members[index] = new = await _join(made, index, flags, f"{old.report.peer}-again")
-    async with asyncio.timeout(GENEROUS):
-        await new.server.wait_ready()
-    new.connection.accepts()
-    return new
-
-
-async def test_a_process_that_starts_while_one_of_two_engines_hangs_serves_with_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with rig(monkeypatch, engines=2) as made:
-        hung = made.lives[1][-1]._process
-        assert hung is not None
-        stand_still(hung.pid)
-        try:
-            new = await _replace(made, 1)
-            assert await new.phase() == "ready"
-            assert await new.ask("hello") == "hello"
-        finally:
-            os.kill(hung.pid, signal.SIGCONT)
-
-
-async def test_a_process_that_starts_while_they_sleep_or_wake_holds_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch, engines=2, processes=3) as made:
-        made.gate.clear()
-        called = await made.doze()
-        new = await _replace(made, 1)
-        assert await new.phase() == "asleep"
-        first = asyncio.create_task(new.ask("first"))
-        await asyncio.wait_for(called, GENEROUS)  # the engines are called, and do not begin yet
-        newer = await _replace(made, 2)
-        assert await newer.phase() == "asleep"
-        second = asyncio.create_task(newer.ask("second"))
-        await until(lambda: newer.context.engine.in_flight == 1, what="it is held")
-        made.gate.set()
-        assert (await first, await second) == ("first", "second") and made.starts == [2, 2]
-
-
-async def test_a_client_that_leaves_while_they_wake_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        made.gate.clear()
-        called = await made.doze()
-        member = made.members[1]
-        _, writer = await asyncio.open_connection(*member.url.removeprefix("http://").split(":"))
-        body = b'{"model": "tiny", "messages": [{"role": "user", "content": "!endless"}]}'
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        await asyncio.wait_for(called, GENEROUS)
-        tables = made.processes._tables
-        assert member.context.engine.in_flight == 1 and [table.requests() for table in tables] == [1, 1]
-        writer.close()
-        await until(lambda: not any(table.requests() for table in tables), what="its place is free")
-        assert member.context.engine.in_flight == 0
-        made.gate.set()
-        assert await made.members[0].ask("it") == "it"
-        await made.wait_awake()
-        async with asyncio.timeout(GENEROUS):  # the engine tells now and then; of who has left it never heard
-            while await made.metric("requests_running"):
-                await asyncio.sleep(0.01)
-        await made.doze()
 
 
 async def test_a_wake_that_fails_is_said_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,47 +347,11 @@ async def test_a_wake_that_fails_is_said_in_every_process(monkeypatch: pytest.Mo
         assert await made.metric("engine_asleep") == 0 and await made.metric("engine_restarts_total") == 1
 
 
-async def test_what_a_failed_engine_held_the_other_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch, engines=2) as made:
-        made.gate.clear()
-        await made.doze()
-        made.broken.add(0)
-        texts = [f"request {number}" for number in range(8)]
-        waiting = [asyncio.create_task(made.members[number % 2].ask(text)) for number, text in enumerate(texts)]
-        loads = made.processes._tables[1].row(0)  # an engine each, by the number of requests
-        own = made.members[0].context.engine.clients  # type: ignore[union-attr]
-
-        def held() -> list[int]:
-            return [loads.requests()[str(index)] + own[index].in_flight for index in range(2)]
-
-        await until(lambda: held() == [4, 4], what="each engine is asked for by half of them")
-        made.gate.set()
-        assert await asyncio.gather(*waiting) == texts
-        await made.wait_awake()
-
-
-async def test_an_engine_that_crashes_before_it_could_sleep_loses_nothing_quietly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with rig(monkeypatch) as made:
-        asked: list[int] = []
-        monkeypatch.setattr(made.members[1].connection, "_doze", asked.append)
-        falling = asyncio.create_task(sleep_once(made.engines, made.processes))
-        await until(lambda: bool(asked) and made.members[0].context.engine.phase == "asleep", what="one has agreed")
-        made.lives[0][-1].kill()
-        await until(lambda: made.starts == [2], what="it is restarted")
-        made.members[1].connection._control.send(Wake())
-        await asyncio.wait_for(falling, GENEROUS)
-        await made.wait_awake()
-        assert [await member.ask() for member in made.members] == ["hello", "hello"]
-
-
 def engine_pids(server: ServerProcess) -> set[int]:
     found = ((pid, inspect(pid)) for pid in children(server.process.pid))
     return {pid for pid, process in found if process is not None and process.role == "engine"}
 
 
-@pytest.mark.slow
 def test_a_server_of_two_engines_and_two_processes_sleeps_and_is_woken_by_each(tmp_path: Path) -> None:
     """Also by one that took the place of another while they slept."""
     flags = ("--engines", "2", "--device", "cpu", "--api-processes", "2", "--sleep-after", "0.5", "--voices-at-start")
