@@ -64,28 +64,6 @@ def test_utf8_is_whole_whatever_the_token_borders(text: str, sizes: list[int]) -
     assert assembler.tokens == len(raw)
 
 
-def test_a_cut_character_at_the_end_shows_as_a_replacement() -> None:
-    assembler = TextAssembler(_detokenize, ())
-    assert assembler.feed(ChatDelta("r", tuple("é".encode()[:1]))).content == ""
-    assert assembler.feed(ChatDelta("r", (), finish_reason="length")).content == "\ufffd"
-
-
-def test_a_stop_string_across_token_borders_ends_the_answer() -> None:
-    assembler = TextAssembler(_detokenize, ["END"])
-    assert assembler.feed(ChatDelta("r", tuple(b"one E"))).content == "one "
-    assert assembler.feed(ChatDelta("r", tuple(b"N"))).content == ""
-    end = assembler.feed(ChatDelta("r", tuple(b"D and more")))
-    assert (end.content, end.finish_reason) == ("", "stop")
-    assert assembler.tokens == 7
-
-
-def test_held_text_is_shown_when_the_stop_string_does_not_come() -> None:
-    assembler = TextAssembler(_detokenize, ["END"])
-    first = assembler.feed(ChatDelta("r", tuple(b"one EN")))
-    end = assembler.feed(ChatDelta("r", (), finish_reason="stop"))
-    assert first.content + end.content == "one EN"
-
-
 def test_stop_strings_wait_for_min_tokens() -> None:
     assembler = TextAssembler(_detokenize, ["a"], min_tokens=3)
     end = assembler.feed(ChatDelta("r", tuple(b"aabba")))
@@ -103,14 +81,6 @@ def test_logprobs_come_with_their_text_and_stop_where_it_stops() -> None:
     assert feed(b"S") == []
     assert feed(b"x") == ["S", "x"]
     assert feed(b"yST") == ["y"]
-
-
-def test_logprobs_of_tokens_without_text_come_at_the_end() -> None:
-    assembler = TextAssembler(_detokenize, ())
-    delta = assembler.feed(ChatDelta("r", (97, 300), (TokenInfo(-1.0), TokenInfo(-2.0)), "length"))
-    assert [(entry.logprob, entry.bytes) for entry in delta.logprobs] == [(-1.0, [97]), (-2.0, [])]
-    top = TextAssembler(_detokenize, ()).feed(ChatDelta("r", (97,), (TokenInfo(-1.0, ((98, float("-inf")),)),)))
-    assert top.logprobs[0].top_logprobs[0].logprob == -9999.0
 
 
 @pytest.mark.parametrize(
@@ -134,8 +104,3 @@ def test_reasoning_is_split_whatever_the_pieces(text: str, opened: bool, expecte
     pairs = [splitter.feed(text[n : n + size]) for n in range(0, len(text), size)]
     pairs.append(splitter.flush())
     assert ("".join(r for r, _ in pairs), "".join(a for _, a in pairs)) == expected
-
-
-def test_without_markers_everything_is_the_answer() -> None:
-    splitter = ReasoningSplitter(None)
-    assert splitter.feed("<t>x") == ("", "<t>x") and splitter.flush() == ("", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 
 from service.api.structured import grammar as grammar_module
 from service.api.structured.grammar import (
-    MAX_SCHEMA_BYTES,
-    check_bounds,
     choice_grammar,
     json_schema_grammar,
     lark_grammar,
@@ -25,7 +22,7 @@ from service.api.structured.grammar import (
 )
 from service.api.structured.schema_form import schema_form
 from service.api.structured.schema_values import Unfit
-from service.api.structured.string_formats import FREE_FORMATS, LIBRARY_FORMATS, PATTERNED_FORMATS
+from service.api.structured.string_formats import LIBRARY_FORMATS, PATTERNED_FORMATS
 from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
@@ -82,33 +79,6 @@ def test_formats() -> None:
     assert listed and re.split(", | and ", " ".join(listed[1].split())) == known
 
 
-@pytest.mark.parametrize("name", sorted(FREE_FORMATS))
-def test_a_format_that_every_string_has_is_no_constraint(name: str) -> None:
-    """pydantic writes them of bytes, secrets and paths."""
-    inner = {"type": "array", "items": {"type": "string", "format": name, "maxLength": 3}}
-    grammar = json_schema_grammar({"properties": {"format": inner}, "required": ["format"], "type": "object"})
-    check_grammar(grammar)
-    assert accepts(grammar, '{"format": ["a b"]}') and not accepts(grammar, '{"format": ["long"]}')
-    assert name in PAGE.read_text()
-    with_value = json_schema_grammar({"const": {"format": name}})
-    assert accepts(with_value, json.dumps({"format": name})) and not accepts(with_value, "{}")
-
-
-def test_names_that_are_any_strings_are_no_constraint() -> None:
-    """Zod writes this of a record. A property may have the keyword's name, or that of another one."""
-    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
-    grammar = json_schema_grammar(record)
-    check_grammar(grammar)
-    assert accepts(grammar, '{"a": 1}') and not accepts(grammar, '{"a": "b"}')
-    named = {"propertyNames": {"type": "string"}, "const": {"type": "integer"}, "properties": record}
-    grammar = json_schema_grammar({"type": "object", "properties": named, "required": ["propertyNames", "properties"]})
-    check_grammar(grammar)
-    assert accepts(grammar, '{"propertyNames": "a", "const": 1, "properties": {"a": 1}}')
-    assert not accepts(grammar, '{"propertyNames": 1, "properties": {}}')
-    assert not accepts(grammar, '{"propertyNames": "a", "properties": {"a": "b"}}')
-    assert "propertyNames" in refused_schema(record | {"propertyNames": {"type": "string", "maxLength": 2}})
-
-
 def test_the_page_lists_the_keywords() -> None:
     supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
     assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)
@@ -137,16 +107,6 @@ def test_choices_are_literal(choice: str) -> None:
     grammar = choice_grammar(["other", choice])
     check_grammar(grammar)
     assert accepts(grammar, choice) and accepts(grammar, "other") and not accepts(grammar, choice + "x")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "right", "wrong"),
-    [(r"[a-z]+/\d{2}", "ab/12", "ab12"), ("a\nb", "a\nb", "ab"), (r"(?i)yes|no", "YES", "y")],
-)
-def test_a_pattern_is_matched_as_a_whole(pattern: str, right: str, wrong: str) -> None:
-    grammar = regex_grammar(pattern)
-    check_grammar(grammar)
-    assert accepts(grammar, right) and not accepts(grammar, wrong)
 
 
 def chain(length: int) -> dict[str, Any]:
@@ -240,14 +200,6 @@ def test_no_time_is_spent_on_what_is_too_large(monkeypatch: pytest.MonkeyPatch, 
         MAKERS[field](value)
 
 
-def test_a_schema_may_become_small_enough() -> None:
-    """Formats that any string has are left out."""
-    properties = {f"a{index}": {"type": "string", "format": "directory-path"} for index in range(2500)}
-    schema = {"type": "object", "properties": properties}
-    assert MAX_GRAMMAR_BYTES < len(json.dumps(schema, separators=(",", ":"))) < MAX_SCHEMA_BYTES
-    check_bounds(json_schema_grammar(schema))
-
-
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -263,44 +215,6 @@ def test_bounds_that_are_no_doubles_are_kept(schema: dict[str, Any], right: list
     check_grammar(grammar)
     assert all(accepts(grammar, f'{{"a": {number}}}') for number in right)
     assert not any(accepts(grammar, f'{{"a": {number}}}') for number in wrong)
-
-
-@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
-@pytest.mark.parametrize("size", [2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 2**54, 2**60, 2**62])
-def test_no_integer_beside_a_bound_passes_it(key: str, size: int) -> None:
-    fits = {
-        "minimum": operator.ge,
-        "exclusiveMinimum": operator.gt,
-        "maximum": operator.le,
-        "exclusiveMaximum": operator.lt,
-    }
-    other = ("maximum", 9999) if "inimum" in key else ("minimum", -9999)
-    for bound in (size, -size, float(size), -float(size)):
-        schema = {"type": "integer", key: bound, other[0]: int(bound) + other[1]}
-        grammar = json_schema_grammar(schema)
-        check_grammar(grammar)
-        beside = [number for number in range(int(bound) - 5, int(bound) + 6) if accepts(grammar, str(number))]
-        assert all(fits[key](number, bound) for number in beside), (schema, beside)
-
-
-@pytest.mark.parametrize(
-    ("schema", "form"),
-    [
-        ({"maximum": 1.7976931348623157e308, "minimum": -3.4028234663852886e38}, {}),
-        ({"maximum": 10**400}, {}),
-        ({"minimum": -(2**63), "maximum": 2**63 - 1}, {"minimum": -(2**63) + 1024, "maximum": 2**63 - 1024}),
-        ({"maximum": 2**64 - 1, "minimum": 0}, {"maximum": 2**63 - 1024, "minimum": 0}),
-        ({"minimum": 1e-300}, {"minimum": 1e-20}),
-        ({"minimum": -1e-300, "exclusiveMaximum": -1e-300}, {"minimum": 0, "maximum": -1e-20}),
-        ({"exclusiveMinimum": True, "minimum": 3, "exclusiveMaximum": False}, {"exclusiveMinimum": 3, "minimum": 3}),
-        ({"minimum": 1e18}, {"minimum": 10**18, "maximum": 2**63 - 1024}),
-        ({"maxLength": 2**64 - 1, "minLength": 1.0}, {"minLength": 1}),
-    ],
-)
-def test_bounds_of_a_types_range(schema: dict[str, Any], form: dict[str, Any]) -> None:
-    assert schema_form(schema) == (form, [])
-    numbers = not schema.keys() & {"maxLength"} and schema.get("minimum") != -1e-300
-    check_grammar(json_schema_grammar({**schema, **({"type": "number"} if numbers else {})}))
 
 
 @pytest.mark.parametrize(

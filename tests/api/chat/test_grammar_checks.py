@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -21,7 +20,6 @@ from service.api.structured import grammar_checks
 from service.api.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from service.api.structured.grammar_checks import GrammarChecks
 from service.confined.workers import WorkerLimits
-from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, deep_thread
 from service.settings.byte_sizes import MIB
 from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
@@ -68,13 +66,6 @@ async def refused(checks: GrammarChecks, grammar: str | Callable[[], str], statu
     return caught.value.message
 
 
-async def test_a_schema_that_has_no_form_is_refused_by_its_field(checks: GrammarChecks) -> None:
-    with pytest.raises(ApiError) as caught:
-        await checks.checked(lambda: json_schema_grammar({"type": "string", "pattern": "^(?<=a)b"}), "guided_json")
-    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "guided_json", "invalid_grammar")
-    assert str(caught.value) == "guided_json: pattern: look-ahead and look-behind are not supported."
-
-
 async def test_clients_take_turns_at_making_grammars(checks: GrammarChecks) -> None:
     begun, go_on, order = threading.Event(), threading.Event(), list[str]()
 
@@ -91,17 +82,6 @@ async def test_clients_take_turns_at_making_grammars(checks: GrammarChecks) -> N
     go_on.set()
     assert await making == [COLORS] * 4
     assert order == ["hostile 1", "hostile 2", "other", "hostile 3"]
-
-
-async def test_a_grammar_whose_turn_to_be_made_does_not_come_is_not_refused(
-    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_checks, "WAIT_SECONDS", 0.1)
-    go_on = threading.Event()
-    with pytest.raises(ApiError) as caught:
-        await checks.checked(lambda: COLORS if go_on.wait(GENEROUS) else "", "guided")
-    assert caught.value.status == 503 and "busy" in caught.value.message
-    go_on.set()
 
 
 async def stopped(checks: GrammarChecks) -> int:
@@ -134,15 +114,6 @@ async def test_a_grammar_that_overflows_the_stack_is_too_complex(
     assert checks.workers._idle[-1].pid != pid and inspect(pid) is None
 
 
-async def test_a_process_that_is_killed_takes_its_grammar_along(checks: GrammarChecks) -> None:
-    pid = await stopped(checks)
-    checking = asyncio.ensure_future(refused(checks, regex_grammar("a+")))
-    await until(lambda: bool(checks.workers._busy), what="the check has begun")
-    os.kill(pid, signal.SIGKILL)
-    assert "too complex" in await checking
-    assert await check(checks, regex_grammar("a+"))
-
-
 async def test_a_check_has_a_time_limit(checks: GrammarChecks) -> None:
     pid = await stopped(checks)
     checks.workers._idle[-1]._limits = WorkerLimits(wall_seconds=0.1)
@@ -159,54 +130,11 @@ async def test_a_process_has_limits_on_memory_and_processor_time(checks: Grammar
     assert int(limits["Max cpu time"]) < 60
 
 
-async def test_a_turn_that_does_not_come_is_no_fault_of_the_grammar(
-    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await stopped(checks)
-    with monkeypatch.context() as patched:
-        patched.setattr(grammar_checks, "WAIT_SECONDS", 0.1)
-        assert "busy" in await refused(checks, regex_grammar("a+"), 503)
-    assert await check(checks, regex_grammar("a+"))
-
-
-async def test_a_grammar_that_takes_long_is_tried_again_apart(
-    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of processor time ticks every few milliseconds: the grammar takes some ten."""
-    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 1e-6)
-    inner = {"type": "object", "properties": {f"q{number}": {} for number in range(60)}}
-    grammar = json_schema_grammar({"type": "object", "properties": {f"p{number}": inner for number in range(60)}})
-    assert await check(checks, grammar) == grammar
-    assert checks.workers.workers_lost == 1, "the first try ends by its time"
-    monkeypatch.setattr(grammar_checks, "SLOW_SECONDS", 1e-6)
-    assert checks.is_slow(grammar) and not checks.is_slow(COLORS)
-
-
-async def test_while_slow_ones_are_tried_others_are_too(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client's slow grammars wait for one that does not end; other grammars pass, those of that client too."""
-    pid = await stopped(checks)
-    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 0.0)
-    holding = asyncio.ensure_future(check(checks, regex_grammar("a+")))
-    await until(lambda: bool(checks.workers._busy), what="the check has begun")
-    for client in ("hostile", "other"):
-        grammar = regex_grammar(f"b+{client}")
-        assert await checks.checked(lambda text=grammar: text, "guided", client) == grammar
-    os.kill(pid, signal.SIGCONT)
-    assert await holding == regex_grammar("a+")
-
-
 async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
     wrong = regex_grammar("(?=a)a")
     assert "look-around" in await refused(checks, wrong)
     await stopped(checks)
     assert await check(checks, COLORS) == COLORS and "look-around" in await refused(checks, wrong)
-
-
-async def test_few_results_are_remembered(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checks, "_MOST_REMEMBERED", 2)
-    for number in range(4):
-        await check(checks, regex_grammar(f"a{number}"))
-    assert len(checks._results) == 2
 
 
 async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
@@ -221,15 +149,6 @@ async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
     # Threads of other tests may still open and close files of their own.
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, what="every descriptor is closed")
     await until(lambda: set(children(os.getpid())) <= processes, what="every process has ended")
-
-
-def test_a_check_has_less_than_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, stacks = threading.stack_size(), list[int]()
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: stacks.append(threading.stack_size()))
-    deep_thread(int, "masks")
-    assert stacks[0] >= 2 * CHECK_STACK_BYTES and threading.stack_size() == usual
-    fuel = [name for name in LIMITS if type(LIMITS[name]) is int]
-    assert "step_lexer_fuel" in fuel and all(2 * CHECK_LIMITS[name] <= LIMITS[name] for name in fuel)
 
 
 def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None, patient: None) -> None:

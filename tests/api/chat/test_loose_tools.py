@@ -62,23 +62,3 @@ def test_a_stream_names_them_with_the_usage(server: RunningServer) -> None:
     text = httpx.post(f"{server.url}/v1/chat/completions", json=body).text
     *_, last = (json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {"))
     assert last["unenforced"] == ["response_format.json_schema.schema.uniqueItems"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ([1], "tools[0].function.parameters: tool search: must be an object."),
-        ({"type": ["string", "null"]}, 'tools[0].function.parameters.type: tool search: must be "object"'),
-        ({"properties": {"a": {"const": "x" * 5000}}}, "tool search: properties.a.const: a string of 5000 characters"),
-    ],
-)
-def test_what_is_refused_without_strict(server: RunningServer, parameters: Any, message: str) -> None:
-    answer = asked(server, parameters)
-    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
-
-
-def test_a_choice_of_tools_says_what_it_may_be(server: RunningServer) -> None:
-    body = {"model": "tiny", "messages": [USER], "tool_choice": "any"}
-    error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
-    allowed = "must be one of auto, none, required, an object of type function or allowed_tools."
-    assert error["message"] == f"tool_choice: {allowed}"

@@ -47,8 +47,7 @@ class Waiting(FakeProcessor):
         return chat
 
 
-@pytest.mark.parametrize("pictures", [1, 2])
-@pytest.mark.parametrize("characters", [5, SMALL_PROMPT + 1])
+@pytest.mark.parametrize(("pictures", "characters"), [(1, 5), (2, SMALL_PROMPT + 1)])
 def test_text_does_not_wait_for_pictures(pictures: int, characters: int) -> None:
     processor = Waiting()
     model = replace(fake_catalog().models[0], load=lambda: processor)

@@ -15,9 +15,9 @@ from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink
-from tests.support.fake_talker import ENDLESS, LONG, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
-from tests.support.tool_samples import TOOLS, call_text, result
+from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, wait
 
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "default", "format": "pcm16"}}
@@ -88,16 +88,6 @@ def test_an_answer_is_text_and_audio(talking: Talking) -> None:
     assert not talking.talker.requests[-1].live
 
 
-def test_the_first_segment_ends_at_a_clause_and_the_others_at_sentences(talking: Talking) -> None:
-    text = "Now here is the first, and here, after it, is more. The next one, as you see, goes to its end."
-    talking.ask(text)
-    assert talking.said() == [
-        "Now here is the first,",
-        "and here, after it, is more.",
-        "The next one, as you see, goes to its end.",
-    ]
-
-
 def test_a_stream_has_transcript_and_audio_that_clients_put_together(talking: Talking) -> None:
     text = "Here I am for you, to say it. And this, too."
     chunks = list(talking.ask(text, stream=True, stream_options={"include_usage": True}))
@@ -120,22 +110,6 @@ def test_the_first_sound_comes_while_the_text_is_being_written(talking: Talking)
             if (audio := chunk.choices[0].delta.audio) and audio.data:
                 break
         assert talking.talker.chats
-
-
-def test_openai_python_accumulates_the_stream(talking: Talking) -> None:
-    messages: Any = [{"role": "user", "content": "It is put together. Is it?"}]
-    with talking.client.chat.completions.stream(model="tiny", messages=messages, **SPOKEN) as stream:
-        message: Any = stream.get_final_completion().choices[0].message
-    assert message.audio.transcript == "It is put together. Is it?"
-    assert message.audio.id.startswith("audio_") and len(message.audio.id) == len("audio_") + 32
-    assert len(samples(message.audio.data)) == PATCH
-
-
-def test_an_answer_can_be_sent_back(talking: Talking) -> None:
-    first = talking.ask("The first answer.").choices[0].message
-    messages: Any = [{"role": "user", "content": "x"}, first, {"role": "user", "content": "The second."}]
-    answer = talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
-    assert answer.choices[0].message.audio.transcript == "The second."
 
 
 def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
@@ -185,42 +159,6 @@ def test_a_turn_of_calls_alone_has_no_audio(talking: Talking) -> None:
     assert len(talking.talker.requests) == before
 
 
-def test_a_stream_has_calls_beside_the_sound(talking: Talking) -> None:
-    messages: Any = [{"role": "user", "content": f"I look it up.\n\n{ROME}\n{SUM}"}]
-    asked = {"model": "tiny", "messages": messages, "tools": TOOLS, **SPOKEN}
-    with talking.client.chat.completions.stream(**asked) as stream:
-        choice: Any = stream.get_final_completion().choices[0]
-    assert choice.finish_reason == "tool_calls" and called(choice.message) == CALLS
-    assert choice.message.audio.transcript == "I look it up."
-    assert len(samples(choice.message.audio.data)) == PATCH // 2
-
-
-def test_what_comes_before_a_call_is_said_while_the_call_is_written(talking: Talking) -> None:
-    """The call never ends."""
-    text = '!endless I look <tool_call>{"name": "get_weather", "arguments": {"city": "'
-    with talking.ask(text, tools=TOOLS, stream=True) as stream:
-        for chunk in stream:
-            if (audio := chunk.choices[0].delta.audio) and audio.data:
-                break
-        assert talking.talker.chats and talking.said() == ["!endless I look"]
-
-
-def test_an_agent_with_a_voice_goes_on_by_ids_alone(talking: Talking) -> None:
-    first = talking.ask(f"I look it up. {ROME}", tools=TOOLS).choices[0].message
-    spoken = {"role": "assistant", "audio": {"id": first.audio.id}, "tool_calls": first.model_dump()["tool_calls"]}
-    messages: Any = [{"role": "user", "content": "x"}, spoken, result(first.tool_calls[0].id, "It is sunny.")]
-    answer = talking.client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS, **SPOKEN)
-    assert answer.choices[0].message.audio.transcript == "It is sunny."
-
-
-def test_an_answer_that_fits_a_schema_can_be_spoken(talking: Talking) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    format = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
-    message = talking.ask('{"a": 1}', response_format=format).choices[0].message
-    assert message.content is None and json.loads(message.audio.transcript) == {"a": 1}
-    assert talking.said() == ['{"a": one}']
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_speech_that_ends_at_its_cap_says_so(talking: Talking, stream: bool) -> None:
     talking.talker.runaways = 1
@@ -239,12 +177,6 @@ def test_nothing_after_a_stop_string_is_said(talking: Talking) -> None:
     assert answer.choices[0].message.audio.transcript == "Say this much. "
     assert talking.said() == ["Say this much."]
     assert answer.choices[0].finish_reason == "stop"
-
-
-def test_reasoning_is_not_said(talking: Talking) -> None:
-    message = talking.ask("Aloud.", extra_body={"chat_template_kwargs": {"enable_thinking": True}}).choices[0].message
-    assert message.reasoning_content == "hm" and message.audio.transcript == "Aloud."
-    assert talking.said() == ["Aloud."]
 
 
 def test_markup_is_written_but_not_said(talking: Talking) -> None:
@@ -270,29 +202,10 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
     assert (whole.message.audio.transcript, whole.finish_reason) == (text[:400], "length")
 
 
-def test_a_whole_answer_may_have_fewer_characters(talking: Talking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.speech.text_limits.MAX_WHOLE_CHARS", 100)
-    text = "0123456 89. " * 15
-    assert transcript(list(talking.ask(text, stream=True))) == text
-    assert talking.ask(text).choices[0].message.audio.transcript == text[:100]
-    said = talking.ask("1234567890123. " * 5).choices[0].message.audio
-    assert said.finish_reason == "length" and sum(map(len, talking.said())) <= 200, "its numbers are words"
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_voice_that_fails_ends_the_text(talking: Talking, stream: bool) -> None:
     with pytest.raises(APIError if stream else InternalServerError, match="the voice failed"):
         list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
-
-
-@pytest.mark.parametrize(("instructions", "param"), [("Calm.", "audio.instructions"), (None, "audio")])
-def test_speech_that_is_too_long_is_no_field_of_a_speech_request(
-    talking: Talking, instructions: str | None, param: str
-) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        talking.ask(f"It is {LONG}.", audio={**SPOKEN["audio"], "instructions": instructions})
-    assert refused.value.param == param
-    assert refused.value.body["message"] == f"{param}: it takes too many positions"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -338,27 +251,6 @@ def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str
     assert answer.status_code == 400, answer.text
     error = json.loads(answer.content)["error"]
     assert error["param"] == param and error["message"].startswith(param)
-
-
-def test_a_chat_model_as_the_one_that_speaks_is_told_of_the_speech_models(talking: Talking) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **SPOKEN}
-    body["audio"] = {"format": "wav", "model": "tiny"}
-    answer = httpx.post(f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
-    error = json.loads(answer.content)["error"]
-    assert error["code"] == "model_not_found" and "speech models here: " in error["message"]
-
-
-def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="no speech model is served"):
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **SPOKEN)
-
-
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/voices"])
-def test_without_a_speech_model_a_request_for_speech_says_so(client: OpenAI, path: str) -> None:
-    fields = {"data": {"name": "anna"}, "files": {"x": b""}} if path.endswith("voices") else {"json": {"input": "x"}}
-    refused = httpx.post(str(client.base_url).removesuffix("/v1/") + path, timeout=GENEROUS, **fields)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "model: no speech model is served."
 
 
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:

@@ -57,16 +57,6 @@ def test_parse_gives_what_the_model_sees(client: OpenAI) -> None:
     assert [(one.shape, one.color) for one in parsed.shapes] == [("circle", "red"), ("square", "blue")]
 
 
-def test_streamed_answers_parse_too(client: OpenAI) -> None:
-    with client.chat.completions.stream(
-        model=MODEL, messages=question(), temperature=0, max_tokens=200, response_format=Picture
-    ) as stream:
-        for _ in stream:
-            pass
-    parsed = stream.get_final_completion().choices[0].message.parsed
-    assert parsed is not None and parsed.shapes[0].shape == "circle"
-
-
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
@@ -87,6 +77,7 @@ def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: s
         assert choice.finish_reason == "stop" and re.fullmatch(pattern, choice.message.content or "")
 
 
+@pytest.mark.slow
 def test_no_grammar_harms_the_server(embedded_server: ServerProcess) -> None:
     """Each is refused, or answered as far as its budget goes."""
     grammars = {name: make() for name, make in LARGE.items()}

@@ -10,7 +10,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS
 
 USER = [{"role": "user", "content": "!endless words"}]
 
@@ -49,10 +48,3 @@ async def test_answers_end_as_those_that_reach_their_length(server: RunningServe
     server.wait_idle()
     text = (await asyncio.to_thread(httpx.get, f"{server.url}/metrics")).text
     assert 'outcome="ok",status="200"} 3.0' in text and 'outcome="timeout"' not in text
-
-
-def test_the_default_number_of_tokens_is_a_setting() -> None:
-    with running_server(default_output_tokens=5) as server:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "more than five"}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).json()
-        assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")

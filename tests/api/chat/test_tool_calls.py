@@ -57,24 +57,6 @@ def test_any_split_gives_text_and_calls_of_the_whole(
     assert parse(list(answer))[0] == said
 
 
-def test_deltas_are_openais() -> None:
-    _, deltas = parse(list("Hm.\n" + call_text("add", a=1) + "\n" + call_text("now")))
-    first = [delta for delta in deltas if delta.id]
-    assert [(delta.index, delta.function.name, delta.function.arguments, delta.type) for delta in first] == [
-        (0, "add", "", "function"),
-        (1, "now", "", "function"),
-    ]
-    assert len({delta.id for delta in first}) == 2 and all(str(delta.id).startswith("call_") for delta in first)
-    assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
-    rest = [delta for delta in deltas if not delta.id]
-    assert all(not delta.function.name and not delta.type and delta.function.arguments for delta in rest)
-
-
-def test_the_name_is_out_before_the_arguments_begin() -> None:
-    _, deltas = ToolCallParser().feed('<tool_call>\n{"name": "add"')
-    assert [delta.function.name for delta in deltas] == ["add"]
-
-
 @pytest.mark.parametrize("end", range(1, 70))
 def test_an_answer_that_is_cut_short_is_a_beginning(end: int) -> None:
     whole = call_text("add", a=1, b="}")
@@ -84,11 +66,6 @@ def test_an_answer_that_is_cut_short_is_a_beginning(end: int) -> None:
     if named:
         assert '{"a": 1, "b": "}"}'.startswith(calls(deltas)[0][1])
     assert said == (whole[:end] if len(whole[:end]) < len("<tool_call>") else "")
-
-
-def test_what_only_looks_like_a_tag_is_text() -> None:
-    for text in ("a <tool_cal", "<tool_call", "1 < 2 \n ", "<tool_calls>", " \n"):
-        assert parse(list(text)) == (text, [])
 
 
 @given(st.text(st.sampled_from("ab<tool_call>/\n{}é"), max_size=30), st.booleans(), places)
@@ -104,13 +81,6 @@ def test_an_answer_with_a_format_is_text_to_its_end_or_calls(text: str, whole: b
     made = "\n".join(call_text("add", text=text) for _ in range(2))
     said, deltas = parse(cut("\n\n" + made, where), either=True)
     assert said == "" and calls(deltas) == [("add", json.dumps({"text": text}, ensure_ascii=False))] * 2
-
-
-@pytest.mark.parametrize("end", range(1, 70))
-def test_of_an_answer_with_a_format_too_a_call_that_is_cut_short_says_nothing(end: int) -> None:
-    whole = call_text("add", a=1, b="}")
-    (said, deltas), (plainly, others) = parse([whole[:end]], either=True), parse([whole[:end]])
-    assert (said, calls(deltas)) == (plainly, calls(others))
 
 
 def assemble(

@@ -36,10 +36,3 @@ def test_the_oldest_transcripts_make_room() -> None:
     assert kept.find("c") is None and all(kept.find(name) for name in ("d", "long", "e"))
     kept.add("too long", "x" * 101)
     assert kept.find("too long") is None and kept.find("e") == "e"
-
-
-def test_a_transcript_that_is_added_again_counts_once() -> None:
-    kept = Transcripts(most_bytes=10)
-    for _ in range(5):
-        kept.add("a", "12345678")
-    assert kept.find("a") == "12345678" and kept._bytes == 8

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MIB, MediaLimits
-from service.media.loader import MediaLoader, NoRoom
+from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.victims import data_url
@@ -35,11 +33,6 @@ def ticket_of(admission: Admission, size: int) -> Ticket:
     ticket = admission.ticket("chat")
     ticket.grow(1, size)
     return ticket
-
-
-@pytest.fixture
-def threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(4)
 
 
 @pytest.fixture(params=["shared", "isolated"])
@@ -169,36 +162,3 @@ async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
     assert admission.pending_bytes == 100
     await loader.close()
     pool.close()
-
-
-async def test_a_client_that_has_gone_leaves_nothing_behind() -> None:
-    """Its thread may have just read the header."""
-    admission = admission_of(1000)
-    with Decoding(ticket_of(admission, 100)) as decoding:
-        decoding.take(600)
-    with pytest.raises(InputError, match="has ended"):
-        decoding.take(5)
-    assert admission.pending_bytes == 100
-
-
-async def in_thread(threads: ThreadPoolExecutor, step: Callable[[], None]) -> None:
-    await asyncio.get_running_loop().run_in_executor(threads, step)
-
-
-async def test_many_threads_lose_no_byte(threads: ThreadPoolExecutor) -> None:
-    admission = admission_of(3000)
-    tickets = [ticket_of(admission, 10) for _ in range(8)]
-
-    def decode(ticket: Ticket) -> None:
-        for _ in range(200):
-            with Decoding(ticket) as decoding:
-                with suppress(NoRoom):
-                    decoding.take(700)
-                    assert admission.pending_bytes <= 3000 + 700
-                decoding.keep(1)
-
-    await asyncio.gather(*(in_thread(threads, lambda ticket=ticket: decode(ticket)) for ticket in tickets))
-    assert admission.pending_bytes == 8 * 10 + 8 * 200
-    for ticket in tickets:
-        ticket.release()
-    assert admission.pending_bytes == 0

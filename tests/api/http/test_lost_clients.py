@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from socket import SHUT_RDWR
@@ -15,19 +13,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 from websockets.sync.client import connect
 
-from service.api.http.admission import Admission
-from service.api.http.errors import ResponseCut
-from service.api.http.hosts import HostRule
-from service.api.http.middleware import RequestMiddleware
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.metrics.metrics import Metrics
 from service.settings.settings import load_settings
 from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
@@ -125,48 +117,6 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
     assert not [record for record in log.records if record.exc_info]
 
 
-@pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
-async def test_what_is_left_at_the_end_of_a_shutdown(begun: bool, reads: bool) -> None:
-    """An answer that has begun is cut, so that half of it does not look complete. Nobody waits for a client that does
-    not read what came before."""
-    sent: list[Message] = []
-    waits = asyncio.Event()
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        if begun:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        waits.set()
-        await asyncio.Event().wait()
-
-    async def keep(message: Message) -> None:
-        if waits.is_set() and not reads:
-            await asyncio.Event().wait()
-        sent.append(message)
-
-    metrics = Metrics()
-    middleware = RequestMiddleware(
-        application,
-        endpoints={},
-        admission=Admission(1, 1 << 20, metrics),
-        metrics=metrics,
-        max_body=1 << 20,
-        body_timeout=60.0,
-        hosts=HostRule("127.0.0.1", (), keyed=False),
-    )
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    task = asyncio.create_task(middleware(scope, asyncio.Event().wait, keep))  # type: ignore[arg-type]
-    await waits.wait()
-    task.cancel()
-    if begun or not reads:
-        with pytest.raises(ResponseCut):
-            await asyncio.wait_for(task, GENEROUS)
-        assert len(sent) == begun
-    else:
-        await task
-        assert sent[0]["status"] == 503 and b"shutting_down" in sent[1]["body"]
-
-
 def breaks_off(config: EngineConfig, channel: Channel) -> None:
     """An engine that gives a little audio, then fails the request."""
     channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
@@ -203,47 +153,6 @@ def test_nor_does_a_client_that_reads_nothing(log: pytest.LogCaptureFixture) -> 
     assert complaints(log) == []
 
 
-class Endless:
-    """Stands for a step of a request that takes long."""
-
-    def __init__(self) -> None:
-        self.begun, self.cancelled = threading.Event(), threading.Event()
-
-    async def __call__(self, *_: Any) -> Any:
-        self.begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-
-
-def test_a_short_request_that_waits_for_its_grammar_ends_with_its_client(
-    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
-) -> None:
-    checking = Endless()
-    with running_server() as server:
-        monkeypatch.setattr(server.context.grammars, "checked", checking)
-        with send(server, chat_request("hello", response_format={"type": "json_object"})):
-            assert checking.begun.wait(GENEROUS)
-        assert checking.cancelled.wait(GENEROUS), "the client has gone"
-        server.wait_idle(PATIENCE)
-        assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "aborted"
-
-
-def never_ends(config: EngineConfig, channel: Channel) -> None:
-    """An engine that gives a little audio and no more."""
-    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
-    while True:
-        for command in channel.receive(0.05):
-            if isinstance(command, SpeechRequest):
-                audio = np.zeros(48_000, np.float32)
-                delta = SpeechDelta(command.request_id, audio, 0, segment_done=False, finished=False)
-                channel.send(Outputs(speech=(delta,)))
-            elif isinstance(command, Stop):
-                return
-
-
 def left_line(server: RunningServer, log: pytest.LogCaptureFixture, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The access log line of a client that leaves after the first bytes of a stream."""
     with httpx.stream("POST", server.url + path, json=body, timeout=GENEROUS) as answer:
@@ -257,12 +166,6 @@ def test_the_line_of_a_chat_that_was_left_has_its_tokens(log: pytest.LogCaptureF
     body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
     with running_server() as server:
         assert left_line(server, log, "/v1/chat/completions", body)["tokens"] > 0
-
-
-def test_the_line_of_speech_that_was_left_has_its_seconds(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
-    with running_server(talker, lambda config: InlineLink(config, never_ends), fixed_voices=False) as server:
-        line = left_line(server, log, "/v1/audio/speech", {"input": "Hello.", "response_format": "pcm"})
-    assert line["audio_seconds"] == 1.0
 
 
 @pytest.mark.parametrize(
