@@ -71,16 +71,6 @@ async def test_no_source_runs_further_ahead_than_allowed() -> None:
         assert fast.taken <= 3 + 2
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-async def test_results_come_in_the_order_of_the_work(count: int) -> None:
-    async def step(index: int) -> int:
-        for _ in range(count - index):
-            await asyncio.sleep(0)
-        return index
-
-    assert await all_results([step(index) for index in range(count)]) == list(range(count))
-
-
 async def test_a_failure_ends_the_other_work_before_it_is_raised() -> None:
     ended = False
 

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
-import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
-from PIL import Image
 
-from models.interfaces import resizing
 from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
-from service.api.engines.request_stream import EngineError, RequestStream, merge
-from service.graphs.observations import Observation
-from service.link import wire
-from service.link.config import Channel, EngineConfig, ModelConfig
+from service.api.engines.request_stream import EngineError, merge
+from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineLink, InlineLink, ProcessLink
-from service.link.engine_socket import EngineSocket
 from service.link.messages import (
     ChatDelta,
     ChatRequest,
     EncodeReference,
-    EngineState,
-    Outputs,
     PhaseTimes,
     SamplingParams,
     SpeechDelta,
     StepCounts,
-    Stop,
     TokenInfo,
 )
 from service.metrics.metrics import Metrics
@@ -82,65 +69,6 @@ async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str 
     return text.decode(), finish
 
 
-async def test_an_engine_that_sends_faster_than_it_is_read_leaves_the_loop_its_turns(tmp_path: Path) -> None:
-    read, turns, address = [], 0, f"ipc://{tmp_path}/engine"
-    near, context = EngineSocket.bound(address), zmq.Context()
-    far = context.socket(zmq.PAIR)
-    far.connect(address)
-    for _ in range(200):
-        far.send_multipart(wire.encode(Outputs()))
-    assert await asyncio.to_thread(near.zmq.poll, GENEROUS * 1000)
-    reader = asyncio.create_task(near.read(read.append))
-    while len(read) < 200:
-        await asyncio.sleep(0)
-        turns += 1
-    reader.cancel()
-    await asyncio.gather(reader, return_exceptions=True)
-    assert turns >= 200 / 16
-    near.close()
-    far.close(linger=0)
-    context.term()
-
-
-@pytest.mark.parametrize("memory", [{}, {"free": 1}])
-async def test_pictures_are_left_to_a_gpu_that_resizes_them(memory: dict[str, int]) -> None:
-    def ready(config: EngineConfig, channel: Channel) -> None:
-        channel.send(Outputs(state=EngineState("ready", "", (), 0, memory)))
-        channel.send(Outputs(state=EngineState("draining", "", (), 0)))  # says nothing of the device
-        while not any(isinstance(command, Stop) for command in channel.receive(GENEROUS)):
-            pass
-
-    client = EngineClient(lambda: InlineLink(CONFIG, ready), Metrics())
-    client.start()
-    try:
-        client.was_ready = True  # as for a process that comes later
-        await until(lambda: client.phase == "draining")
-        frame = resizing.resized_or_left(Image.new("RGB", (60, 40)), 56, 28)
-        assert frame.shape[:2] == ((40, 60) if memory else (28, 56))
-    finally:
-        resizing.leave_to_device(False)
-        await client.stop()
-
-
-async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:
-    """A daemon thread in C++ code takes the interpreter down with it."""
-    loading, threads = threading.Event(), []
-
-    def loads_for_ever(config: EngineConfig, channel: Channel) -> None:
-        threads.append(threading.current_thread())
-        while True:
-            loading.set()
-            time.sleep(0.02)
-            channel.send(Outputs(state=EngineState("loading", "a model", (), 0)))
-
-    client = EngineClient(lambda: InlineLink(CONFIG, loads_for_ever), Metrics())
-    client.start()
-    assert await asyncio.to_thread(loading.wait, GENEROUS)
-    async with asyncio.timeout(GENEROUS):
-        await client.stop()
-    assert not threads[0].is_alive()
-
-
 @pytest.mark.parametrize("kind", ["inline", "process"])
 async def test_many_requests_at_once(kind: str) -> None:
     async with _running(kind) as client:
@@ -153,32 +81,6 @@ async def test_many_requests_at_once(kind: str) -> None:
         assert client.in_flight == 0
         exposition = client._metrics.exposition().decode()
         assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
-
-
-async def test_tokens_are_read_before_the_metrics_of_their_step_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, done = EngineClient(_links("inline"), Metrics()), list[str]()
-    stream: RequestStream = RequestStream(_request("r", "x"), lambda request_id: None)
-    client.requests.add(stream)
-    monkeypatch.setattr(client._metrics, "observe_events", lambda events: done.extend(e.name for e in events))
-
-    async def read() -> None:
-        await anext(stream)
-        done.append("read")
-
-    reader = asyncio.create_task(read())
-    await asyncio.sleep(0)
-    client._on_outputs(Outputs(chat=(ChatDelta("r", (1,)),), observations=(Observation("steps_total", 1.0),)))
-    await reader
-    await asyncio.sleep(0)
-    assert done == ["read", "steps_total"]
-
-
-async def test_what_is_not_taken_is_merged() -> None:
-    async with _running("inline") as client, aclosing(client.submit(_request("r", "x" * 50))) as deltas:
-        await until(lambda: deltas.ended, what="the answer has ended")
-        received = [delta async for delta in deltas]
-        assert len(received) == 1
-        assert len(received[0].token_ids) == 50 and received[0].finish_reason == "stop"
 
 
 async def test_closing_a_stream_aborts_the_work() -> None:
@@ -261,21 +163,6 @@ async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> No
     await client.stop()
 
 
-async def test_an_engine_that_ended_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.engines.engine_client.BACKOFF_SECONDS", (3600.0,))
-    async with _running("process") as client:
-        waiting = asyncio.create_task(_answer(client, _request("r", "!endless", max_tokens=10**6)))
-        running = 'reprise_requests_running{model="tiny"}'
-        await until(lambda: f"{running} 1.0" in client._metrics.exposition().decode(), what="it is counted as running")
-        with pytest.raises(EngineError):
-            await _answer(client, _request("crash", "!crash please"))
-        assert client.phase == "down" and f"{running} 0.0" in client._metrics.exposition().decode()
-        with pytest.raises(EngineError):
-            await waiting
-        async with asyncio.timeout(GENEROUS):
-            await client.stop(grace=3600.0)  # one that is down is not waited for
-
-
 async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with _running("process") as client:
@@ -285,49 +172,6 @@ async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch:
         assert isinstance(link, ProcessLink) and link._process is not None
         process = link._process
     assert process.returncode == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_an_engine_process_that_cannot_start_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("sys.executable", str(tmp_path / "no python"))
-    link = ProcessLink(CONFIG, FAKE)
-    ended = await link.run(lambda outputs: None)
-    assert "could not be started" in ended.reason and "no python" in ended.reason
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), zmq.ZMQError(errno.EMFILE, "too many files")])
-async def test_an_engine_that_cannot_be_reached_is_started_again(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk or a lack of descriptors at the moment of a restart must not be the end."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("service.api.engines.engine_client.BACKOFF_SECONDS", (0.0,))
-    failures = [error, error]
-    make, bound = tempfile.mkdtemp, EngineSocket.bound
-
-    def failing(step: Callable[[str], Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            if failures and client.was_ready:
-                raise failures.pop()
-            return step(*given, **named)
-
-        return call
-
-    async with _running("process") as client:
-        if isinstance(error, OSError):
-            monkeypatch.setattr(tempfile, "mkdtemp", failing(make))
-        else:
-            monkeypatch.setattr(EngineSocket, "bound", failing(bound))
-        with pytest.raises(EngineError):
-            await _answer(client, _request("crash", "!crash please"))
-        async with asyncio.timeout(2 * GENEROUS):
-            await client.wait_ready()
-        assert not failures and client.restarts == 3
-        assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+import httpx
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from models.interfaces.media import Prompt
 from service.api.engines import engine_client
@@ -21,12 +23,10 @@ from service.link.messages import (
     ChatRequest,
     EncodeReference,
     SamplingParams,
-    SpeechAppend,
-    SpeechRequest,
-    SpeechSegment,
 )
 from service.metrics.metrics import Metrics
-from tests.support.waiting import GENEROUS, until
+from tests.support.servers import running_server
+from tests.support.waiting import GENEROUS, until, wait
 
 FAKE = "tests.support.fake_engine:serve"
 AFTER = 1000.0
@@ -117,41 +117,6 @@ async def test_requests_that_come_while_it_wakes_wait_and_are_answered(monkeypat
         assert await asyncio.gather(*waiting) == texts and len(made.links) == 2
 
 
-async def test_a_request_that_comes_while_the_process_ends_wakes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        made.skipped[0] += AFTER
-        await until(lambda: made.client.phase == "asleep", what="it is told to stop")
-        assert await answer(made.client, chat("it", "not yet")) == "not yet"
-
-
-async def test_speech_wakes_it_and_its_texts_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        await made.doze()
-        sent: list[object] = []
-        segment = SpeechSegment((1, 2, 3), 2, 2)
-        request = SpeechRequest("spoken", "tiny", (segment,), 1, 2.0, 4, live=True, arrival=0.0)
-        async with asyncio.timeout(GENEROUS), aclosing(made.client.submit(request)) as audio:
-            made.client.send(SpeechAppend("spoken", (), True))
-            await until(lambda: len(made.links) == 2, what="the engine is started")
-            send = made.links[-1].send
-            monkeypatch.setattr(made.links[-1], "send", lambda command: (sent.append(command), send(command)))
-            assert sum([len(delta.audio) async for delta in audio]) > 0
-    first, *rest = (command for command in sent if getattr(command, "request_id", "") == "spoken")
-    assert isinstance(first, SpeechRequest) and first.arrival > 0, "its wait for the engine is not one in the queue"
-    assert isinstance(rest[0], SpeechAppend)
-
-
-async def test_an_abort_while_it_wakes_takes_the_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        await made.doze()
-        async with aclosing(made.client.submit(chat("gone", "!endless"))):
-            pass
-        assert made.client.in_flight == 0
-        await until(lambda: made.client.phase == "ready", what="the engine is awake")
-        assert await answer(made.client, chat("it", "hello")) == "hello"
-        await until(lambda: made.client.state is not None and made.client.state.models[0].running == 0, what="idle")
-
-
 async def test_an_open_stream_keeps_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch) as made:
         async with aclosing(made.client.submit(chat("long", "!endless"))) as deltas:
@@ -172,17 +137,6 @@ async def test_a_request_between_two_looks_keeps_it_awake(monkeypatch: pytest.Mo
         assert not made.client.sleep.due
 
 
-async def test_a_request_that_is_being_prepared_keeps_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        looks: list[bool] = []
-        made.client.in_use = lambda: not looks.append(True)  # type: ignore[func-returns-value]
-        made.skipped[0] += AFTER
-        await until(lambda: len(looks) > 2, what="the watchdog looked")
-        assert made.client.phase == "ready"
-        made.client.in_use = lambda: False
-        await made.doze()
-
-
 async def test_a_wake_that_fails_is_said_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch, GOOD, BROKEN) as made:
         await made.doze()
@@ -196,10 +150,16 @@ async def test_a_wake_that_fails_is_said_and_the_next_one_works(monkeypatch: pyt
         assert await answer(made.client, chat("again", "hello")) == "hello"
 
 
-async def test_a_server_stops_while_its_engine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with rig(monkeypatch) as made:
-        await made.doze()
-        made.client.drain()
-        async with asyncio.timeout(GENEROUS):
-            await made.client.stop()
-        assert len(made.links) == 1, "nothing is started to be stopped"
+def test_an_open_websocket_keeps_the_engine_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "HEARTBEAT_CHECK_SECONDS", 0.05)
+    with running_server(sleep_after=0.2) as server:
+        with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as client:
+            assert "session.created" in str(client.recv())
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "wake up"}]}
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
+            (engine,), asked = server.context.engine.clients, list[bool]()
+            in_use = engine.in_use
+            monkeypatch.setattr(engine, "in_use", lambda: asked.append(in_use()) or asked[-1])
+            wait(lambda: len(asked) >= 10, GENEROUS, "the engine has been looked at for longer than `sleep_after`")
+            assert all(asked) and engine.phase == "ready"
+        wait(lambda: server.context.engine.phase == "asleep", GENEROUS, "the engine sleeps once the socket is closed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -12,7 +11,8 @@ from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.processes import ROOT, ServerProcess
-from tests.support.tool_samples import TIME, result
+
+pytestmark = pytest.mark.slow
 
 MODEL = "reprise/qwen2_vl"
 PICTURE = ROOT / "docs/images/shapes.png"
@@ -76,16 +76,6 @@ def test_a_named_tool_is_called_also_in_a_stream(client: OpenAI, name: str) -> N
     assert "".join(part.function.arguments for part in parts) == call.function.arguments
 
 
-def test_the_librarys_parser_makes_objects(client: OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "Paint."}]
-    choice: Any = {"type": "function", "function": {"name": "Paint"}}
-    answer = client.chat.completions.parse(
-        model=MODEL, messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=400, temperature=0
-    )
-    (call,) = answer.choices[0].message.tool_calls or []
-    assert isinstance(call.function.parsed_arguments, Paint)
-
-
 def test_auto_may_answer_in_text_and_none_does(client: OpenAI) -> None:
     (free,) = ask(client).choices
     assert (free.finish_reason == "tool_calls") is bool(free.message.tool_calls)
@@ -95,26 +85,6 @@ def test_auto_may_answer_in_text_and_none_does(client: OpenAI) -> None:
         model=MODEL, messages=[{"role": "user", "content": "Paint a red circle."}], temperature=0
     )
     assert without.choices[0].message.content == text.message.content
-
-
-def test_results_go_back_to_the_model(client: OpenAI) -> None:
-    messages: list[Any] = [{"role": "user", "content": "Paint a red circle."}]
-    for _ in range(2):
-        (one,) = ask(client, messages=messages, tool_choice="required", parallel_tool_calls=False).choices
-        messages.append(one.message)
-        messages += [result(call.id, "Done.") for call in one.message.tool_calls]
-    (last,) = ask(client, messages=messages, tool_choice="none").choices
-    assert last.message.content and len(messages) == 5
-
-
-def test_a_call_or_an_answer_that_fits_a_schema(client: OpenAI) -> None:
-    schema = {"name": "count", "schema": {"type": "object", "properties": {"count": {"enum": [0, 1]}}}}
-    schema["schema"] |= {"required": ["count"], "additionalProperties": False}
-    (one,) = ask(client, response_format={"type": "json_schema", "json_schema": schema}, tools=[TIME]).choices
-    if one.message.tool_calls:
-        assert all(json.loads(call.function.arguments) == {} for call in one.message.tool_calls)
-    else:
-        assert json.loads(one.message.content)["count"] in (0, 1)
 
 
 def test_a_picture_that_a_tool_returns_is_seen_and_cached(client: OpenAI) -> None:

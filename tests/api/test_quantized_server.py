@@ -16,7 +16,7 @@ from tests.support.processes import ROOT, ServerProcess, served
 
 SPEECH = str(ROOT / "models/embedded/voxcpm2")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import StatusCode
 from websockets.sync.client import connect
 
-from service.api import tracing
 from service.api.tracing import Tracing, tracing_from
 from service.link.engine_link import InlineLink
-from service.settings.reading import SettingsError
-from tests.api.realtime import conversing
-from tests.media.samples import encoded, picture, sound, tone
+from tests.media.samples import encoded, picture
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
@@ -109,13 +106,6 @@ def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
     assert decode.attributes is not None and decode.attributes["reprise.steps"] == 6
 
 
-def test_each_choice_has_its_own_phases(traced: Traced) -> None:
-    assert traced.chat(n=2).status_code == 200
-    spans = traced.spans()
-    assert sorted(names(spans)[1:]) == sorted(["queue", "prefill", "decode"] * 2)
-    assert len({(span.attributes or {})["reprise.request"] for span in spans[1:]}) == 2
-
-
 def test_decoding_media_is_a_phase(traced: Traced) -> None:
     url = "data:image/png;base64," + base64.b64encode(encoded(picture(16, 16), "PNG")).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}]
@@ -127,28 +117,12 @@ def test_decoding_media_is_a_phase(traced: Traced) -> None:
     assert_whole(spans)
 
 
-def test_media_that_are_refused_are_an_error_of_that_phase(traced: Traced) -> None:
-    content = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
-    assert traced.post("/v1/chat/completions", body).status_code == 400
-    request, media = traced.spans()
-    assert media.name == "media" and media.status.status_code == StatusCode.ERROR
-    assert request.status.status_code == StatusCode.UNSET, "the client's mistake is no error of the server"
-
-
 def test_speech_is_traced_to_its_first_audio(traced: Traced) -> None:
     assert traced.post("/v1/audio/speech", {"model": "talker", "input": "Good morning."}).status_code == 200
     spans = traced.spans()
     assert names(spans) == ["POST /v1/audio/speech", "queue", "prefill", "decode"]
     assert [event.name for event in spans[0].events] == ["first_audio"]
     assert_whole(spans)
-
-
-def test_reference_audio_is_traced(traced: Traced) -> None:
-    clip = "data:audio/wav;base64," + base64.b64encode(sound(tone(220, 16_000, 2.0), 16_000, "WAV")).decode()
-    body = {"model": "talker", "input": "Good morning.", "ref_audio": clip}
-    assert traced.post("/v1/audio/speech", body).status_code == 200
-    assert names(traced.spans())[:3] == ["POST /v1/audio/speech", "media", "reference"]
 
 
 def test_a_websocket_is_a_span_with_the_phases_of_each_utterance(traced: Traced) -> None:
@@ -166,47 +140,11 @@ def test_a_websocket_is_a_span_with_the_phases_of_each_utterance(traced: Traced)
     assert_whole(spans)
 
 
-def test_a_picture_of_a_conversation_is_measured_when_it_comes(traced: Traced) -> None:
-    """No response is asked for."""
-    counts = [f'reprise_{name}_duration_seconds_count{{kind="image"}}' for name in ("media_decode", "preprocess")]
-
-    def measured() -> list[float]:
-        page = httpx.get(f"{traced.server.url}/metrics", timeout=GENEROUS).text
-        found = dict(line.rsplit(" ", 1) for line in page.splitlines())
-        return [float(found.get(count, 0)) for count in counts]  # before the first picture there is no such line
-
-    before = measured()
-    traced._exporter.clear()
-    with connect(traced.server.url.replace("http", "ws", 1) + "/v1/realtime?model=tiny") as socket:
-        item = {"type": "message", "role": "user", "content": [conversing.picture()]}
-        socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-        while "conversation.item.done" not in str(socket.recv(GENEROUS)):
-            pass
-    spans = traced.spans()
-    assert names(spans) == ["WEBSOCKET /v1/realtime", "media"]
-    assert_whole(spans)
-    assert measured() == [count + 1 for count in before]
-
-
 def test_the_trace_of_the_client_goes_on(traced: Traced) -> None:
     assert traced.chat(headers=SAMPLED).status_code == 200
     request = traced.spans()[0]
     assert request.context is not None and f"{request.context.trace_id:032x}" == TRACE
     assert request.parent is not None and f"{request.parent.span_id:016x}" == PARENT
-
-
-@pytest.mark.parametrize("header", ["", "00-1-2-01", "00-" + "0" * 32 + "-" + PARENT + "-01", "x" * 5000])
-def test_a_traceparent_that_is_none_begins_a_trace(traced: Traced, header: str) -> None:
-    assert traced.chat(headers={"traceparent": header}).status_code == 200
-    assert traced.spans()[0].parent is None
-
-
-def test_a_client_that_does_not_sample_is_obeyed(traced: Traced) -> None:
-    assert traced.chat(headers={"traceparent": f"00-{TRACE}-{PARENT}-00"}).status_code == 200
-    assert traced.chat("next").status_code == 200
-    assert names(traced.spans())[0] == "POST /v1/chat/completions"
-    traces = {f"{span.context.trace_id:032x}" for span in traced._exporter.get_finished_spans() if span.context}
-    assert TRACE not in traces
 
 
 @pytest.mark.parametrize(
@@ -254,39 +192,6 @@ def test_no_endpoint_means_no_tracing_and_no_import(monkeypatch: pytest.MonkeyPa
         assert tracing_from("1", variables) is None
     for name, value in (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")):
         assert tracing_from("1", {ENDPOINT: "http://localhost:1", name: value}) is None
-
-
-def test_an_endpoint_without_the_extra_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert tracing_from("1", {ENDPOINT: "http://localhost:1"}) is None
-    assert "reprise-server[tracing]" in caplog.text
-
-
-def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT, "http://localhost:1")
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
-    with pytest.raises(SettingsError, match="max_queue_size"):
-        tracing_from("1")
-
-
-def test_closing_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = threading.Event()
-
-    class Hanging(InMemorySpanExporter):
-        ended = False
-
-        def shutdown(self) -> None:
-            hangs.wait(GENEROUS)
-            Hanging.ended = True
-
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
-    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.01)
-    Tracing(provider).close()
-    assert not Hanging.ended
-    hangs.set()
 
 
 @contextmanager
