@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from service.cli import doctor
-from service.cli.main import app
 from service.processes.api_process_count import api_process_count, count_for, num_api_processes, with_count
 from service.processes.engine_config import supervised
 from service.settings.reading import SettingsError
@@ -69,20 +66,6 @@ def test_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert api_process_count(load_settings({})).number == 1
 
 
-def test_the_driver_is_not_asked_where_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 8, ())
-
-    def asked() -> tuple[str, ...]:
-        raise AssertionError("the driver is asked")
-
-    monkeypatch.setattr("service.processes.api_process_count.visible_gpus", asked)
-    assert api_process_count(load_settings({})).number == 1
-    machine(monkeypatch, 32, ())
-    monkeypatch.setattr("service.processes.api_process_count.visible_gpus", asked)
-    for flags in ({"api_processes": 2}, {"engine": "inline"}, {"device": "cpu"}):
-        api_process_count(load_settings(flags))
-
-
 def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 16, ("0",))
     settings = load_settings({})
@@ -95,20 +78,3 @@ def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest
 def test_numbers_that_do_not_fit_are_refused_in_one_line(written: object) -> None:
     with pytest.raises(SettingsError, match=r"^api_processes: must be auto, or a number from 1 to 64 \(.* given\)$"):
         load_settings({"api_processes": written})
-
-
-def test_a_variable_and_a_flag_may_say_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPRISE_API_PROCESSES", "3")
-    assert load_settings({}).api_processes == 3
-    assert load_settings({"api_processes": "auto"}).api_processes == "auto"
-
-
-def test_doctor_and_dry_run_say_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 32, ("0", "1"))
-    (found,) = doctor._api_processes(load_settings({}))
-    assert found.good and found.found == "4 (32 processors may be used beside a GPU)"
-    assert not list(doctor._api_processes(load_settings({"gpus": 4})))  # the engines' line says what is wrong
-    machine(monkeypatch, 32, ())
-    for gpus, number in (((), 4), (("--gpus", "3"), 9)):
-        result = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *gpus])
-        assert result.exit_code == 0 and f"API processes: {number} (" in result.output, result.output

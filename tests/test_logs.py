@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 
-from service.system.logs import JsonFormatter
 from tests.support.processes import ROOT
 
 ENGINE = """
@@ -36,12 +34,3 @@ def test_lines_of_several_engines_are_told_apart() -> None:
     done = subprocess.run([sys.executable, "-c", ENGINE], cwd=ROOT, capture_output=True, text=True, check=True)
     line = json.loads(done.stderr)
     assert (line["message"], line["engine"]) == ("ready", 1)
-
-
-def test_json_logs_are_one_object_a_line() -> None:
-    record = logging.LogRecord("reprise", logging.WARNING, "", 0, "two\nlines %s", ("x",), None)
-    record.tokens = 3
-    line = JsonFormatter().format(record)
-    assert "\n" not in line
-    entry = json.loads(line)
-    assert (entry["message"], entry["level"], entry["tokens"]) == ("two\nlines x", "warning", 3)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from service.voices.named import FOLDER, load_named, save_named, weights_of
 
@@ -42,32 +40,6 @@ def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
     under_way.touch()
     save_named(tmp_path, "key", reference(1))
     assert sorted(folder.iterdir()) == sorted([under_way, folder / "key.safetensors"])
-
-
-def test_a_file_system_without_hard_links_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    save_named(tmp_path, "key", reference(1))
-    kept = load_named(tmp_path, "key")
-    assert kept is not None and np.array_equal(kept, reference(1))
-    assert len(list((tmp_path / FOLDER).iterdir())) == 1
-
-
-def test_a_voice_that_cannot_be_stored_lasts_as_long_as_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a read-only file system, which refuses even to delete a file that is not there."""
-    (tmp_path / FOLDER).mkdir()
-
-    def refuse(self: Path, *arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(self))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    save_named(tmp_path, "key", reference(1))
-    assert load_named(tmp_path, "key") is None
 
 
 def test_a_folder_that_is_none_stores_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from service.system.packages import unusable
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS
 
+pytestmark = pytest.mark.slow
+
 WHY = "libx.so: cannot open shared object file"
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from service.link.messages import EngineState
-from service.processes.progress import StartProgress, start_progress
+from service.processes.progress import StartProgress
 
 
 def state(phase: str, detail: str = "", **fields: dict[str, int]) -> EngineState:
@@ -41,25 +41,3 @@ def test_phases_stay_on_the_terminal_with_their_times(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         progress(state("loading", "a/[b]"))
     assert caplog.messages == ["engine: loading (a/[b])"], "a restart is told in the log"
-
-
-def test_a_start_that_fails_is_not_ticked_off() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
-    progress = StartProgress(console)
-    progress(state("loading", "m"))
-    progress.end(good=False)
-    assert not [line for line in lines(console) if line.startswith("✓ loading")]
-
-
-@pytest.mark.parametrize(("kind", "live"), [("xterm", True), ("dumb", False)])
-def test_a_terminal_that_cannot_move_its_cursor_gets_log_lines(
-    kind: str, live: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setenv("TERM", kind)
-    progress = start_progress()
-    assert (progress is not None) is live
-    if progress is not None:
-        progress.end(good=False)
