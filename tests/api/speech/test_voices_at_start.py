@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from service.link.engine_link import InlineLink
 from service.link.messages import Pause
 from service.settings.settings import load_settings
 from service.voices.named import FOLDER
+from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
@@ -50,53 +50,24 @@ def counted(server: RunningServer) -> int:
     return sum(int(float(line.split()[-1])) for line in found)
 
 
-@pytest.fixture
-def both() -> list[str]:
-    return ["talker", "talker-1"]
-
-
-def test_all_are_made_for_each_speech_model_the_default_first(making: list[Any], both: list[str]) -> None:
-    voices = [(DEFAULT_VOICE, ""), *OPENAI_VOICES.items()]
-    with talking(voices_at_start="all"):
-        wait(lambda: len(making) == 2 * len(voices), GENEROUS, "all voices are made")
-    assert making == [(model, name, description) for name, description in voices for model in both]
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"voices_at_start": "default"}, 2),
-        ({"voices_at_start": "none"}, 0),
-        ({"voices_at_start": "all", "fixed_voices": False}, 0),
+        ({"voices_at_start": "all"}, [(DEFAULT_VOICE, ""), *OPENAI_VOICES.items()]),
+        ({"voices_at_start": "default"}, [(DEFAULT_VOICE, "")]),
+        ({"voices_at_start": "none"}, []),
+        ({"voices_at_start": "all", "fixed_voices": False}, []),
     ],
 )
-def test_which_are_made_is_a_setting(making: list[Any], flags: dict[str, Any], expected: int) -> None:
+def test_which_are_made_for_each_speech_model_is_a_setting(
+    making: list[Any], flags: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    wanted = [(model, name, description) for name, description in expected for model in ("talker", "talker-1")]
     with talking(**flags) as server:
         asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop).result(GENEROUS)
         # Those of the server's own start, and these.
-        wait(lambda: len(making) == 2 * expected, GENEROUS, "the voices are made")
-    assert {name for _, name, _ in making} == ({DEFAULT_VOICE} if expected else set())
-
-
-def test_requests_come_first(making: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with talking(voices_at_start="none") as server:
-        monkeypatch.setattr(voices_at_start, "names", lambda context: (DEFAULT_VOICE,))
-        looked = iter(range(10**9))
-        sleep = asyncio.sleep
-
-        async def counted_sleep(seconds: float) -> None:
-            next(looked)
-            await sleep(0)
-
-        monkeypatch.setattr(voices_at_start.asyncio, "sleep", counted_sleep)
-        ticket = server.context.admission.ticket("speech")
-        ticket.grow(1)
-        task = asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop)
-        wait(lambda: next(looked) > 3, GENEROUS, "it has looked several times")
-        assert not making
-        ticket.release()
-        task.result(GENEROUS)
-        assert len(making) == 2
+        wait(lambda: len(making) == 2 * len(wanted), GENEROUS, "the voices are made")
+    assert sorted(making) == sorted(2 * wanted)
 
 
 @pytest.mark.parametrize("error", [ApiError(500, "no take"), EngineError(503, "engine_unavailable", "it ended")])
@@ -117,28 +88,9 @@ def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
         assert f"the built-in voice default of {model} is made when it is asked for: {error}" in caplog.text
 
 
-@pytest.mark.parametrize("kinds", [("speech",), ("chat",), ()])
-def test_nothing_is_said_of_voices_if_the_engine_did_not_start(
-    kinds: tuple[str, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The start says what failed, in a last line."""
-    asked: list[str] = []
-
-    async def wait_ready() -> None:
-        asked.append("ready")
-        raise EngineError(503, "engine_failed", "The engine could not be started: no weights.")
-
-    catalog = SimpleNamespace(of_kind=lambda kind: [one for one in kinds if one == kind])
-    context: Any = SimpleNamespace(engine=SimpleNamespace(wait_ready=wait_ready), catalog=catalog)
-    context.settings, context.voices_left = SimpleNamespace(fixed_voices=False), {}
-    asyncio.run(make_voices(context))
-    assert not caplog.text and bool(asked) == ("speech" in kinds)
-
-
-def speaking(checkpoint: Path, voices: Path, at_start: str) -> Any:
+def speaking(checkpoint: Path, voices: Path) -> Any:
     flags = {"model": (str(checkpoint),), "voices_dir": voices, "max_running": 4, "decode_buckets": (1, 4)}
-    flags |= {"voices_at_start": at_start}
-    return running_server(load_catalog(load_settings(flags)), InlineLink, **flags)
+    return running_server(load_catalog(load_settings(flags)), InlineLink, voices_at_start="none", **flags)
 
 
 def say(server: RunningServer, voice: str) -> httpx.Response:
@@ -146,9 +98,10 @@ def say(server: RunningServer, voice: str) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=2 * GENEROUS)
 
 
+@pytest.mark.slow
 def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
     """If the weights are new: python -m training.voice.built_in_voices models/embedded/voxcpm2"""
-    with speaking(EMBEDDED / "voxcpm2", tmp_path, "none") as server:
+    with speaking(EMBEDDED / "voxcpm2", tmp_path) as server:
         for voice in (DEFAULT_VOICE, *OPENAI_VOICES):
             assert say(server, voice).status_code == 200
         assert counted(server) == 0 and not (tmp_path / FOLDER).exists()
@@ -157,11 +110,7 @@ def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
 def test_a_voice_that_is_being_made_pauses_for_requests_unless_they_want_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = tmp_path / "voxcpm2"
-    checkpoint.mkdir()
-    for file in (EMBEDDED / "voxcpm2").glob("*[!z]"):
-        (checkpoint / file.name).symlink_to(file)
-    with speaking(checkpoint, tmp_path / "voices", "none") as server:
+    with speaking(miniature.talker(), tmp_path) as server:
         monkeypatch.setattr(voices_at_start, "names", lambda context: (DEFAULT_VOICE, "alloy"))
         engine, paused, send = server.context.engine, list[bool](), server.context.engine.send
 
