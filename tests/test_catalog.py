@@ -15,7 +15,7 @@ from models.interfaces.errors import CheckpointError
 from service.hub import EMBEDDED, embedded, locate
 from service.hub.catalog import Catalog, embedded_models, load_catalog
 from service.link.config import EngineConfig
-from service.processes.engine_config import COMPUTED, engine_config
+from service.processes.engine_config import COMPUTED, FIXED, engine_config
 from service.settings.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
@@ -37,7 +37,7 @@ def test_a_directory_is_served_under_its_name() -> None:
 def test_the_engine_gets_every_setting_of_a_name_that_it_knows() -> None:
     flags: dict[str, object] = {"max_running": 3, "graph_memory": "2G", "encoder_cache": "1M", "log_format": "json"}
     catalog = load(str(GOLDEN))
-    names = set(EngineConfig.__struct_fields__) - COMPUTED
+    names = set(EngineConfig.__struct_fields__) - COMPUTED - FIXED
     assert names <= Settings.model_fields.keys()
     for settings in (load_settings(), load_settings(flags)):
         config = engine_config(settings, catalog)

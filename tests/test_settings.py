@@ -30,7 +30,7 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path, monkeypatc
     monkeypatch.setenv("REPRISE_MAX_N", "4")
     monkeypatch.setenv("REPRISE_PORT", "2")
     settings = load_settings({"max_n": "5"}, file)
-    assert (settings.max_n, settings.port, settings.max_images, settings.max_videos) == (5, 2, 5, 4)
+    assert (settings.max_n, settings.port, settings.max_images, settings.max_frames) == (5, 2, 5, 768)
     monkeypatch.setenv("REPRISE_CONFIG", str(file))
     assert load_settings().max_images == 5
 
@@ -134,7 +134,6 @@ def test_unknown_variables_are_named() -> None:
         ({"host": "0.0.0.0"}, "host"),
         ({"host": "::"}, "host"),
         ({"host": "example"}, "host"),
-        ({"revision": "main"}, "revision"),
         ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
         ({"api_key": [""]}, "api_key: must not be empty"),

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
+from service.api.app import DOCUMENTS, ENDPOINTS, PROBES, SHARES
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.errors import (
@@ -155,11 +155,10 @@ class Front:
                 self._max_in_flight,
                 settings.max_pending_bytes,
                 metrics,
-                {"chat": settings.chat_share, "speech": settings.speech_share},
+                SHARES,
             ),
             metrics=metrics,
             max_body=settings.max_body,
-            body_timeout=settings.body_timeout,
             hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(settings.keys())),
         )
         return _without_proxy_headers(app)

@@ -18,6 +18,7 @@ from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
+from service.api.chat.prompt_messages import MAX_VIDEOS
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
@@ -45,11 +46,12 @@ from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
 from service.link.engine_link import EngineLink
+from service.link.silence import START_TIMEOUT
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
 from service.media.decoding_memory import MOST_BYTES
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.limits import AudioLimits, FetchLimits, ImageLimits, MediaLimits, RequestLimits, VideoLimits
+from service.media.limits import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError
@@ -73,6 +75,8 @@ EXPOSED_HEADERS = (
 )
 """Response headers that pages of other origins may read (CORS)."""
 BYTES_PER_PIXEL = 3
+SHARES = {"chat": 0.75, "speech": 0.75}
+"""Share of the requests and bytes in progress that each kind of model may take if both are served."""
 LAG_PERIOD = 0.5
 
 
@@ -95,7 +99,7 @@ def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], 
         make_link,
         metrics,
         hang_timeout=settings.hang_timeout,
-        start_timeout=settings.start_timeout,
+        start_timeout=START_TIMEOUT,
         sleep_after=settings.sleep_after,
     )
 
@@ -131,7 +135,7 @@ def create_context(
         workers,
         create_admission(settings, catalog, metrics, others),
         voice_store(settings),
-        EncoderPool(settings.encoder_threads or default_threads()),
+        EncoderPool(media_threads),
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
         tracing_from(server_version()),
         lexicon=server_lexicon(settings),
@@ -169,7 +173,7 @@ def create_admission(
         "max_image_pixels": min(settings.max_image_pixels, pixels) * MOST_BYTES,
     }
     name, excess = max(decoding.items(), key=lambda item: item[1])
-    shares = admission_shares(settings, catalog)
+    shares = admission_shares(catalog)
     admission = Admission(
         settings.max_in_flight,
         most,
@@ -179,33 +183,31 @@ def create_admission(
         excess_bytes=excess,
         max_wait=settings.queue_timeout,
     )
-    sizes = ["max_body"] if settings.media_urls == "off" else ["max_body", "max_image_bytes", "max_video_bytes"]
     largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
-    for size in sizes:
-        if most <= excess or getattr(settings, size) > largest:
-            raise SettingsError(
-                f"max_pending_bytes: {most} cannot hold one request that {name} and {size} allow: {excess} bytes while "
-                f"it is decoded (lower {name}), and beside them {getattr(settings, size)} in three quarters of what "
-                f"chat or speech may take (now {max(0, largest)}; lower {size})"
-            )
+    if most <= excess or settings.max_body > largest:
+        raise SettingsError(
+            f"max_pending_bytes: {most} cannot hold one request that {name} and max_body allow: {excess} bytes while "
+            f"it is decoded (lower {name}), and beside them {settings.max_body} in three quarters of what chat or "
+            f"speech may take (now {max(0, largest)}; lower max_body)"
+        )
     return admission
 
 
-def admission_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
+def admission_shares(catalog: Catalog) -> dict[str, float]:
     """Share of each kind of model; empty when only one kind is served."""
     if len({model.kind for model in catalog.models}) < 2:
         return {}
-    return {"chat": settings.chat_share, "speech": settings.speech_share}
+    return SHARES
 
 
 def media_limits(settings: Settings) -> MediaLimits:
     decoded = settings.max_request_pixels * BYTES_PER_PIXEL
     return MediaLimits(
-        image=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
-        video=VideoLimits(settings.max_video_bytes, max_frames=settings.max_frames, max_decoded_bytes=decoded),
-        audio=AudioLimits(settings.max_audio_bytes, settings.max_audio_seconds),
-        request=RequestLimits(settings.max_images + settings.max_videos, settings.max_body, decoded),
-        fetch=FetchLimits(settings.fetch_timeout, settings.fetch_timeout, settings.fetch_timeout),
+        image=ImageLimits(min(ImageLimits.max_bytes, settings.max_body), settings.max_image_pixels),
+        video=VideoLimits(
+            min(VideoLimits.max_bytes, settings.max_body), max_frames=settings.max_frames, max_decoded_bytes=decoded
+        ),
+        request=RequestLimits(settings.max_images + MAX_VIDEOS, settings.max_body, decoded),
     )
 
 
@@ -249,7 +251,6 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
         admission=context.admission,
         metrics=context.metrics,
         max_body=settings.max_body,
-        body_timeout=settings.body_timeout,
         hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(keys)),
         tracing=context.tracing,
     )
@@ -267,6 +268,8 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
 async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
     """Starts what the routes share, and stops it at the end."""
     context.engine.start()
+    if any(model.kind == "speech" for model in context.catalog.models):
+        context.encoders.import_ffmpeg()
     await _load_processors(context)
     lag = asyncio.create_task(_measure_lag(context.metrics))
     if context.scrape is None and context.settings.page:

@@ -25,6 +25,7 @@ from service.api.structured.grammar_checks import GrammarChecks
 from service.api.tracing import Tracing
 from service.confined.workers import WorkerPool
 from service.hub.catalog import Catalog, HostedModel
+from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
 from service.metrics.history import History
@@ -144,7 +145,7 @@ class ServerContext:
         states = [one for client in clients if client.state is not None for one in client.state.models]
         pages = [one.pages_total for one in states if one.model == model.name and one.pages_total]
         if pages:
-            self.kv_positions[model.name] = min(pages) * self.settings.page_size
+            self.kv_positions[model.name] = min(pages) * PAGE_SIZE
         context: int = model.processor.context_length
         return min(context, self.kv_positions.get(model.name, context))
 

@@ -72,7 +72,7 @@ class Catalog:
     """Hosted models by served name. openai_names: a single speech model also answers to OpenAI's names, unless a hosted
     model is served under them."""
 
-    def __init__(self, hosted: Sequence[HostedModel], *, openai_names: bool = True) -> None:
+    def __init__(self, hosted: Sequence[HostedModel]) -> None:
         self.models = tuple(hosted)
         self._by_name: dict[str, HostedModel] = {}
         for model in hosted:
@@ -81,7 +81,7 @@ class Catalog:
                     raise CheckpointError(f"served_model_name: {name!r} names two models")
                 self._by_name[name] = model
         speech = self.of_kind("speech")
-        self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if openai_names and len(speech) == 1 else {}
+        self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if len(speech) == 1 else {}
 
     def get(self, name: str) -> HostedModel | None:
         """The model of a served name, or of one of OpenAI's, also with a date as in gpt-4o-mini-tts-2025-12-15."""
@@ -107,7 +107,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
     hosted = []
     for source in sources:
         report(f"{source}: locating")
-        checkpoint = locate(source, settings.revision, settings.load_format, report)
+        checkpoint = locate(source, load_format=settings.load_format, report=report)
         demo = not settings.model or embedded(source) == checkpoint.directory
         family = family_of(checkpoint.directory)
         load = partial(resolve(family.processor), checkpoint.directory)
@@ -118,7 +118,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
             f"quantization: {settings.quantization} is for chat models, and speech models stay in 16 bits; host a chat "
             "model or leave it out"
         )
-    catalog = Catalog(hosted, openai_names=settings.openai_speech_names)
+    catalog = Catalog(hosted)
     if (voice := settings.spoken_answer_model) is not None:
         model = catalog.get(voice)
         if model is None or model.kind != "speech":

@@ -42,6 +42,10 @@ GRAPH_BYTES = 4 << 30
 ENCODER_CACHE_BYTES = 1 << 30
 
 
+PAGE_SIZE = 16
+"""Positions of a page (block) of the KV cache."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """Every setting of the engine process; service/settings/settings.py documents each where operators set it."""
 
@@ -56,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     threads: int | None = None
     """Number of threads that compute on the host; None: service.link.host_threads chooses."""
     memory_share: float = 0.9
-    page_size: int = 16
+    page_size: int = PAGE_SIZE
     kv_cache_tokens: int | None = None
     """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
     max_running: int | None = None
@@ -69,8 +73,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
     0.0125 (CUDA), no limit (CPU)."""
     graphs: bool = True
-    guided_graphs_first: bool = False
-    """Whether the graphs of guided rows are captured before readiness, too, not while the engine idles."""
     restarted: bool = False
     """Whether an earlier engine of this server was ready. Then chat becomes ready with as few captures as possible and
     speech with few. The others, and the warm-up, wait until the engine idles; a first start makes them before

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+START_TIMEOUT = 900.0
+"""Seconds of silence after which an engine that loads or captures is restarted."""
 MAX_COUNTED = 1.0
 """Seconds between two checks that count as silence. The loop checks twice a second; a longer gap means that this
 process was paused or busy."""

@@ -52,8 +52,8 @@ class RequestLimits:
 class FetchLimits:
     """Seconds for fetching one URL, including redirects."""
 
-    image_seconds: float = 5.0
-    video_seconds: float = 30.0
+    image_seconds: float = 10.0
+    video_seconds: float = 10.0
     audio_seconds: float = 10.0
 
 

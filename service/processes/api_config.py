@@ -80,7 +80,7 @@ class ApiConfig(msgspec.Struct, frozen=True):
 
     def catalog(self) -> Catalog:
         """The hosted models again, without a second look at the hub."""
-        return Catalog([_hosted(model) for model in self.models], openai_names=self.settings["openai_speech_names"])
+        return Catalog([_hosted(model) for model in self.models])
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
@@ -94,7 +94,6 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
         "api_key_file": None,
         "max_connections": connections_of_each(settings),
         "media_threads": settings.media_threads or share,
-        "encoder_threads": settings.encoder_threads or share,
     }
 
 

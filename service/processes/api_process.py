@@ -27,6 +27,7 @@ from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
 from service.link.attached import AttachedLink, FollowedEngine
+from service.link.silence import START_TIMEOUT
 from service.metrics.metrics import Metrics
 from service.metrics.page import families, of_any_process, text
 from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
@@ -213,7 +214,7 @@ def attached_engines(
             partial(AttachedLink, engine, config.peer),
             metrics,
             hang_timeout=settings.hang_timeout,
-            start_timeout=settings.start_timeout,
+            start_timeout=START_TIMEOUT,
             started_elsewhere=engine.started,
         )
         for engine in followed

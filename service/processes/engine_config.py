@@ -16,6 +16,8 @@ from service.system.gpus import GpuError, chosen_gpus, visible_gpus
 COMPUTED = frozenset({"models", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"})
 """Fields of EngineConfig that are not copied from Settings: the models of the catalog, what distinguishes one of
 several engines, the size of its GPU, how it was started, and a path as text."""
+FIXED = frozenset({"page_size", "mixed_route", "lora_slots"})
+"""Fields of EngineConfig that only tests and benchmarks set."""
 
 
 def engine_config(settings: Settings, catalog: Catalog) -> EngineConfig:
@@ -30,7 +32,7 @@ def engine_config(settings: Settings, catalog: Catalog) -> EngineConfig:
         )
         for model in catalog.models
     )
-    copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED}
+    copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED | FIXED}
     lora_voices = "" if settings.lora_voices is None else str(settings.lora_voices.expanduser().absolute())
     return EngineConfig(models=models, lora_voices=lora_voices, **copied)
 

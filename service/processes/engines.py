@@ -14,6 +14,7 @@ from service.link.config import EngineConfig
 from service.link.engine_link import EngineExit, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
+from service.link.silence import START_TIMEOUT
 from service.link.standby import EngineStart, Standby
 from service.metrics.engine import labelled, without_engines
 from service.metrics.metrics import Metrics
@@ -83,7 +84,7 @@ class EngineProcesses:
                 partial(self._link, index, configs_of_starts(start.config), start.standby),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
-                start_timeout=settings.start_timeout,
+                start_timeout=START_TIMEOUT,
                 name=self._names[index],
             )
             for index, start in enumerate(starts)

@@ -30,6 +30,7 @@ from service.link.engine_link import EngineLink, InlineLink, ProcessLink
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
 from service.link.standby import EngineStart, Standby, standby_for
+from service.media.limits import AudioLimits
 from service.processes.engine_config import configs_of_starts, engine_config
 from service.processes.listener import url_of
 from service.processes.progress import log_phase, start_progress
@@ -39,6 +40,8 @@ from service.system.heap import keep_freed_memory
 
 log = logging.getLogger("reprise")
 
+HEADER_TIMEOUT = 10.0
+"""Seconds for a client to send the head of a request."""
 SOCKET_POLL = 0.05
 ACCEPTED_AT_ONCE = 1
 """Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
@@ -152,7 +155,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     connection = partial(
         BoundedConnection,
         max_connections=possible_connections(settings.max_connections),
-        header_timeout=settings.header_timeout,
+        header_timeout=HEADER_TIMEOUT,
         draining=lambda: context.draining,
         idle=OrderedDict(),
     )
@@ -166,7 +169,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
-        ws_max_size=settings.max_audio_bytes,
+        ws_max_size=AudioLimits.max_bytes,
         ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop
         server_header=False,
     )

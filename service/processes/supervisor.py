@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from service.api.engines.request_stream import EngineError
 from service.hub.catalog import Catalog
 from service.link.messages import Detach
+from service.link.silence import START_TIMEOUT
 from service.link.standby import EngineStart
 from service.metrics.metrics import Metrics
 from service.processes.api_config import ApiConfig, located_models, plain_settings
@@ -65,7 +66,7 @@ class Supervisor:
             self._engines,
             lambda peer: self._engines.send(Detach(peer)),
             hang_timeout=settings.hang_timeout,
-            start_timeout=settings.start_timeout,
+            start_timeout=START_TIMEOUT,
         )
         self._draining: asyncio.Task[None] | None = None
         self._forced = False

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
+from service.link.config import Device, DType, LoadFormat, Quantization
 from service.settings.byte_sizes import MIB
 from service.settings.reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
 from service.settings.types import (
@@ -30,7 +30,6 @@ from service.settings.types import (
     PcmRate,
     Seconds,
     Secrets,
-    Share,
     Slots,
     Steps,
     Words,
@@ -65,12 +64,6 @@ class Settings(BaseSettings):
         "Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. "
         "Answers and metrics use the first one.",
     )
-    openai_speech_names: bool = _knob(
-        True,
-        "Models",
-        "Answer to tts-1, tts-1-hd and gpt-4o-mini-tts with the speech model if exactly one is hosted.",
-    )
-    revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
     dtype: DType = _knob("auto", "Models", "Type of weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
     quantization: Quantization = _knob(
         "none",
@@ -135,7 +128,6 @@ class Settings(BaseSettings):
         "each usable CPU (by affinity and the container's quota), at most 16.",
     )
     memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use for all models together.", gt=0, le=1)
-    page_size: int = _knob(16, "Engine", "Positions per page (block) of the KV cache.", ge=16, le=64)
     kv_cache_tokens: int | None = _knob(
         None,
         "Engine",
@@ -155,18 +147,6 @@ class Settings(BaseSettings):
         None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.0125 on a GPU, none on a CPU."
     )
     graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off: everything runs eagerly.")
-    guided_graphs_first: bool = _knob(
-        False,
-        "Engine",
-        "Capture the graphs for rows with a schema or tools before the server is ready, not while it idles: a longer "
-        "start, but no eager steps after it.",
-    )
-    mixed_route: MixedRoute = _knob(
-        "auto",
-        "Engine",
-        "Chat batches with prefill chunks: auto replays a captured prefill if one holds them and was measured to be "
-        "faster; eager runs all of them eagerly.",
-    )
     graph_memory: Bytes | None = _knob(
         None,
         "Engine",
@@ -192,7 +172,6 @@ class Settings(BaseSettings):
     hang_timeout: Seconds = _knob(
         30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
     )
-    start_timeout: Seconds = _knob(900.0, "Engine", "Silence after which a loading engine is restarted (s).")
     sleep_after: Seconds | None = _knob(
         None, "Engine", "Seconds without a request after which engines sleep; the next one wakes them. Default: never."
     )
@@ -202,54 +181,31 @@ class Settings(BaseSettings):
 
     # Limits
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
-    max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
+    max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body, and at most of a file that it names.")
     max_pending_bytes: Bytes = _knob(
         1536 * MIB,
         "Limits",
         "Bytes of bodies, messages, fetched and decoded media in progress; more wait for their turn. What decoding the "
         "media of one request may take is set aside of it.",
     )
-    chat_share: Share = _knob(
-        0.75,
-        "Limits",
-        "Share of --max-in-flight and --max-pending-bytes that chat may take if speech is hosted, too; the rest is "
-        "reserved for speech.",
-    )
-    speech_share: Share = _knob(0.75, "Limits", "The same for speech if chat is hosted, too.")
-    max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
-    max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
-    max_videos: Count = _knob(4, "Limits", "Videos of a chat request.")
     max_frames: Count = _knob(768, "Limits", "Frames sampled from all videos of a request.")
-    max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
-    max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
     max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
     max_request_pixels: Count = _knob(350_000_000, "Limits", "Decoded pixels of all media of a request.")
-    max_video_bytes: Bytes = _knob(64 * MIB, "Limits", "Encoded bytes of a video.")
-    max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of reference audio.")
-    max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of reference audio (s).")
     max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
     max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)
-    default_output_tokens: int | None = _knob(
-        None, "Limits", "Tokens of an answer if the request sets no limit; default: to the context's end.", ge=1
-    )
     max_connections: Count = _knob(4096, "Limits", "Open connections; a further one replaces an idle one or is closed.")
-    header_timeout: Seconds = _knob(10.0, "Limits", "Time to receive a request's head on an open connection (s).")
     idle_timeout: Seconds = _knob(
         75.0,
         "Limits",
         "Time after which an open connection without a request is closed (s); it should be longer than the pools of "
         "clients and proxies keep their connections.",
     )
-    body_timeout: Seconds = _knob(60.0, "Limits", "Time to read a body (s).")
-    fetch_timeout: Seconds = _knob(10.0, "Limits", "Time to fetch one remote URL (s).")
     queue_timeout: Seconds = _knob(120.0, "Limits", "Time to wait for a request slot; then 503 (s).")
     request_timeout: Seconds = _knob(
         600.0, "Limits", "Time of a whole request (s); a chat answer then ends with what there is so far."
     )
     write_timeout: Seconds = _knob(30.0, "Limits", "Time after which a client that reads nothing is cut off (s).")
-    realtime_idle: Seconds = _knob(600.0, "Limits", "Silence after which a client of /v1/realtime is disconnected (s).")
-    keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
 
     # Media
     media_urls: Literal["off", "allowlist", "public"] = _knob(
@@ -259,8 +215,8 @@ class Settings(BaseSettings):
     media_threads: Workers | None = _knob(
         None,
         "Media",
-        "Threads that decode pictures and tokenize, and as many that resize them; default: half the CPUs, 2 to 8 (1 on "
-        "a single CPU).",
+        "Threads that decode pictures and tokenize, and as many that resize pictures and that encode audio; default: "
+        "half the CPUs, 2 to 8 (1 on a single CPU).",
     )
     media_workers: Workers = _knob(
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
@@ -287,18 +243,7 @@ class Settings(BaseSettings):
     lora_voices: Location | None = _knob(
         None, "Speech", "Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."
     )
-    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at the same time; others wait for a slot.", ge=1, le=256)
-    speech_retries: int = _knob(
-        3,
-        "Speech",
-        "How often a segment that runs to its cap is generated again with another seed, if none of it has been sent.",
-        ge=0,
-        le=10,
-    )
     max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
-    clean_markup: bool = _knob(
-        True, "Speech", "Remove Markdown, HTML tags and emoji from texts before they are spoken."
-    )
     lexicon: Location | None = _knob(
         None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, for all texts."
     )
@@ -323,10 +268,6 @@ class Settings(BaseSettings):
     speech_ahead: Seconds = _knob(
         20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
     )
-    speech_idle: Seconds = _knob(30.0, "Speech", "Time without text to speak before a WebSocket is closed (s).")
-    encoder_threads: Workers | None = _knob(
-        None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU)."
-    )
 
     _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)
 
@@ -334,8 +275,6 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if problem := value_problem(self) or media_hosts_problem(self.media_urls, self.media_domain):
             raise ValueError(problem)
-        if self.revision is not None and len(self.model) != 1:
-            raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
         if not all(self.api_key):

@@ -11,7 +11,7 @@ from tests.support.servers import RunningServer, running_server
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
     """The application over a fake engine that answers with the prompt's own bytes."""
-    with running_server(max_n=4, max_images=3, max_body="4M", keep_alive=0.2) as running:
+    with running_server(max_n=4, max_images=3, max_body="4M") as running:
         yield running
 
 

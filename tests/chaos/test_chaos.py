@@ -41,8 +41,8 @@ from tests.support.victims import (
 from tests.support.waiting import GENEROUS, wait
 
 LIMITS = (
-    *("--write-timeout", "6", "--body-timeout", "6", "--header-timeout", "6", "--hang-timeout", "30"),
-    *("--max-connections", "60", "--speech-idle", "6"),
+    *("--write-timeout", "6", "--hang-timeout", "30"),
+    *("--max-connections", "60"),
 )
 """Long enough for good clients on a busy machine, short enough to wait for."""
 CROWD = 80

@@ -117,7 +117,6 @@ def ray_cluster() -> Iterator[Cluster]:
             "encoder_buckets": "256",
             "max_running": 8,
             "drain_timeout": DRAIN_SECONDS,
-            "speech_idle": 3,
             "voices_dir": f"{name}/voices",
         }
         try:

@@ -16,7 +16,7 @@ from service.processes.api_config import ApiConfig, located_models, plain_settin
 from service.processes.server import Server
 from service.settings.settings import Settings, load_settings
 
-SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api_key_file"}
+SHARED = {"max_connections", "media_threads", "api_key", "api_key_file"}
 """What differs in an API process."""
 
 
@@ -61,7 +61,7 @@ def test_threads_are_divided_among_the_processes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 16)
     for processes, threads in ((2, 4), (4, 2), (64, 1)):
         values = plain_settings(load_settings({"api_processes": processes}))
-        assert (values["media_threads"], values["encoder_threads"]) == (threads, threads)
+        assert values["media_threads"] == threads
 
 
 @pytest.mark.parametrize("supervised", [False, True])

@@ -19,6 +19,10 @@ from service.api.http.errors import bad_request
 TEXT_KINDS = ("text", "refusal")
 PART_KINDS = (*TEXT_KINDS, "image_url", "video_url")
 """Types of content parts. The content of a part is in a field with the name of its type."""
+MAX_MESSAGES = 1000
+MAX_VIDEOS = 4
+MAX_PARTS = 256
+"""Content parts of all messages together."""
 MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more characters per token than this on average; ordinary text has three to five."""
 NamedTranscripts = Mapping[str, str | None]
@@ -27,7 +31,7 @@ NamedTranscripts = Mapping[str, str | None]
 
 async def named_transcripts(body: ChatRequestBody, context: ServerContext) -> NamedTranscripts:
     """Look up the transcripts of spoken answers that messages name only by their id."""
-    if len(body.messages) > context.settings.max_messages:  # it is refused
+    if len(body.messages) > MAX_MESSAGES:  # it is refused
         return {}
     spoken = [message.audio for message in body.messages if message.audio is not None]
     named = dict.fromkeys(audio.id for audio in spoken if audio.transcript is None and audio.id is not None)
@@ -42,11 +46,11 @@ def read_messages(
     Raises ApiError or InputError that names the field that does not fit.
     """
     settings, messages = context.settings, body.messages
-    if len(messages) > settings.max_messages:
-        raise bad_request(_too_many("messages", len(messages), settings.max_messages), "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise bad_request(_too_many("messages", len(messages), MAX_MESSAGES), "messages")
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-    if parts > settings.max_parts:
-        raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
+    if parts > MAX_PARTS:
+        raise bad_request(_too_many("content parts", parts, MAX_PARTS), "messages")
     # Before the arguments are parsed, since their values take much more memory than their text.
     calls = (call for message in messages for call in message.tool_calls or ())
     check_length(sum(len(call.function.arguments) for call in calls), max_model_len)
@@ -56,7 +60,7 @@ def read_messages(
     ]
     if any(message.role == "tool" or message.tool_calls for message in messages):
         collected = [collected[index] for index in result_order(messages)]
-    for kind, limit in (("image", settings.max_images), ("video", settings.max_videos)):
+    for kind, limit in (("image", settings.max_images), ("video", MAX_VIDEOS)):
         count = sum(reference.kind == kind for reference in references)
         if count > limit:
             raise bad_request(_too_many(f"{kind}s", count, limit), "messages")

@@ -144,7 +144,7 @@ def _stream(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, o
         media_type=EVENT_STREAM,
         timeout=settings.request_timeout + settings.write_timeout,  # choices end by themselves at request_timeout
         write_timeout=settings.write_timeout,
-        keep_alive=(settings.keep_alive, KEEP_ALIVE),
+        keep_alive=KEEP_ALIVE,
         on_error=error_event,
     )
 

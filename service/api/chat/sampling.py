@@ -43,7 +43,7 @@ def sampling_params(
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
     min_tokens = body.min_tokens or 0
-    default = max(settings.default_output_tokens or room, min_tokens)
+    default = max(room, min_tokens)
     max_tokens = min(body.max_completion_tokens or body.max_tokens or default, room, settings.max_output_tokens or room)
     if min_tokens > max_tokens:
         raise bad_request(

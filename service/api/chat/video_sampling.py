@@ -14,6 +14,7 @@ from service.media.loader import is_frame_list
 from service.settings.settings import Settings
 
 DEFAULT_FRAME_LIST_FPS = 2.0
+MAX_FPS = 30.0
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class VideoSampling:
 
     def check(self, url: str, settings: Settings, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
-        if self.fps is not None and self.fps > settings.max_fps:
-            self._refuse("fps", f"too high: {self.fps:g} given, at most {settings.max_fps:g} allowed.")
+        if self.fps is not None and self.fps > MAX_FPS:
+            self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed.")
         if self.num_frames is not None and self.fps is not None:
             self._refuse("num_frames", "excludes fps: give one of them.")
         for name in ("num_frames", "max_frames"):

@@ -22,6 +22,8 @@ from service.metrics.metrics import Metrics
 
 log = logging.getLogger("reprise.access")
 
+BODY_TIMEOUT = 60.0
+"""Seconds for a client to send the body of a request."""
 SWITCHED = 101
 WEBSOCKET = "WEBSOCKET"
 """What stands for the method of one."""
@@ -40,7 +42,6 @@ class RequestMiddleware:
         admission: Admission,
         metrics: Metrics,
         max_body: int,
-        body_timeout: float,
         hosts: HostRule,
         tracing: Tracing | None = None,
     ) -> None:
@@ -49,7 +50,6 @@ class RequestMiddleware:
         self._admission = admission
         self._metrics = metrics
         self._max_body = max_body
-        self._body_timeout = body_timeout
         self._hosts = hosts
         self._tracing = tracing
         self._active: Counter[str] = Counter()
@@ -174,7 +174,7 @@ class RequestMiddleware:
         """`receive` that refuses bodies that are too large or too slow. admitted: the request takes its place when the
         body has come."""
         received, complete = 0, False
-        deadline = time.monotonic() + self._body_timeout
+        deadline = time.monotonic() + BODY_TIMEOUT
 
         async def bounded() -> Message:
             nonlocal received, complete, deadline

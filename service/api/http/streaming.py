@@ -19,6 +19,7 @@ from service.api.http.record import record_of
 T = TypeVar("T")
 
 KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 10.0
 DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 MONITOR_DELAY = 0.2
@@ -75,8 +76,9 @@ class LiveResponse(Response):
 
     Nothing is sent before the first chunk, so that an earlier failure is an ordinary error response. After a later one,
     `on_error` makes the last chunk (server-sent events), or the connection is closed without the end of the body (plain
-    bytes), so that clients can tell a failed body from a complete one. keep_alive: (seconds of silence, the comment
-    that is then sent). timeout: seconds for the whole body. write_timeout: seconds for the transport to take a chunk.
+    bytes), so that clients can tell a failed body from a complete one. keep_alive: the comment that is sent after
+    KEEP_ALIVE_SECONDS of silence. timeout: seconds for the whole body. write_timeout: seconds for the transport to take
+    a chunk.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class LiveResponse(Response):
         media_type: str,
         timeout: float,
         write_timeout: float,
-        keep_alive: tuple[float, bytes] | None = None,
+        keep_alive: bytes = b"",
         on_error: Callable[[ApiError], bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -164,7 +166,8 @@ class LiveResponse(Response):
 
         A single timer checks periodically: setting one for each chunk would cost more than sending the chunk.
         """
-        silence, comment = self._keep_alive or (math.inf, b"")
+        comment = self._keep_alive
+        silence = KEEP_ALIVE_SECONDS if comment else math.inf
         passed = time.monotonic() - self._sent_at
         if self._sending and passed >= self._write_timeout:
             end(ClientTimeout)

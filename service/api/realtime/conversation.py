@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from service.api.chat import prompt_messages
 from service.api.http.admission import Ticket
 from service.api.http.errors import bad_request
 from service.api.realtime.items import ConversationItem, new_id, pictures
@@ -83,8 +84,8 @@ class Conversation:
         limits = self._settings
         held = [entry.item for entry in self._entries.values()] + [item]
         for what, count, most in (
-            ("items", len(held), max_items(limits)),
-            ("content parts", sum(len(one.content or ()) for one in held), limits.max_parts),
+            ("items", len(held), max_items()),
+            ("content parts", sum(len(one.content or ()) for one in held), prompt_messages.MAX_PARTS),
             ("images", sum(1 for one in held for _ in pictures(one)), limits.max_images),
             ("bytes", self._size + _size(item), limits.max_body),
         ):
@@ -173,20 +174,20 @@ class Conversation:
         self._size += size
 
 
-def check_counts(given: Sequence[ConversationItem], settings: Settings, field: str) -> None:
+def check_counts(given: Sequence[ConversationItem], field: str) -> None:
     """ApiError 400 for more items or content parts than any conversation has room for, before they are read."""
     for what, count, most in (
-        ("items", len(given), max_items(settings)),
-        ("content parts", sum(len(item.content or ()) for item in given), settings.max_parts),
+        ("items", len(given), max_items()),
+        ("content parts", sum(len(item.content or ()) for item in given), prompt_messages.MAX_PARTS),
     ):
         if count > most:
             message = f"{field}: too many {what}: {count} given, at most {most} allowed."
             raise bad_request(message, field, "conversation_full")
 
 
-def max_items(settings: Settings) -> int:
+def max_items() -> int:
     """The most items of a conversation: the chat request has one more message, the instructions."""
-    return max(1, settings.max_messages - 1)
+    return max(1, prompt_messages.MAX_MESSAGES - 1)
 
 
 def _size(item: ConversationItem) -> int:

@@ -72,6 +72,8 @@ router = APIRouter()
 PATH = "/v1/realtime"
 PROTOCOL = "realtime"
 """The subprotocol that clients in browsers offer along with the key, and insist on."""
+IDLE = 600.0
+"""Seconds of silence after which a client is disconnected."""
 QUEUED_EVENTS = 2
 """Each may have a picture."""
 MAX_UPDATE = 1 << 18
@@ -127,7 +129,7 @@ class Session:
         try:
             while not waiting.done():
                 other = draining if self._answer is None else self._answer.task
-                idle = self._context.settings.realtime_idle if self._answer is None else None
+                idle = IDLE if self._answer is None else None
                 done, _ = await asyncio.wait({waiting, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     raise StreamClosed(POLICY, "idle")
@@ -223,7 +225,7 @@ class Session:
         await self._emit(SessionUpdated(session=shown_session, unsupported=unsupported or msgspec.UNSET))
 
     async def _create_item(self, event: ItemCreate, size: int) -> None:
-        check_counts([event.item], self._context.settings, "item")
+        check_counts([event.item], "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
         await check_pictures(self._context, self._model.chat_processor, item, "item", self._record.client)
@@ -249,8 +251,8 @@ class Session:
         context.require_ready()
         config = updated(self._config, given, "response")
         kept = given.conversation != "none"
-        if kept and len(conversation) >= max_items(context.settings):
-            message = f"The conversation is full: at most {max_items(context.settings)} items allowed. Delete some."
+        if kept and len(conversation) >= max_items():
+            message = f"The conversation is full: at most {max_items()} items allowed. Delete some."
             raise bad_request(message, code="conversation_full")
         messages = self._messages(config, given)
         shortened = isinstance(config.truncation, RetentionRatio)
@@ -278,7 +280,7 @@ class Session:
             shortened = isinstance(config.truncation, RetentionRatio)
             messages = self._conversation.messages(shortened=shortened)
         else:
-            check_counts(given.input, self._context.settings, INPUT)
+            check_counts(given.input, INPUT)
             named = [item.id for item in given.input if item.type == "item_reference"]
             if len(set(named)) < len(named):
                 # A large item that is named a thousand times would otherwise be copied a thousand times.

@@ -20,6 +20,8 @@ from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_formats import FORMATS
 from service.media.audio_out import StreamingEncoder
 
+RETRIES = 3
+"""How often a segment that runs to its cap is generated again with another seed."""
 SMALL_TEXT = 512
 """Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
 thread."""
@@ -164,11 +166,11 @@ async def prepare(
         sample_rate=sample_rate,
         speed=speed,
         granularity=options.split_granularity or default_granularity,
-        markup=settings.clean_markup,
+        markup=True,
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
         segment_length=settings.speech_segment_length,
-        retries=settings.speech_retries if max_patches is None else 0,  # a length that is asked for is not a runaway
+        retries=RETRIES if max_patches is None else 0,  # a length that is asked for is not a runaway
         record=record,
     )
 

@@ -230,7 +230,7 @@ def _event_response(context: ServerContext, speech: PreparedSpeech) -> Response:
         media_type=EVENT_STREAM,
         timeout=_seconds(context, speech),
         write_timeout=context.settings.write_timeout,
-        keep_alive=(context.settings.keep_alive, KEEP_ALIVE),
+        keep_alive=KEEP_ALIVE,
         on_error=error_event,
         headers={"x-sample-rate": str(speech.job.sample_rate), **_notice(speech)},
     )

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 router = APIRouter()
 
+IDLE = 30.0
+"""Seconds without text to speak after which a client is disconnected."""
 MAX_TEXT = 128 << 10
 """Limit in bytes of an input.text message."""
 QUEUED_MESSAGES = 16
@@ -180,7 +182,7 @@ class Session:
     def _idle_left(self) -> float:
         """Seconds until the client may have been idle for too long. Other messages than a configuration and text to
         speak do not count: a stream without text takes room in the engine."""
-        since, limit = self._active, self._context.settings.speech_idle
+        since, limit = self._active, IDLE
         if self._utterance is not None:
             since = max(since, self._utterance.active)
         return min(limit, since + limit - time.monotonic())

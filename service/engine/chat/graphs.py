@@ -134,12 +134,12 @@ class ChatGraphs:
     ) -> GraphRunner:
         """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
         and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
-        unless the configuration says otherwise, so that they do not delay the start."""
+        so that they do not delay the start."""
         largest = max(bucket["rows"] for bucket in bucket_list)
         before_ready = [
             bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
         ]
-        if guided and not self._context.config.guided_graphs_first:
+        if guided:
             before_ready = []
         # Between guided steps these are the slots of the last one, which a capture must not advance.
         fill_others = self.state.sampled.zero_ if guided else None

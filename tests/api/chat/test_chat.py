@@ -247,7 +247,8 @@ async def test_a_client_that_leaves_ends_the_work(server: RunningServer) -> None
     await asyncio.to_thread(wait, lambda: disconnects(server) >= before + 2, what="both are counted")
 
 
-async def test_silence_is_broken_by_comments(server: RunningServer) -> None:
+async def test_silence_is_broken_by_comments(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.http.streaming.KEEP_ALIVE_SECONDS", 0.2)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}], "stream": True}
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http,

@@ -42,10 +42,9 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     assert params(10).max_tokens == context - 10
     assert params(context - 3, max_tokens=100).max_tokens == 3
     assert params(10, max_tokens=100, max_completion_tokens=7).max_tokens == 7
-    settings = load_settings({"max_output_tokens": 50, "default_output_tokens": 20})
-    assert params(settings=settings).max_tokens == 20
+    settings = load_settings({"max_output_tokens": 50})
+    assert params(settings=settings).max_tokens == 50
     assert params(settings=settings, max_tokens=100).max_tokens == 50
-    assert params(settings=settings, min_tokens=30).max_tokens == 30
     with pytest.raises(ApiError, match="min_tokens: too high: 60 given, the completion can have at most 50 tokens"):
         params(settings=settings, min_tokens=60)
     with pytest.raises(ApiError, match=f"this model's maximum context length is {context} tokens;") as refusal:

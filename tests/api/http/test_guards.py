@@ -137,8 +137,9 @@ async def test_requests_over_the_bound_are_refused_before_their_body_is_read() -
     assert 'outcome="overloaded"' in text
 
 
-async def test_bodies_that_dribble_take_no_place_and_are_cut_off() -> None:
-    with running_server(max_in_flight=2, body_timeout=1.0) as server, ExitStack() as stack:
+async def test_bodies_that_dribble_take_no_place_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 1.0)
+    with running_server(max_in_flight=2) as server, ExitStack() as stack:
         host, port = server.url.removeprefix("http://").split(":")
         slow = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
         for connection in slow:

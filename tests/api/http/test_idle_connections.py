@@ -35,23 +35,25 @@ def test_they_are_kept_for_longer_than_pools_keep_them(server: RunningServer) ->
 
 
 def test_their_time_is_a_setting() -> None:
-    with running_server(idle_timeout=0.3, header_timeout=3600) as server, send(server, GET_HEALTH) as connection:
+    with running_server(idle_timeout=0.3) as server, send(server, GET_HEALTH) as connection:
         assert "connection" not in read_answer(connection).headers
         assert read_to_end(connection) == b""
 
 
-def test_half_a_head_behind_a_request_has_the_time_of_a_head() -> None:
+def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
     with (
-        running_server(idle_timeout=3600, header_timeout=2) as server,
+        running_server(idle_timeout=3600) as server,
         send(server, GET_HEALTH + b"GET /hea") as connection,
     ):
         assert read_answer(connection).status == 200
         assert read_to_end(connection) == b""
 
 
-def test_a_body_that_does_not_come_ends_its_connection() -> None:
+def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 0.3)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{"
-    with running_server(idle_timeout=3600, body_timeout=0.3) as server, send(server, head) as connection:
+    with running_server(idle_timeout=3600) as server, send(server, head) as connection:
         answer = read_answer(connection)
         assert answer.status == 408 and answer.headers["connection"] == "close"
         assert read_to_end(connection) == b""

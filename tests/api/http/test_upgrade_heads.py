@@ -64,7 +64,8 @@ def test_handshakes_that_are_not_answered_hold_no_places(monkeypatch: pytest.Mon
             pass
 
     monkeypatch.setattr(RequestMiddleware, "_websocket", silent)
-    with running_server(max_connections=20, header_timeout=2) as server:
+    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
+    with running_server(max_connections=20) as server:
         crowd = [send(server, GET_HEALTH + HANDSHAKE + b"\r\n") for _ in range(20)]
         for connection in crowd:
             assert b" 101 " not in read_to_end(connection)
@@ -76,7 +77,8 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
     """Which ends when the test says so: on a busy machine not before the handshake is answered."""
     armed: list[BoundedConnection] = []
     monkeypatch.setattr(BoundedConnection, "_arm", lambda connection: armed.append(connection))
-    with running_server(speech_idle=2) as server, send(server, HANDSHAKE + b"\r\n") as connection:
+    monkeypatch.setattr("service.api.speech.websocket.IDLE", 2)
+    with running_server() as server, send(server, HANDSHAKE + b"\r\n") as connection:
         assert read_answer(connection).status == 101
         on_loop(server, armed[0]._expire)
         closing = b""

@@ -16,7 +16,6 @@ from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
-RETRIES = 2
 SEGMENT_LENGTH = 60
 MAX_CHARS = 2000
 
@@ -32,7 +31,6 @@ def talking(talker: FakeTalker, tmp_path_factory: pytest.TempPathFactory) -> Ite
     lexicon = tmp_path_factory.mktemp("lexicon") / "lexicon.yaml"
     lexicon.write_text("nginx: engine x\nGIF: jif\n", "utf-8")
     flags: dict[str, Any] = {"fixed_voices": False, "lexicon": lexicon, "solver_steps": (12, 5)}
-    flags |= {"speech_retries": RETRIES}
     with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
         yield server
 

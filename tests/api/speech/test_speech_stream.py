@@ -82,7 +82,7 @@ def config(**fields: Any) -> dict[str, Any]:
 
 
 def set_idle(server: RunningServer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(server.context, "settings", server.context.settings.model_copy(update={"speech_idle": seconds}))
+    monkeypatch.setattr("service.api.speech.websocket.IDLE", seconds)
 
 
 def post(server: RunningServer, text: str) -> bytes:

@@ -197,16 +197,6 @@ def test_nothing_is_copied_between_layers_and_sampling_of_guided_rows() -> None:
     assert sampling and not any(graph.layout.num_bytes for graph in sampling), "its inputs came beside the layers"
 
 
-def test_graphs_of_guided_rows_may_be_captured_before_readiness() -> None:
-    engine = InlineEngine(max_running=8, guided_graphs_first=True)
-    kinds = {**GUIDED, **{f"full {name}": {**fields, "top_k": 9} for name, fields in GUIDED.items()}}
-    for name, fields in kinds.items():
-        ask(engine, name, **fields)
-    engine.run()
-    guided = {(kind, route) for kind, route, _ in engine.steps() if kind.startswith("guided")}
-    assert guided == {("guided_layers", "replay"), ("guided_sample", "replay")}
-
-
 def test_graphs_of_guided_rows_come_later_by_default() -> None:
     engine = InlineEngine()
     ask(engine, "first", grammar=GRAMMAR)
