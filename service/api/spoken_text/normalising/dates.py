@@ -54,10 +54,6 @@ def slash_date(match: re.Match[str]) -> str:
     return f"{MONTHS[month - 1]} {ordinal(day)} {year(int(match[4]))}"
 
 
-def month_year(match: re.Match[str]) -> str:
-    return f"{MONTHS[month_number(match['month']) - 1]} {year(int(match['year']))}"
-
-
 def spoken_time(match: re.Match[str]) -> str:
     hour, minute = int(match["hour"]), int(match["minute"] or 0)
     half = match["half"]

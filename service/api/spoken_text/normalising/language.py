@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from service.api.spoken_text.normalising.english_words import UNITS, WORDS
+from service.api.spoken_text.normalising.tables import Tables
 
 Language = Literal["english", "chinese", "other", "code"]
 """other: numbers are left to the model, which speaks many languages. code: read digit by digit."""
@@ -28,30 +29,9 @@ NEUTRAL = re.compile(
 )
 """English that looks foreign: e.g., o'clock, Los Angeles, AI (but not J'AI), Est. 1995, 40 AU, 1066 CE, 8 PM EST."""
 
-ENGLISH = frozenset(
-    "the and of to is are was were it its that this these those with for from by at on he she they we you his her "  # noqa: SIM905
-    "their our your i my be been has have had not but or if when which who what there will would can could should "
-    "about into than then more other only also very after before since until each every some any how".split()
-)
-FOREIGN = frozenset(
-    "der das und ist ich nicht ein eine einen dem den des mit von zu auf für sich auch sind wir ihr bei nach oder "  # noqa: SIM905
-    "im zum zur über seite uhr kostet habe hat "
-    "le les et ai est une du des dans pour avec pas vous nous je il elle sur qui que au aux ce cette à coûte page "
-    "el los las y es una por para con del al lo como pero sus se muy tengo cuesta hay "
-    "di che è un per sono della nel gli anche costa ho "
-    "os e o em uma não da do das dos tem custa "
-    "het een van en niet zijn op dat ik je met voor kost "
-    "jest w na się nie i do że och att det som är på av inte og på ikke er "
-    # What numbers stand at: often the only such words of a short clause.
-    "prozent millionen milliarden jahre jahren tage tagen wochen stunden minuten menschen januar februar juni oktober "
-    "dezember stieg steigt wuchs sinkt laut "
-    "heures jours semaines mois milliards personnes janvier juin juillet septembre octobre baisse augmente "
-    "horas semanas meses millones personas enero febrero junio agosto septiembre octubre diciembre sube crece "
-    "giorni settimane mesi anni milioni miliardi persone gennaio febbraio giugno luglio settembre ottobre dicembre "
-    "anos pessoas janeiro fevereiro maio junho julho setembro outubro dezembro scende cresce "
-    "jaar dagen weken maanden miljoen miljard mensen groeide steg procent januari februari maart".split()
-) - frozenset("i do page on or en see per w".split())  # noqa: SIM905
-
+_WORDS = Tables("languages.words").sets("WORD SETS")
+ENGLISH = _WORDS.pop("ENGLISH")
+FOREIGN = frozenset().union(*_WORDS.values())
 AMBIGUOUS = frozenset({"met", "van", "pour", "er"})
 """Foreign words that are English ones, too."""
 ABBREVIATION = re.compile(r"(?<!\w)(?<!\w['’])(?:DOS|IL|MIT|OS|SE|UN)(?!\w)")

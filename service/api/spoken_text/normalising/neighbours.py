@@ -4,65 +4,23 @@ from __future__ import annotations
 
 import re
 
+from service.api.spoken_text.normalising.english_words import TABLES
+
 BEFORE = re.compile(r"(?:([\w.'’]+)[\s(-]{1,2})?([\w.'’]+|[©(])[\s(:-]{0,2}\Z")
 AFTER = re.compile(r"[ -]([^\W\d_][\w'’]*)(?: ([^\W\d_][\w'’]*))?")
 REACH = 48
 """Characters before a number that may hold the two words."""
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-ARTICLES = _set("a an the this that each every another his her its their our my your one's no first second last next")
-CONTEXT = _set(
-    "in since until till during before after by from of born founded "
-    "established early late mid mid- throughout between ca c."
+_SETS = TABLES.sets("WORD SETS")
+ARTICLES, CONTEXT, NAMED, AMOUNTS, TOTALS, VERBS, SAID = (
+    _SETS[name] for name in ("ARTICLES", "CONTEXT", "NAMED", "AMOUNTS", "TOTALS", "VERBS", "SAID")
 )
-NAMED = _set("year summer winter spring autumn fall circa copyright © q1 q2 q3 q4")
-"""Only a year stands behind these, whatever comes after it: Q4 2025 results."""
-AMOUNTS = _set("about over than nearly almost approximately exactly around to up only least most total some roughly")
-TOTALS = _set(
-    "total population sum average maximum minimum number height length depth weight speed score crowd distance value "
-    "capacity range cost price rate count amount altitude elevation"
-)
-"""Of which there is an amount."""
-VERBS = _set("was were is are saw will has have had brought marked began ended became came left went did")
-IRREGULAR = _set(
-    "people men women children feet miles percent dollars euros yen pounds meters metres kilometers kilometres tons "
-    "tonnes hours minutes seconds calories points degrees words staff police sheep fish dozen hundred thousand million "
-    "billion trillion"
-)
-SINGULAR = _set(
-    "was is has his its this as us yes series census news politics besides perhaps "
-    "towards onwards upwards afterwards always sometimes levels standards"
-)
-"""Words in -s that are no plural, and plurals that are named after a year."""
-ADJECTIVES = _set(
-    "new more other different active monthly daily registered extra additional separate individual young small large "
-    "foreign local paying older public private"
-)
-UNCOUNTED = _set(
-    "of to in on at by for from with without and or but than as per is are was were be been has have had will "
-    "would can could should may might do does did a an the this that these those it he she we they you i who "
-    "which when where while if so not no away ahead apart long wide tall high deep thick old across around above "
-    "below under over behind before after later earlier ago more less each every today yesterday tomorrow daily "
-    "weekly north south east west up down left right off out only just too again there here now then until till "
-    "since into onto through during within between plus minus times ram memory storage data space vram because "
-    "about both all"
-)
-"""Words before which an amount stands by itself: 5 km of road, 5 km away."""
-SUBSTANCES = _set("g mg kg ml mL L oz lb lbs tsp tbsp µg μg")
-"""Units in which ingredients are given: 200g flour."""
-LENGTHS = _set(
-    "hurdles races heats sprints waves swells cables boards poles walls ropes pools laps intervals strips dives towers "
-    "steps finals swims jumps fences trees whales"
-)
-"""What has meters more often than it is counted in millions."""
+IRREGULAR, SINGULAR, ADJECTIVES = _SETS["IRREGULAR"], _SETS["SINGULAR"], _SETS["ADJECTIVES"]
+UNCOUNTED, SUBSTANCES, LENGTHS = _SETS["UNCOUNTED"], _SETS["SUBSTANCES"], _SETS["LENGTHS"]
 PAIRS = frozenset(
     [("back", "to"), ("early", "as"), ("late", "as"), ("recently", "as"), ("year", "was"), ("year", "is")]
 )
-SAID = _set("said say says answered replied voted is was are were means meant a but and or so")
 
 
 def words_beside(match: re.Match[str]) -> tuple[str, str, str, str]:

@@ -75,6 +75,11 @@ def decimal(text: str) -> str:
     return f"{words} point {digits(fraction)}" if fraction else words
 
 
+def is_long(amount: str) -> bool:
+    """Whether it has so many digits that they are spoken one by one."""
+    return len(amount) >= 10 and amount.isdigit()
+
+
 def year(number: int) -> str:
     """1999 -> nineteen ninety-nine, 2005 -> two thousand five, 1900 -> nineteen hundred."""
     century, rest = divmod(number, 100)

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from service.api.spoken_text.alignment import Pair, spoken_of
 from service.api.spoken_text.normalising.chinese import normalise_chinese
 from service.api.spoken_text.normalising.english import normalise_english
-from service.api.spoken_text.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
+from service.api.spoken_text.normalising.english_words import BEFORE_NUMBERS, CODES, DAYS, MONTHS, TABLES, TITLES, WORDS
 from service.api.spoken_text.normalising.language import GERMAN_ORDINAL, NUMERALS, WORD, Language, language_of
 from service.api.spoken_text.normalising.numbers import digits
-from service.api.spoken_text.normalising.roman import CONTEXT
-from service.api.spoken_text.normalising.signs import DAYS
 from service.api.spoken_text.text_splitting import ABBREVIATIONS
 
 PREFIXES = ("us", "au", "ca", "hk", "nz", "s", "v", "w", "www", "http", "https", *(code.lower() for code in CODES))
@@ -31,6 +29,8 @@ RULES: dict[Language, Callable[[str], str]] = {
     "other": lambda clause: clause,
     "code": lambda clause: re.sub(r"\d+", lambda number: digits(number[0]), clause),
 }
+REGNAL = re.compile(TABLES.pattern(r"\b(?:{NOUNS}|{NAMES})\s(?:[IVX]|\Z)"))
+"""What may begin a Roman numeral: words behind it cannot be told yet."""
 SENTENCE = frozenset(".!?…。！？")
 WIDE_SIGN = re.compile("[。！？：、（）％]")
 CODE = re.compile(r"\s?\d{5,9}(?<!00)[.\s]{0,2}")
@@ -134,7 +134,7 @@ class TextNormaliser:
         match = PLAIN.match(self._pending, 0, LONGEST)
         words = match[0] if match else ""
         complete = words.rstrip(" \"'")
-        if (numeral := CONTEXT.search(complete)) is not None:
+        if (numeral := REGNAL.search(complete)) is not None:
             return numeral.end() - 1
         begin = max(complete.rfind(mark) for mark in " \"'") + 1
         last = complete[begin:].lower()

@@ -10,24 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.spoken_text.alignment import spoken_of
-from service.api.spoken_text.normalising.addresses import DOMAINS, FILES, PRODUCTS
 from service.api.spoken_text.normalising.chinese import DIGIT
 from service.api.spoken_text.normalising.chinese import RULES as CHINESE
 from service.api.spoken_text.normalising.english import RULES as ENGLISH
-from service.api.spoken_text.normalising.english import TRIGGER, Rule
-from service.api.spoken_text.normalising.english_words import (
-    BEFORE_NUMBERS,
-    CODES,
-    CURRENCIES,
-    LARGE,
-    MONTHS,
-    PERIODS,
-    TITLES,
-    UNITS,
-)
-from service.api.spoken_text.normalising.english_words import WORDS as ENGLISH_WORDS
-from service.api.spoken_text.normalising.roman import NAMES, NOUNS
-from service.api.spoken_text.normalising.signs import DAYS
+from service.api.spoken_text.normalising.english import TRIGGER
+from service.api.spoken_text.normalising.english_words import TABLES
+from service.api.spoken_text.normalising.tables import Rule
 from service.api.spoken_text.normalising.text import LONGEST, TextNormaliser, normalise
 
 PIECES = st.sampled_from(
@@ -52,8 +40,9 @@ PIECES = st.sampled_from(
         "v1",
     ]
 )
-WORDS = [*BEFORE_NUMBERS, *CODES, *CURRENCIES, *DAYS, *LARGE, *MONTHS, *PERIODS, *TITLES, *UNITS, *ENGLISH_WORDS]
-PARTS = [*NAMES.split("|"), *NOUNS.split("|"), *DOMAINS.split("|"), *FILES.split("|"), *PRODUCTS.split("|")]
+SECTIONS = "BEFORE_NUMBERS CODES CURRENCIES DAYS LARGE MONTHS PERIODS TITLES UNITS WORDS".split()  # noqa: SIM905
+WORDS = [word for section in SECTIONS for word in TABLES.words(section)]
+PARTS = TABLES.pattern("{NAMES}|{NOUNS}|{DOMAINS}|{FILES}|{PRODUCTS}").split("|")
 VOCABULARY = st.sampled_from(
     [
         *(word.removesuffix(".") for word in [*WORDS, *PARTS]),
