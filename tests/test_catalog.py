@@ -91,11 +91,6 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         locate(name or "@")
 
 
-def test_several_models_in_one_text_are_told_how_to_be_several() -> None:
-    with pytest.raises(CheckpointError, match=r"^a/b c/d: neither .* \(OWNER/NAME\); several models are a list$"):
-        locate("a/b c/d")
-
-
 LOCATE = """
 import sys
 from models.interfaces.errors import CheckpointError
@@ -140,25 +135,6 @@ def test_checkpoints_that_are_not_hosted_are_refused_by_name(
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load(str(tmp_path / "model"))
-
-
-@pytest.mark.parametrize("merged", (True, False))
-def test_adapters_are_refused_by_name(tmp_path: Path, merged: bool) -> None:
-    """A published adapter has no config.json of its own."""
-    model = tmp_path / "model"
-    if merged:
-        shutil.copytree(GOLDEN, model)
-    else:
-        model.mkdir()
-    (model / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json: adapter checkpoints are not hosted"):
-        load(str(model))
-
-
-def test_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model-q4_k_m.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="GGUF"):
-        load(str(tmp_path))
 
 
 def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def name_of(document: Path) -> str:
 
 def example(document: Path) -> Any:
     """Of a test's parameters. Pages with many commands take long."""
-    marks = [pytest.mark.slow] if document.name in ("operation.md", "speech.md") else []
+    marks = [] if document.name == "README.md" and document.parent == ROOT else [pytest.mark.slow]
     return pytest.param(document, marks=marks, id=name_of(document))
 
 
@@ -203,15 +203,6 @@ def test_examples_show_no_limits_that_only_tests_need() -> None:
     assert all(any(part in text for text in shown) for part in LIMITS), "nothing is limited any more"
 
 
-def test_the_parser_of_blocks() -> None:
-    text = "# a comment\ncurl -d '{\n \"a\": 1}' \\\n  -o x\ncat <<END\nmake tea\nEND\nreprise serve --help\n"
-    block = Block("sh", text)
-    assert [command.split()[0] for command in block.commands] == ["curl", "cat", "reprise"]
-    assert block.runs_here
-    assert not Block("sh", "echo 1\n.venv/bin/reprise serve --model x/y\n").runs_here
-    assert not Block("sh", "docker compose up\n").runs_here
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
@@ -271,7 +262,7 @@ def test_what_is_named_exists(document: Path) -> None:
     assert {variable.lower() for variable in variables} <= set(Settings.model_fields) | {"config", "url", "golden"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "tests/README.md"], ids=name_of)
 def test_files_that_are_named_exist(document: Path) -> None:
     """Paths from the root of the checkout, in backquotes."""
     named = re.findall(r"`((?:models|service|tests|benchmarks|deploy|docs)/[\w./-]+)`", document.read_text())

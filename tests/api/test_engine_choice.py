@@ -90,6 +90,19 @@ def test_a_hot_key_spills_over_and_comes_back() -> None:
     assert choose(request, {**full, home: Load(HEAD_START - 1)}) == (home, "affinity")
 
 
+def test_conversations_with_one_system_prompt_stay_together_when_they_spill() -> None:
+    system = long_text(1, PREFIXES[0])
+    home, _ = choose(chat(system), IDLE)
+    full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
+    places = set()
+    for number in range(30):
+        opening = system + long_text(100 + number, PREFIXES[1] - PREFIXES[0])
+        turns = {choose(chat(opening + b"?" * turn), full) for turn in (1, 50, 500)}
+        assert len(turns) == 1
+        places.add(turns.pop()[0])
+    assert places == set(IDLE) - {home} or len(places) >= 2
+
+
 def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
     loads = {0: Load(1, LITTLE_SLACK / 2), 1: Load(5, 2.0), 2: Load(6)}
     assert choose(speech("s"), loads) == (1, "load")

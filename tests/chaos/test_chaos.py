@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -33,19 +31,19 @@ from tests.support.victims import (
     endless,
     image_part,
     long_speech,
-    raw_request,
     small_and_endless,
     speech,
     video_part,
 )
 from tests.support.waiting import GENEROUS, wait
 
+pytestmark = pytest.mark.slow
+
 LIMITS = (
     *("--write-timeout", "6", "--hang-timeout", "30"),
     *("--max-connections", "60"),
 )
 """Long enough for good clients on a busy machine, short enough to wait for."""
-CROWD = 80
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +90,6 @@ def no_engine_starts(patient: Patient) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 def test_clients_killed_in_mid_stream(patient: Patient) -> None:
     requests = [
         ("/v1/chat/completions", endless()),
@@ -133,7 +130,6 @@ def test_the_engine_is_killed(patient: Patient) -> None:
     patient.assert_well()
 
 
-@pytest.mark.slow
 def test_the_engine_hangs(patient: Patient) -> None:
     """Stopped, not dead: the watchdog sees it, says so, and replaces it."""
     hung = engine_pid(patient.pid)
@@ -148,108 +144,6 @@ def test_the_engine_hangs(patient: Patient) -> None:
     patient.assert_well()
 
 
-@pytest.mark.slow
-def test_readers_that_stop_reading(patient: Patient) -> None:
-    before = sum('"timeout"' in line for line in patient.server.log)
-
-    def dropped() -> int:
-        return sum('"timeout"' in line for line in patient.server.log) - before
-
-    bodies = [
-        ("/v1/chat/completions", endless(logprobs=True, top_logprobs=20)),
-        ("/v1/audio/speech", long_speech()),
-    ]
-    with patient.survivors(), contextlib.ExitStack() as stack:
-        for path, body in bodies:
-            connection = stack.enter_context(patient.connect(receive_buffer=2048))
-            connection.sendall(raw_request(path, body))
-        wait(lambda: dropped() == 2, what="both readers are dropped")
-    patient.assert_well()
-
-
-def test_sockets_that_say_nothing_more(patient: Patient) -> None:
-    """No head, half a head, half a body, half a chunk, a closed half: each is closed, in its time."""
-    opened = []
-    for data in (
-        b"",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n9\r\n{",
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea",
-    ):
-        connection = patient.connect()
-        connection.sendall(data)
-        opened.append(connection)
-    half = patient.connect()
-    half.sendall(raw_request("/v1/chat/completions", endless()))
-    assert half.recv(100)
-    half.shutdown(socket.SHUT_WR)
-    opened.append(half)
-    for connection in opened:
-        with connection, contextlib.suppress(ConnectionResetError):
-            while connection.recv(4096):
-                pass
-    patient.assert_well()
-
-
-@pytest.mark.slow
-def test_a_websocket_that_says_nothing(patient: Patient) -> None:
-    """Idle, it is told to close; that it does not answer even to this costs the closing handshake's ten seconds."""
-    with patient.connect() as connection:
-        connection.sendall(
-            b"GET /v1/audio/speech/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-            b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        with contextlib.suppress(ConnectionResetError):
-            while connection.recv(4096):
-                pass
-    patient.assert_well()
-
-
-def test_a_byte_now_and_then_buys_no_time(patient: Patient) -> None:
-    with patient.connect() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
-
-        def closed() -> bool:
-            connection.sendall(b"y")
-            return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(4096)
-
-        wait(closed, what="a head without an end is cut off")
-    patient.assert_well()
-
-
-def test_more_connections_than_are_allowed(patient: Patient) -> None:
-    crowd: list[socket.socket] = []
-
-    def answers() -> bool:
-        try:
-            return patient.status("/health") == 200
-        except httpx.HTTPError:
-            return False
-
-    def crowded_out() -> bool:
-        """On a slow machine the first of a crowd are closed for their silence before the last have come."""
-        crowd.extend(patient.connect() for _ in range(CROWD))
-        return not answers()
-
-    wait(crowded_out, what="the bound on connections holds")
-    wait(answers, what="connections that say nothing are closed")
-    for connection in crowd:
-        connection.close()
-    patient.assert_well()
-
-
-def test_peers_that_vanish_are_probed(patient: Patient) -> None:
-    """A lost peer sends no FIN: only the kernel's keep-alive can tell. Its timer runs on every accepted socket."""
-    with patient.connect() as connection:
-        ours = connection.getsockname()[1]
-        theirs = f":{patient.address[1]:04X}"
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        (row,) = [row for row in rows if row[1].endswith(theirs) and row[2].endswith(f":{ours:04X}")]
-        assert row[5].startswith("02:"), f"timer {row[5]} is not the keep-alive timer"
-
-
-@pytest.mark.slow
 def test_decoders_are_killed(patient: Patient) -> None:
     """A video whose decoder dies is refused or decoded by another; the next one is answered."""
     outcomes: list[httpx.Response] = []

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -208,14 +207,6 @@ class Patient:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def connect(self, receive_buffer: int | None = None) -> socket.socket:
-        connection = socket.socket()
-        if receive_buffer is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(GENEROUS)
-        connection.connect(self.address)
-        return connection
-
 
 def same_sound(one: bytes, other: bytes) -> bool:
     """Batch-mates change the order of sums, which may round a 16-bit sample to its neighbour."""
@@ -271,7 +262,7 @@ def doomed_clients(patient: Patient, requests: list[tuple[str, dict[str, Any]]])
 
 
 class Listener(threading.Thread):
-    """One request in a thread: its status or None when the connection was cut, its bytes, and when it ended."""
+    """One request in a thread: its status or None when the connection was cut, and its bytes."""
 
     def __init__(self, patient: Patient, path: str, body: dict[str, Any]) -> None:
         super().__init__()
@@ -279,7 +270,6 @@ class Listener(threading.Thread):
         self.retry_after: str | None = None
         self.data = b""
         self.cut = False
-        self.ended = 0.0
         self.begun = threading.Event()
         self._patient, self._path, self._body = patient, path, body
         self.start()
@@ -296,7 +286,6 @@ class Listener(threading.Thread):
                     self.begun.set()
         except httpx.HTTPError:
             self.cut = True
-        self.ended = time.monotonic()
         self.begun.set()
 
     @property
@@ -312,14 +301,14 @@ class Listener(threading.Thread):
 class SocketListener(threading.Thread):
     """An utterance over the WebSocket: the messages that came, and the code that closed it (None: still open)."""
 
-    def __init__(self, patient: Patient, text: str, *, complete: bool = True, **config: Any) -> None:
+    def __init__(self, patient: Patient, text: str, **config: Any) -> None:
         super().__init__()
         self.messages: list[dict[str, Any]] = []
         self.num_bytes = 0
         self.code: int | None = None
         self.begun = threading.Event()
         self._url = patient.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
-        self._text, self._complete, self._config = text, complete, config
+        self._text, self._config = text, config
         self.start()
 
     def run(self) -> None:
@@ -327,8 +316,7 @@ class SocketListener(threading.Thread):
             config = {"model": SPEECH, "response_format": "pcm", "seed": 7, **self._config}
             ws.send(json.dumps({"type": "session.config", **config}))
             ws.send(json.dumps({"type": "input.text", "text": self._text}))
-            if self._complete:
-                ws.send(json.dumps({"type": "input.done"}))
+            ws.send(json.dumps({"type": "input.done"}))
             while True:
                 message = ws.recv()
                 if isinstance(message, bytes):

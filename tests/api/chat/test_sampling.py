@@ -66,12 +66,6 @@ def test_stop_tokens_are_the_models_and_the_requests() -> None:
     assert params(ignore_eos=True, stop_token_ids=[65]).stop_token_ids == (65,)
 
 
-def test_alternatives_are_reported_only_with_logprobs() -> None:
-    assert params().logprobs is None and params(logprobs=False).logprobs is None
-    assert params(logprobs=True).logprobs == 0 and params(logprobs=True, top_logprobs=5).logprobs == 5
-    assert params(top_logprobs=0).logprobs is None  # none of what nobody asked for
-
-
 def test_each_choice_has_a_seed_derived_from_the_first() -> None:
     assert params(seed=-5).seed == -5 and params().seed != params().seed
     assert derived_seed(7, 0) == 7

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from service.api.http import connections
-from service.processes.server import server_config
 from service.system.descriptors import possible_connections
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
@@ -28,10 +26,6 @@ def on_loop(server: RunningServer, step: Any) -> Any:
     server.loop.call_soon_threadsafe(call)
     assert done.wait(GENEROUS)
     return result[0]
-
-
-def test_they_are_kept_for_longer_than_pools_keep_them(server: RunningServer) -> None:
-    assert server_config(server.context).timeout_keep_alive >= 65
 
 
 def test_their_time_is_a_setting() -> None:
@@ -80,18 +74,6 @@ def test_the_one_that_has_been_idle_for_longest_makes_room() -> None:
             assert read_answer(second).status == 200
 
 
-def test_those_at_work_do_not() -> None:
-    with running_server(max_connections=2) as server:
-        with send(server, chat_request("!silent")) as first, send(server, chat_request("!silent")) as second:
-            while on_loop(server, lambda: server.context.engine.in_flight) < 2:
-                pass
-            with connect(server) as third:
-                assert read_to_end(third) == b""
-            assert on_loop(server, lambda: server.context.engine.in_flight) == 2
-            assert first and second
-        server.wait_idle()
-
-
 @pytest.mark.parametrize(("limit", "most"), [(1024, 819), (64, 32), (30, 1), (1, 1)])
 def test_connections_leave_descriptors_for_other_things(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
@@ -113,27 +95,6 @@ def test_answers_of_a_server_that_drains_are_the_last_of_their_connections() -> 
         with send(server, chat_request("hello")) as connection:
             answer = read_answer(connection)
             assert (answer.status, answer.headers["connection"]) == (503, "close")
-
-
-def test_a_request_under_way_to_a_closing_connection_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a client sends in the moment in which the server ends."""
-    monkeypatch.setattr(connections, "SHUTDOWN_LINGER", 3600)
-    with running_server() as server, send(server, GET_HEALTH) as connection:
-        assert read_answer(connection).status == 200
-        begun = threading.Event()
-        shut_down = connections.BoundedConnection.shutdown
-
-        def shutdown(self: connections.BoundedConnection) -> None:
-            shut_down(self)
-            begun.set()
-
-        monkeypatch.setattr(connections.BoundedConnection, "shutdown", shutdown)
-        server.server.should_exit = True
-        assert begun.wait(GENEROUS)
-        connection.sendall(GET_HEALTH)
-        answer = read_answer(connection)
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
-        assert read_to_end(connection) == b""
 
 
 def test_an_idle_connection_does_not_hold_up_a_shutdown() -> None:
