@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from service.engine.memory.memory import peak_bytes
-from service.graphs.allocator import PeakMemory, Segment, claim_workspace, peak_memory, release_cached, segments_of
+from service.graphs.allocator import PeakMemory, Segment, claim_workspace, peak_memory, release_cached
 from service.graphs.pool import CaptureError, GraphPool
 from tests.support.fake_cuda import GPU, FakeCuda
 
@@ -36,19 +36,6 @@ def test_a_run_takes_its_segments_or_what_it_allocates_if_that_is_more(
     found = peak_memory(lambda: cuda.run(allocated, segments), GPU)
     assert found == PeakMemory(num_bytes, tuple(Segment("large", size) for size in segments + rest))
     assert peak_bytes(lambda: cuda.run(allocated, segments), GPU) == num_bytes
-
-
-def test_a_segment_that_grows_counts_by_what_it_grew(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    cuda.hold(1000, [700, 500])
-    assert peak_memory(lambda: cuda.grow(90), GPU) == PeakMemory(90, (Segment("large", 90),))
-
-
-def test_an_allocator_that_tells_no_segments_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    cuda.backend = "cudaMallocAsync"
-    found = peak_memory(lambda: cuda.run(300, [200, 140]), GPU)
-    assert found == PeakMemory(340, (Segment("large", 340),)) and found.beyond(segments_of((0, 1))) == 340
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ def test_cheapest_is_the_smallest_bucket_that_holds_every_size(patches: int, seq
     assert chosen == (fitting[0] if fitting else None)
 
 
-def test_a_bucket_without_one_of_the_sizes_holds_nothing() -> None:
-    assert not fits({"patches": 10}, {"patches": 1, "max_seqlen": 1})
-    assert not fits({"rows": 4}, {"rows": 5})
-
-
 def test_an_exact_bucket_holds_its_own_sizes_only() -> None:
     sizes = {"patches": 1024, "sequences": 1, "max_seqlen": 1024}
     exact = sizes | {EXACT: 1}
@@ -56,10 +51,6 @@ def test_few_buckets_hold_what_any_of_a_list_holds(sizes: list[tuple[int, bool]]
     assert all(any(fits(taken, bucket) for taken in few) for bucket in bucket_list)
     tokens = [bucket["tokens"] for bucket in few]
     assert all(smaller * 16 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 4
-
-
-def test_few_batch_sizes_are_captured_after_a_restart() -> None:
-    assert [bucket["rows"] for bucket in spanning([{"rows": rows} for rows in row_buckets(64)])] == [64, 4]
 
 
 def test_demand_proposes_what_saves_most_padding() -> None:

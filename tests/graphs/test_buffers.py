@@ -81,32 +81,3 @@ def test_exact_buffers_and_uploads_keep_values_shapes_and_dtypes(device: str) ->
 def test_a_plan_that_does_not_fit_is_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         exact_buffers(SPECS, plan("cpu", **changes), torch.device("cpu"))
-
-
-def test_a_computation_without_buffers_has_no_copy_to_wait_for() -> None:
-    """Between the layers and the sampling of guided rows the stream gets no event either."""
-
-    class Event:
-        def synchronize(self) -> None:
-            raise AssertionError("nothing was copied")
-
-        record = synchronize
-
-    static = StaticBuffers(0, torch.device("cpu"))
-    static._copied = [Event(), Event()]  # type: ignore[list-item]
-    layout = Layout.of({})
-    assert static.fill(layout, Plan(arrays={}, required={"rows": 3})) == {}
-    with pytest.raises(ValueError, match="plan names 'slots'"):
-        static.fill(layout, Plan(arrays={"slots": np.zeros(3)}, required={"rows": 3}))
-
-
-def test_array_buffers_in_a_row_go_up_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout.of(SPECS)
-    static = StaticBuffers(layout.num_bytes, torch.device("cpu"))
-    copies = []
-    from service.graphs.buffers import Upload
-
-    original = Upload._copy
-    monkeypatch.setattr(Upload, "_copy", lambda self, a, b: (copies.append((a, b)), original(self, a, b)))
-    static.fill(layout, plan("cpu"))
-    assert len([span for span in copies if span[1] > span[0]]) == 2

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.interfaces.capturable import Bucket
-from service.graphs import packing
 from service.graphs.buckets import cheapest, fits
 from service.graphs.packing import LAUNCH_COST, Group, combine, pack
 
@@ -83,28 +81,5 @@ def test_items_are_split_evenly_where_a_greedy_fill_wastes() -> None:
     assert [len(group.items) for group in groups] == [2, 2]
 
 
-@pytest.mark.parametrize("bucket_list", [[], BUCKETS])
-def test_packing_no_items_gives_no_groups(bucket_list: list[Bucket]) -> None:
-    assert pack([], bucket_list) == []
-
-
 def test_without_captured_graphs_everything_is_alone() -> None:
     assert pack([size(10), size(20)], []) == [Group((0,), None), Group((1,), None)]
-
-
-def test_a_burst_of_pictures_is_packed_with_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine packs before every pass: 32 items took 29 ms with a comparison of every item with every group."""
-    compared = 0
-    holds = packing._holds
-
-    def counted(limit: tuple[int, ...], needed: tuple[int, ...]) -> bool:
-        nonlocal compared
-        compared += 1
-        return holds(limit, needed)
-
-    monkeypatch.setattr(packing, "_holds", counted)
-    bucket_list: list[Bucket] = [{"patches": p, "sequences": p // 64, "max_seqlen": p} for p in range(256, 16_385, 768)]
-    for sizes in ([size(1024)] * 32, [size(64 * index) for index in range(8, 40)]):
-        compared = 0
-        pack(sizes, bucket_list)
-        assert compared < 3 * len(sizes) * len(bucket_list)
