@@ -58,27 +58,6 @@ def scraping(server: str, folder: Path, alertmanager: str = "", **labels: str) -
 
 
 @contextlib.contextmanager
-def alerting(webhook: str, folder: Path) -> Iterator[str]:
-    """The address of an Alertmanager whose route names the receiver `webhook`, as docs/alerts.md has it."""
-    config = yaml.safe_load((DEPLOY / "alertmanager/alertmanager.yml").read_text())
-    config["route"] |= {"receiver": "webhook", "group_wait": PACE}
-    (receiver,) = (receiver for receiver in config["receivers"] if receiver["name"] == "webhook")
-    receiver["webhook_configs"][0]["url"] = webhook
-    (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
-    # Debian's package has a name of its own for the program.
-    program = "alertmanager" if shutil.which("alertmanager") else "prometheus-alertmanager"
-    options = (
-        f"--config.file={folder}/alertmanager.yml",
-        f"--storage.path={folder}/alerts",
-        "--cluster.listen-address=",
-    )
-    with reserved_port() as port:
-        address = f"127.0.0.1:{port}"
-        with _running(address, folder / "alertmanager.log", program, *options):
-            yield address
-
-
-@contextlib.contextmanager
 def _running(address: str, log: Path, program: str, *options: str) -> Iterator[None]:
     found = shutil.which(program)
     assert found, f"{program} is not installed; `make test-all` says how"

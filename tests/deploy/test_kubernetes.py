@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from service.metrics.metrics import CONTENT_TYPE, SPECS, Metrics
+from service.metrics.metrics import SPECS
 from service.settings.settings import Settings
 from tests.deploy.kustomize import FOLDER, Manifest, build, kustomizations, manifest_files
-from tests.deploy.monitoring import scraping
 from tests.deploy.test_manifests import MARGIN, ROOT
-from tests.support.waiting import GENEROUS, wait
 
 BASE, FULL = FOLDER / "base", FOLDER / "overlays/full"
 BUILT_IN = re.compile(r"v1|(apps|autoscaling|policy)/v\d+")
@@ -124,47 +119,3 @@ def test_the_autoscaler_scales_the_deployment_on_gauges(full: list[Manifest]) ->
     assert target["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert "replicas" not in deployment["spec"], "the autoscaler decides"
     assert asked(full) <= {f"reprise_{spec.name}" for spec in SPECS if spec.kind == "gauge"}
-
-
-@pytest.fixture
-def scraped() -> Iterator[str]:
-    """A server whose /metrics tells of two models: 3 and 4 requests wait, 1 and 1 run."""
-    metrics = Metrics()
-    for model, waiting in (("a", 3), ("b", 4)):
-        metrics.observe("requests_waiting", waiting, model=model)
-        metrics.observe("requests_running", 1, model=model)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", CONTENT_TYPE)
-            self.end_headers()
-            self.wfile.write(metrics.exposition())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.slow
-def test_the_adapters_rule_gives_the_autoscaler_what_it_asks_for(
-    full: list[Manifest], scraped: str, tmp_path: Path
-) -> None:
-    """Its templates are filled in as the adapter does it, and asked of a Prometheus."""
-    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
-    with scraping(scraped, tmp_path, namespace="default", pod="reprise-0") as prometheus:
-        wait(lambda: bool(prometheus.values("reprise_requests_waiting")), GENEROUS, "a scrape")
-        found = {sample["__name__"] for sample in prometheus.get("/series", **{"match[]": rule["seriesQuery"]})}
-        names = {re.sub(rule["name"]["matches"], rule["name"]["as"].replace("${1}", r"\1"), name) for name in found}
-        assert names == asked(full) and set(rule["resources"]["overrides"]) == {"namespace", "pod"}
-        for series, value in (("reprise_requests_waiting", 7), ("reprise_requests_running", 2)):
-            query = rule["metricsQuery"].replace("<<.Series>>", series).replace("<<.GroupBy>>", "pod")
-            query = query.replace("<<.LabelMatchers>>", 'namespace="default",pod=~"reprise-0|reprise-1"')
-            assert prometheus.values(query) == [value]

@@ -67,11 +67,12 @@ def test_what_the_project_asks_for_is_locked(name: str, extras: tuple[str, ...])
 
 def test_the_locks_agree() -> None:
     largest, *others = LOCKS
+    most = versions(largest)
     for name in (*others, BUILD_LOCK):
         shared = versions(name).items()
-        assert dict(shared) == {package: versions(largest).get(package, held) for package, held in shared}
+        assert dict(shared) == {package: most.get(package, held) for package, held in shared}
     for name in others:
-        assert versions(name).keys() <= versions(largest).keys()
+        assert versions(name).keys() <= most.keys()
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -119,12 +120,6 @@ def test_make_installs_hashed_packages_before_torch_and_the_project_last() -> No
     assert places == sorted(places) and "--extra-index-url" not in said
 
 
-def test_another_index_is_asked_for_torch_alone() -> None:
-    (line,) = [line for line in commands("test", f"TORCH_INDEX={INDEX}").splitlines() if INDEX in line]
-    notice, _, install = line.partition("&&")
-    assert "torch_notice.py" in notice and f"--extra-index-url {INDEX} $(grep '^torch==' {TORCH_LOCK})" in install
-
-
 @pytest.mark.parametrize(("gpu", "reachable"), [(False, True), (False, False), (True, True)])
 def test_without_a_gpu_torch_is_the_build_for_the_cpu(tmp_path: Path, gpu: bool, reachable: bool) -> None:
     """Where its index cannot be reached, the download of the other one is announced."""
@@ -144,10 +139,8 @@ def test_without_a_gpu_torch_is_the_build_for_the_cpu(tmp_path: Path, gpu: bool,
     ("system", "index", "device", "said"),
     [
         ("Linux", "", "cuda", "torch 1.2.3 with CUDA: about 2.5 GB"),
-        ("Linux", "", "cpu", "TORCH_INDEX=URL"),
         ("Linux", INDEX, "cpu", "the build that TORCH_INDEX has"),
         ("Darwin", "", "cpu", "torch 1.2.3 for the CPU: about 0.2 GB"),
-        ("Windows", "", "cuda", "for the CPU"),
     ],
 )
 def test_the_weight_of_torch_is_said(system: str, index: str, device: str, said: str) -> None:

@@ -21,7 +21,6 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from tests.support.ports import silent_port
 from tests.support.victims import chat, image_part, video_part
-from tests.support.waiting import GENEROUS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
 
@@ -38,7 +37,6 @@ def environment() -> Iterator[None]:
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\ndate: then\r\nx-request-id: r\r\n\r\ngood"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-CHUNKED = {"transfer-encoding": "chunked"}
 
 
 def refused(code: str) -> bytes:
@@ -182,30 +180,6 @@ async def test_a_refusal_of_all_is_passed_on(replicas: int, asked: int) -> None:
         assert answer.json()["error"]["code"] == "overloaded" and len(heads) == asked
 
 
-async def test_a_replica_is_looked_for_when_all_that_are_known_are_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when replicas are replaced: the new one may not have been listed yet."""
-    from deploy.ray import routing
-
-    monkeypatch.setattr(routing, "LISTING_INTERVAL", 3600.0)
-    monkeypatch.setattr(routing, "SEARCH_INTERVAL", 0.01)
-    async with front(refused("shutting_down"), WHOLE, listed_at_first=1) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert (answer.status_code, answer.text, len(heads)) == (200, "good", 2)
-
-
-async def test_a_refusal_of_the_only_replica_that_leaves_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.ray.front.LEAVING_SECONDS", 0.05)
-    async with front(refused("shutting_down")) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down" and len(heads) == 1
-
-
-async def test_a_refusal_of_something_else_is_passed_on() -> None:
-    async with front(refused("not_now"), WHOLE) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_now" and len(heads) == 1
-
-
 @pytest.mark.parametrize("lost", [b"", ENGINE_GONE])
 async def test_a_request_that_ends_what_answers_it_ends_no_third(lost: bytes) -> None:
     async with front(lost, lost, WHOLE) as (client, heads):
@@ -224,154 +198,11 @@ async def test_a_request_that_was_never_delivered_is_offered_to_a_third() -> Non
         assert (await client.post("/v1/audio/voices", content=b"a clip")).status_code == 503 and not heads
 
 
-@pytest.mark.parametrize("body", [b'{"error":{"message":"\xff"}}', b"", b"[" * 30_000, b"x" * 200_000])
-async def test_any_refusal_is_passed_on_as_it_is(body: bytes) -> None:
-    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-length: {len(body)}\r\n\r\n"
-    async with front(head.encode() + body) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.content == body and len(heads) == 1
-
-
-async def test_a_body_in_chunks_has_no_length() -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"a clip"
-
-    async with front(WHOLE) as (client, heads):
-        answer = await client.post("/v1/audio/voices", content=pieces(), headers={**CHUNKED, "content-length": "2"})
-        assert answer.text == "good" and b"content-length" not in heads[0]
-
-
-async def test_a_target_that_is_no_url_is_refused() -> None:
-    async with front(WHOLE) as (client, heads):
-        transport: Any = client._transport
-        scope = {"type": "http", "method": "OPTIONS", "path": "/\x7f", "raw_path": b"/\x7f", "query_string": b""}
-        scope |= {"headers": [(b"host", b"127.0.0.1")], "http_version": "1.1", "client": ("127.0.0.1", 1)}
-        scope |= {"scheme": "http", "server": ("127.0.0.1", 80), "root_path": ""}
-        sent: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await transport.app(scope, receive, send)
-        assert sent[0]["status"] == 400 and not heads
-
-
-@given(st.one_of(st.none(), st.text()), names, st.integers(0, 6))
-def test_replicas_that_failed_come_last(key: str | None, names: list[str], count: int) -> None:
-    from deploy.ray.routing import order, ranked
-
-    failed, left = names[:count], names[count:]
-    ordered = order(key, dict.fromkeys(names, 1), failed)
-    assert sorted(ordered) == sorted(names) and set(ordered[: len(left)]) == set(left)
-    if key:
-        assert ordered[: len(left)] == ranked(key, left)
-
-
-def test_without_a_picture_the_replica_with_the_fewest_requests_is_first() -> None:
-    from deploy.ray.routing import order
-
-    assert order(None, {"a": 3, "b": 1, "c": 2}) == ["b", "c", "a"]
-    assert {order(None, {"a": 1, "b": 1})[0] for _ in range(64)} == {"a", "b"}
-
-
-class Listed:
-    """What a front is told about its replicas, which the test changes."""
-
-    def __init__(self, *addresses: str) -> None:
-        self.addresses = addresses
-        self.faults = 0
-        self.asked = asyncio.Event()
-
-    async def __call__(self) -> tuple[str, ...]:
-        self.asked.set()
-        if self.faults:
-            self.faults -= 1
-            raise RuntimeError("the controller is gone")
-        return self.addresses
-
-    async def wait_for_two(self) -> None:
-        """Until what was listed by the first of two questions is in use."""
-        for _ in range(2):
-            self.asked.clear()
-            await self.asked.wait()
-
-
-@pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> Listed:
-    monkeypatch.setattr("deploy.ray.routing.LISTING_INTERVAL", 0.0)
-    return Listed("a", "b")
-
-
-async def taken(replicas: Any, held: AsyncExitStack, *chosen: Any) -> str:
-    async with asyncio.timeout(GENEROUS):
-        return await held.enter_async_context(replicas.one(*(chosen or (None,))))
-
-
-async def test_a_full_replica_is_passed_by_and_waited_for(listed: Listed) -> None:
-    from deploy.ray.routing import Replicas, ranked
-
-    replicas = Replicas(listed, most=2)
-    best, other = ranked("picture", ["a", "b"])
-    async with AsyncExitStack() as held, AsyncExitStack() as short:
-        assert [await taken(replicas, held, "picture") for _ in range(2)] == [best, best]
-        assert await taken(replicas, held, "picture", [best]) == other
-        assert await taken(replicas, short) == other
-        waiting = asyncio.create_task(taken(replicas, held, "picture"))
-        await listed.wait_for_two()
-        assert not waiting.done()
-        await short.aclose()
-        assert await waiting == other
-        cancelled = asyncio.create_task(taken(replicas, held))
-        await listed.wait_for_two()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-    async with AsyncExitStack() as held:
-        assert sorted([await taken(replicas, held) for _ in range(4)]) == ["a", "a", "b", "b"]
-
-
-async def test_replicas_that_take_one_request_are_forgotten_after_it(listed: Listed) -> None:
-    from deploy.ray.routing import Replicas
-
-    replicas = Replicas(listed, most=1)
-    async with AsyncExitStack() as held:
-        assert sorted([await taken(replicas, held) for _ in range(2)]) == ["a", "b"]
-    assert not replicas._running
-
-
-async def test_replicas_that_come_and_go_are_noticed(listed: Listed) -> None:
-    from deploy.ray.routing import Replicas
-
-    listed.addresses = ()
-    replicas = Replicas(listed, most=8)
-    async with AsyncExitStack() as held:
-        waiting = asyncio.create_task(taken(replicas, held))
-        await listed.wait_for_two()
-        assert not waiting.done()
-        listed.addresses = ("a",)
-        assert await waiting == "a"
-        listed.faults = 2  # then what was known is used
-        await listed.wait_for_two()
-        assert await taken(replicas, held) == "a"
-        listed.addresses = ("b",)
-        await listed.wait_for_two()
-        assert await taken(replicas, held) == "b"
-
-
 async def test_without_a_replica_requests_are_refused_in_time() -> None:
     async with front(queue_timeout=0.01) as (client, _):
         answer = await client.post("/v1/chat/completions", json=chat())
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
         assert answer.headers["retry-after"]
-
-
-async def test_targets_are_those_that_answer() -> None:
-    async with front(WHOLE, WHOLE) as (client, heads):
-        targets = [group["targets"][0] for group in (await client.get("/metrics/targets")).json()]
-        assert len(targets) == 2 and targets == sorted(targets) and not heads
 
 
 async def test_headers_of_a_connection_stay_on_it() -> None:
