@@ -96,31 +96,6 @@ def test_rates_rise_stay_and_fall() -> None:
     assert rates(warm=1, cosine=True) == pytest.approx([1.0, 0.51, 0.1635, 0.02], abs=1e-4)
 
 
-def test_an_average_is_of_all_steps_at_first() -> None:
-    module = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(module.weight, 1.0)
-    average = loop.Average(module, kept=0.75)
-    for value in (2.0, 3.0, 4.0):
-        nn.init.constant_(module.weight, value)
-        average.step()
-    assert average.values[0].item() == pytest.approx(2.5)
-    nn.init.constant_(module.weight, 6.5)
-    average.step()
-    assert average.state(torch.half) == {"weight": torch.tensor([[3.5]], dtype=torch.half)}
-
-
-def test_muon_takes_steps_of_the_size_of_the_rate() -> None:
-    """Orthogonal ones, in the three parts of a fused projection alike."""
-    module = nn.ModuleDict({"qkv": nn.Linear(8, 24, bias=False)})
-    optimiser = loop.Optimiser(module, inner=lambda name: True)
-    before = module["qkv"].weight.detach().clone()
-    (module["qkv"](torch.randn(32, 8)) * torch.randn(32, 24)).sum().backward()
-    optimiser.step(0.1)
-    for part in (module["qkv"].weight.detach() - before).view(3, 8, 8):
-        singular = torch.linalg.svdvals(part) / (0.1 * 0.2 * 8**0.5)
-        assert singular.min() > 0.6 and singular.max() < 1.3
-
-
 def test_what_fails_while_data_are_made_ends_the_training() -> None:
     def source() -> Iterator[int]:
         yield 1

@@ -10,7 +10,7 @@ import torch
 
 from training.voice.flite import PHONES
 from training.voice.gauge import LEAST, Reading, follow
-from training.voice.recogniser import Decoder, Entry, Language, PhoneNet, Phones, Weighing, down, homophones
+from training.voice.recogniser import Decoder, Entry, Language, PhoneNet, Phones, Weighing
 
 pytestmark = pytest.mark.slow
 PLAIN = Weighing(kinds=0.0)
@@ -48,10 +48,6 @@ def test_words_are_found_in_phones() -> None:
     assert decoder(logs[:0]) == ""
 
 
-def test_words_that_sound_alike_have_one_name() -> None:
-    assert homophones(FOXES.words) == {"red": "read", "fox": "fox", "fog": "fog", "a": "a", "read": "read"}
-
-
 def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None:
     """Between d and t nothing was heard: a noun follows an article, a verb a noun. What was heard is not overruled."""
     words = {"the": ["dh ax"], "fox": ["f aa k s"], "bead": ["b iy d"], "beat": ["b iy t"]}
@@ -66,40 +62,11 @@ def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None
     assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
 
 
-def test_a_phone_lasts_as_long_as_it_must() -> None:
-    """One frame of a phone that lasts three was misheard: no phone of one frame comes of it."""
-    long = dataclasses.replace(EVEN, least=np.full(len(PHONES), 3), mean=4.0 * ONES)
-    words = language({"fox": ["f aa k s"], "far": ["f aa"], "cause": ["k s"], "ox": ["aa k s"]})
-    logs = logs_of(["f", "aa", "k", "s"], frames=4)
-    assert Decoder(words, long, PLAIN)(logs) == "fox"
-    assert Decoder(words, long, PLAIN)(logs[4:]) == "ox"
-    # Two frames are too few for three phones, and as good as any for one frame each.
-    quick = logs_of(["f", "aa", "k", "s"], frames=1)
-    assert Decoder(words, EVEN, PLAIN)(quick) == "fox"
-    assert Decoder(words, long, PLAIN)(quick) == ""
-
-
-def test_the_end_of_a_sentence_is_expected() -> None:
-    """After the article more must come: of two words nearly alike at the end, the noun is taken."""
-    words = language({"the": ["dh ax"], "dove": ["dh ah v"], "saw": ["s ao"]}, {"dove": "noun"})
-    order = {"": {"saw": 9}, "saw": {"the": 5, "noun": 5}, "the": {"noun": 9}, "noun": {"": 9}}
-    logs = logs_of(["s", "ao", "dh", "ah"])
-    logs[-2:, PHONES.index("ax")] = logs[-2:, PHONES.index("ah")] = logs[-1, PHONES.index("v")] = -0.7
-    decoder = Decoder(dataclasses.replace(words, follows=order), EVEN, Weighing(kinds=0.95))
-    assert decoder(logs) == "saw dove"
-
-
 def test_a_softer_voice_is_heard_as_well() -> None:
     net, wave = PhoneNet().eval(), torch.sin(torch.arange(16000) * 0.5)[None] * torch.linspace(0.2, 1.0, 16000)
     loud, soft = (net.features(net.spectrum(gain * wave)) for gain in (1.0, 0.1))
     torch.testing.assert_close(loud, soft, atol=0.05, rtol=0)
     assert net(net.features(net.spectrum(wave))).shape == (1, len(PHONES), 50)
-
-
-def test_what_both_rates_can_hold_is_kept() -> None:
-    time = torch.arange(9600) / 48_000
-    wave = torch.sin(2 * torch.pi * 760 * time)
-    torch.testing.assert_close(down(wave[None])[0, 100:-100], wave[::3][100:-100], atol=2e-3, rtol=0)
 
 
 COUNT = len(PHONES)
@@ -135,18 +102,6 @@ def cut(first: int, end: int) -> np.ndarray:
 )
 def test_parts_that_are_left_out_or_said_again(said: np.ndarray, reading: Reading) -> None:
     assert follow(heard(said), TEXT, HEARD) == reading
-
-
-def test_what_is_hardly_heard_is_followed_through_all_the_same() -> None:
-    logs = heard(TEXT)
-    logs[6 * FRAMES : 10 * FRAMES] = -np.log(COUNT)
-    assert follow(logs, TEXT, HEARD) == Reading(0, 0)
-
-
-def test_a_word_that_sounds_like_another_one_is_no_skip() -> None:
-    said = TEXT.copy()
-    said[6:8] = TEXT[[15, 16]]
-    assert not follow(heard(said), TEXT, HEARD).faulty(len(said), len(TEXT))
 
 
 def test_a_part_counts_where_the_length_says_so_too() -> None:

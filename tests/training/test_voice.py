@@ -12,10 +12,9 @@ from training.voice.config import AUDIO_START, REFERENCE_END, REFERENCE_START, t
 from training.voice.corpus import Listener, Reader, Store, prepare, write
 from training.voice.flite import PHONES, Utterance
 from training.voice.gauge import Reading, Take, score
-from training.voice.latents import HOP, LATENT_DIM, PATCH, SPECTRAL, Basis, Spectrum, pitch_track
+from training.voice.latents import HOP, PATCH, Spectrum, pitch_track
 from training.voice.packing import Mixture, Packer, Shape
-from training.voice.recogniser import distance, plain
-from training.voice.texts import Shares, Writer, plural
+from training.voice.texts import Shares, Writer
 
 pytestmark = pytest.mark.slow
 
@@ -40,36 +39,6 @@ def test_texts_depend_on_the_seed_alone() -> None:
     assert any("zebu" in text.lower() for text in texts)
     assert not any("zebu" in Writer(seed, ["zebu"]).text(Shares(0, 0, 0)).lower() for seed in range(100))
     assert all(text[0].isupper() or text[0].isdigit() for text in texts)
-
-
-def test_words_that_are_alike_begin_or_end_alike() -> None:
-    for seed in range(200):
-        first, *others = Writer(seed).alike("station", 4)
-        said = [first]
-        for word in others:
-            assert any(word[:2] == other[:2] or word[-2:] == other[-2:] for other in said)
-            said.append(word)
-    assert set(Writer(0).alike("zq", 3)) == {"zq"}
-
-
-def test_echoes_are_texts_that_say_words_again() -> None:
-    shares = Shares(0, 0, 0, echoes=1.0)
-    texts = [Writer(seed).text(shares) for seed in range(300)]
-    plain_texts = [Writer(seed).text(Shares(0, 0, 0)) for seed in range(300)]
-    assert all(text[0].isupper() or text[0].isdigit() for text in texts)
-    assert repeated(texts) > 2 * repeated(plain_texts)
-    assert Writer(7).text(Shares(0, 0, 0, echoes=0.0)) == plain_texts[7]
-
-
-def repeated(texts: list[str]) -> int:
-    """Texts in which a word of four letters or more comes twice."""
-    words = ([word for word in text.lower().strip(".?!").split() if len(word) > 3] for text in texts)
-    return sum(len(set(found)) < len(found) for found in words)
-
-
-@pytest.mark.parametrize(("noun", "many"), [("box", "boxes"), ("baby", "babies"), ("key", "keys"), ("man", "men")])
-def test_plurals(noun: str, many: str) -> None:
-    assert plural(noun) == many
 
 
 def test_an_utterance_is_cut_to_whole_patches() -> None:
@@ -98,24 +67,6 @@ def test_the_last_samples_of_a_frame_are_the_last_that_it_hears() -> None:
     changed[2 * HOP :] = 0.0
     pitch = torch.full((4,), 190.0)
     torch.testing.assert_close(spectrum(wave, pitch)[:2], spectrum(changed, pitch)[:2])
-
-
-def test_latents_of_speech_are_of_about_unit_power() -> None:
-    latents = prepare("Red fox.", said(), Listener()).latents.astype(np.float32)
-    assert latents.shape[1] == LATENT_DIM == len(Basis.load(torch.device("cpu")).directions.T) + 6
-    assert 0.1 < np.square(latents[:, :SPECTRAL]).mean() < 10.0
-
-
-def test_the_envelope_shows_no_harmonics() -> None:
-    """A hundred pulses a second and two hundred have the same envelope, but for their loudness."""
-    spectrum = Spectrum(torch.device("cpu"))
-    found = []
-    for hertz in (100, 200):
-        wave = torch.zeros(10 * HOP)
-        wave[:: 16000 // hertz] = hertz**-0.5
-        found.append(spectrum(wave, torch.full((10,), float(hertz)))[3:-1])
-    assert (found[0] - found[1]).abs().mean() < 0.1
-    assert found[1].view(-1, 80)[:, 2:-1].std(1).max() < 1.0
 
 
 @pytest.fixture
@@ -165,8 +116,3 @@ def test_scores() -> None:
     wanted |= {"natural_characters": 0.0, "shortest": 0.5, "longest": 1.0, "passed": False}
     assert wanted.items() <= result.items()
     assert score([good])["passed"]
-
-
-def test_what_is_compared() -> None:
-    assert plain("Doctor  Smith 's dog, OK?") == "doctor smith's dog ok"
-    assert distance("kitten", "sitting") == 3
