@@ -8,7 +8,6 @@ import pytest
 from starlette.requests import Request
 
 from service.api.http import streaming
-from service.api.http.errors import ClientLeft
 from service.api.http.streaming import unless_disconnected
 
 
@@ -24,24 +23,6 @@ class Client:
         self.listened = True
         await self.left.wait()
         return {"type": "http.disconnect"}
-
-
-async def test_work_ends_when_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
-    client, ended = Client(), list[str]()
-
-    async def work() -> None:
-        client.left.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cancelled")
-
-    with pytest.raises(ClientLeft):
-        await unless_disconnected(client.request, work())
-    assert ended == ["cancelled"]
-    task = asyncio.current_task()
-    assert task is not None and not task.cancelling()
 
 
 async def test_work_that_times_out_by_itself_has_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
