@@ -89,10 +89,6 @@ def test_without_listeners_workers_take_turns() -> None:
     assert len(a.launches) == len(b.launches) == 5
 
 
-def test_nobody_has_work() -> None:
-    assert not arbiter(FakeWorker("a", 0.1, work=False)).launch(0.0)
-
-
 def test_what_would_make_a_listener_wait_has_to_wait() -> None:
     chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.04, gain=0.16)
     both = arbiter(chat, speech)
@@ -108,12 +104,6 @@ def test_launched_work_counts_against_the_slack() -> None:
     both = arbiter(chat, speech)
     both.launch(0.0)
     assert speech.launches and not chat.launches
-
-
-def test_an_idle_listener_still_bounds_the_others_but_the_gpu_does_not_wait_for_it() -> None:
-    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.01, work=False)
-    assert arbiter(chat, speech).launch(0.0)
-    assert chat.launches == [0.0]
 
 
 def test_a_listener_without_slack_whose_step_is_running_comes_next() -> None:
@@ -209,7 +199,7 @@ def test_overload_slows_everybody_and_starves_nobody() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["nobody listens", "listeners wait"])
-@pytest.mark.parametrize(("token", "step"), [(0.004, 0.05), (0.05, 0.05), (0.5, 0.05)])
+@pytest.mark.parametrize(("token", "step"), [(0.004, 0.05), (0.5, 0.05)])
 def test_on_a_cpu_each_model_keeps_a_quarter_of_the_time(token: float, step: float, late: bool) -> None:
     """Whether the launches of chat or those of speech are longer, and though listeners are always late."""
     chat = FakeWorker("chat", token)

@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from service.engine.startup.compilations import Compilations
-from service.graphs.buckets import powers_of_two
 from service.graphs.observations import Observations
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
@@ -28,7 +27,6 @@ from tests.models.voxcpm2 import golden
 from tests.support import processes
 from tests.support.inline_engine import InlineEngine
 from tests.support.miniature import talker
-from tests.support.optional import needed
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 from tests.support.victims import chat, data_url, image_part, speech, video_part
@@ -60,17 +58,6 @@ def test_what_is_compiled_while_serving_is_counted_and_named(caplog: pytest.LogC
     assert counts(observations) == {("serving", "false"): 1}
     (message,) = caplog.messages
     assert "_some_kernel" in message and "2.50 s" in message
-
-
-def test_on_a_cpu_triton_is_left_alone() -> None:
-    knobs = needed("triton").knobs
-    with Compilations(Observations()).counted(torch.device("cpu")):
-        assert knobs.compilation.listener is None
-
-
-@pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
-def test_powers_of_two(largest: int, sizes: list[int]) -> None:
-    assert powers_of_two(largest) == sizes
 
 
 def snapshot(tables: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:

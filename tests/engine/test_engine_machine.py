@@ -156,7 +156,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.mode.__exit__(None, None, None)
 
 
+MANY = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestEngineMachine.settings = settings(MANY, max_examples=4)
+
+
+@pytest.mark.slow
+class TestEngineMachineForLong(EngineMachine.TestCase):
+    settings = MANY

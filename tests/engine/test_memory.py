@@ -16,8 +16,6 @@ from service.engine.memory.memory import (
     MemoryPlanError,
     Reserved,
     Room,
-    device_memory,
-    device_room,
     plan_pages,
     reserve,
     split_pages,
@@ -90,17 +88,6 @@ def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots
     assert with_gpu_bytes(config("a", max_running=7), total).slots == 7
 
 
-def test_a_limit_that_somebody_set_holds_the_largest_graph() -> None:
-    made = workers(FakeWorker("a", GIB, required=MemoryRequirements(workspace=2 * GIB)))
-    for allowed in (GIB, 2 * GIB):
-        given = with_gpu_bytes(config("a", graph_memory=allowed), 8 * GIB)
-        if allowed >= 2 * GIB:
-            assert plan_pages(given, made, room(GIB, 8 * GIB)) == {"a": 2}
-        else:
-            with pytest.raises(MemoryPlanError, match=f"model 'a' needs {2 * GIB} bytes, at most {GIB} allowed"):
-                plan_pages(given, made, room(GIB, 8 * GIB))
-
-
 @pytest.mark.parametrize(
     ("used", "settings", "graphs", "pages"),
     [
@@ -162,25 +149,6 @@ def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
         plan_pages(config("a", "b", graph_memory=GIB), made, full)
 
 
-def test_a_devices_room_is_asked_for_after_the_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GIB, 80 * GIB))
-    assert device_room(torch.device("cuda")) == Room(80 * GIB, 20 * GIB)
-    assert device_room(torch.device("cpu")) is None
-    happened: list[str] = []
-
-    class Worker(FakeWorker):
-        def measure(self) -> MemoryRequirements:
-            happened.append("measured")
-            return self.required
-
-    def asked() -> Room:
-        happened.append("asked")
-        return Room(80 * GIB, 20 * GIB)
-
-    plan_pages(config("a"), workers(Worker("a", GIB)), asked)
-    assert happened == ["measured", "asked"]
-
-
 def test_over_commitment_fails_and_names_the_model() -> None:
     full = room(70 * GIB, 80 * GIB)
     two = config("a", "b")
@@ -203,12 +171,3 @@ def test_on_a_cpu_pages_are_sized_by_positions() -> None:
     assert plan_pages(config("a", "b"), made, lambda: None) == {"a": 1025, "b": 7}
     few = config("a", "b", kv_cache_tokens=33)
     assert plan_pages(few, made, lambda: None) == {"a": 4, "b": 4}
-
-
-def test_states_of_the_devices_memory_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 26 * GIB)
-    states = device_memory(torch.device("cuda"))
-    assert states == {"tensors": 20 * GIB, "cached": 6 * GIB, "other": 4 * GIB, "free": 50 * GIB}
-    assert device_memory(torch.device("cpu")) == {}

@@ -68,7 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPoolMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 
 def test_the_least_recently_used_page_is_evicted_and_the_last_of_a_prefix_first() -> None:

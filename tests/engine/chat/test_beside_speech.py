@@ -5,13 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import pytest
-
 from service.engine.arbiter import Arbiter
-from service.engine.chat.in_flight import InFlight, Launch
-from service.engine.chat.runner import PendingSampling
-from service.engine.chat.scheduler_output import SamplerNeeds
 from service.engine.core.worker import Control
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
@@ -149,34 +143,6 @@ def test_speech_that_is_ahead_takes_a_quarter_of_the_time() -> None:
     engine.engine._arbiter = Arbiter([engine.worker])
     engine.run()
     assert engine.tokens("pictures") == alone(prompt)
-
-
-def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = SharedEngine(max_step_tokens=200, num_pages=400)
-    engine.streams(3)
-    learned: list[str] = []
-    monkeypatch.setattr(engine.worker._pacing, "observe", lambda kind, *rest: learned.append(kind))
-    for _ in range(8):
-        engine.turn()
-    assert set(learned) == {"decode"}
-    engine.share()
-    while "speech" not in engine.kinds():
-        engine.turn()
-    engine.launched, learned[:] = [], []
-    for _ in range(40):
-        engine.turn()
-    assert engine.kinds().count("speech") >= 19 and engine.kinds().count("step") >= 19
-    assert not learned
-
-
-def test_a_held_step_between_whose_parts_another_model_launches_has_no_duration_of_its_own() -> None:
-    in_flight = InFlight()
-    sampling = PendingSampling(np.array([1]), SamplerNeeds(full=False, guided=True, logprobs=None))
-    held = Launch("decode", 1, "replay", 0.0, DECODE, pending_sampling=sampling)
-    in_flight.add(held)
-    assert held.timing_valid
-    in_flight.others_launched()
-    assert not held.timing_valid
 
 
 def test_rows_that_end_leave_nothing_due() -> None:

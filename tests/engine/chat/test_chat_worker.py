@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import defaultdict
@@ -15,7 +14,6 @@ import torch
 from service.engine.chat import runner as chat_runner
 from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
-from service.graphs.pool import RouteSeconds
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
 from tests.engine.chat.test_guided_rows import GRAMMAR
@@ -23,13 +21,14 @@ from tests.support.audit import audit
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.tiny_chat import CONTEXT, VOCABULARY, TinyEncoder, tiny_item, tiny_prompt
+from tests.support.slow import slow
+from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
 
 TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_answers_in_a_batch_are_the_answers_alone(device: str, graphs: bool) -> None:
     prompts = {
         "text": TEXT,
@@ -143,6 +142,7 @@ def test_a_stop_token_that_the_model_cannot_sample_does_nothing() -> None:
     engine.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
     engine = InlineEngine(num_pages=32)
     engine.submit("one", TEXT, max_tokens=1)
@@ -159,48 +159,38 @@ def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
     assert len(roomy.tokens("context")) == CONTEXT - 5
 
 
-@pytest.mark.parametrize(
-    ("sampling", "field"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"stop_token_ids": tuple(range(40))}, "stop_token_ids"),
-        ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias"),
-        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
-        ({"logit_bias": dict.fromkeys(range(VOCABULARY), 1.0) | {-1: 1.0}}, "logit_bias"),
-        ({"logprobs": 21}, "top_logprobs"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"top_k": -1}, "top_k"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
-        ({"presence_penalty": float("inf")}, "presence_penalty"),
-        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "max_tokens": [{"max_tokens": 0}],
+    "stop_token_ids": [{"stop_token_ids": tuple(range(40))}],
+    "logit_bias": [
+        {"logit_bias": {VOCABULARY: 1.0}},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": dict.fromkeys(range(VOCABULARY), 1.0) | {-1: 1.0}},
     ],
-)
-def test_values_that_the_sampler_cannot_take_are_refused_by_name(sampling: dict[str, Any], field: str) -> None:
+    "top_logprobs": [{"logprobs": 21}],
+    "temperature": [{"temperature": -1.0}, {"temperature": math.nan}],
+    "top_p": [{"top_p": 1.5}],
+    "min_p": [{"min_p": -0.1}],
+    "top_k": [{"top_k": -1}],
+    "repetition_penalty": [{"repetition_penalty": 0.0}, {"repetition_penalty": 1e-40}],
+    "presence_penalty": [{"presence_penalty": math.inf}],
+    "frequency_penalty": [{"frequency_penalty": math.nan}],
+}
+
+
+def test_values_that_the_sampler_cannot_take_are_refused_by_name() -> None:
     engine = InlineEngine(graphs=False)
-    engine.submit("bad", TEXT, **sampling)
     engine.submit("good", TEXT)
+    for field, samplings in REFUSED.items():
+        for number, sampling in enumerate(samplings):
+            engine.submit(f"{field} {number}", TEXT, **sampling)
     engine.run()
-    failure = engine.failures()["bad"]
-    assert (failure.status, failure.field) == (400, field)
+    failures = engine.failures()
+    assert {name: (one.status, one.field) for name, one in failures.items()} == {
+        f"{field} {number}": (400, field) for field, samplings in REFUSED.items() for number in range(len(samplings))
+    }
     assert len(engine.tokens("good")) == 8
     engine.assert_nothing_left()
-
-
-@pytest.mark.parametrize("mixed_route", ["auto", "eager"])
-def test_without_graphs_every_eager_step_counts_as_disabled(mixed_route: str) -> None:
-    engine = InlineEngine(graphs=False, mixed_route=mixed_route)
-    engine.submit("first", TEXT)
-    engine.turn()
-    engine.turn()
-    engine.submit("second", TEXT)
-    engine.run()
-    steps = engine.steps()
-    assert {"prefill", "decode", "mixed"} <= {kind for kind, _, _ in steps}
-    assert {(route, reason) for _, route, reason in steps} == {("eager", "disabled")}
 
 
 def test_prompts_over_context_or_pages_and_empty_ones_are_refused() -> None:
@@ -268,57 +258,7 @@ def test_a_request_whose_logits_are_nan_fails_alone(device: str) -> None:
     engine.assert_nothing_left()
 
 
-def test_out_of_memory_in_a_prefill_fails_that_prefill_and_running_rows_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InlineEngine()
-    engine.submit("running", TEXT, max_tokens=20)
-    for _ in range(4):
-        engine.turn()
-    backbone = engine.worker._runner._backbone
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(engine.worker._runner, "_backbone", fail)
-    engine.submit("unlucky", tiny_prompt([[6, 7], tiny_item(1, [8])]))
-    for _ in range(6):
-        engine.turn()
-    monkeypatch.setattr(engine.worker._runner, "_backbone", backbone)
-    engine.submit("after", TEXT)
-    engine.run()
-    assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
-    assert len(engine.tokens("running")) == 20 and len(engine.tokens("after")) == 8
-    engine.assert_nothing_left()
-
-
-def test_out_of_memory_where_an_encoder_pass_tries_eager_execution_fails_no_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = InlineEngine()
-    while engine.worker.capture_next(idle=True):
-        pass
-    runner, forward, failed = engine.worker._vision.runner, engine.model.encoder.forward, list[int]()
-    for key, graph in runner._graphs.items():  # as a GPU measures it, where eager execution comes near
-        capture = dataclasses.replace(graph.capture, seconds=RouteSeconds(eager=1.1, replay=1.0))
-        runner._graphs[key] = dataclasses.replace(graph, capture=capture)
-    runner._choices.clear()
-
-    def without_memory(buffers: Any, bucket: Any) -> Any:
-        if bucket["patches"] == 8:  # the exact size: the replay is of 16
-            failed.append(8)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(buffers, bucket)
-
-    monkeypatch.setattr(engine.model.encoder, "forward", without_memory)
-    for number in range(6):
-        engine.submit(f"{number}", tiny_prompt([[1], tiny_item(number, [8]), [2]]))
-        engine.run()
-        assert len(engine.tokens(f"{number}")) == 8
-    assert failed == [8] and not engine.failures()
-    assert engine.steps()["encoder", "replay", "captured"] == 6
-    engine.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
     monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
@@ -358,7 +298,10 @@ def test_a_fault_of_the_device_ends_the_loop(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_aborts_at_every_stage_leave_nothing_behind() -> None:
     image = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3] * 20])
-    for turns in range(9):
+    alone = InlineEngine(graphs=False)
+    alone.submit("stays", image, max_tokens=6)
+    alone.run()
+    for turns in (0, 1, 2, 4, 7):
         engine = InlineEngine(max_step_tokens=8)
         engine.submit("gone", image, max_tokens=20)
         engine.submit("stays", image, max_tokens=6)
@@ -367,9 +310,6 @@ def test_aborts_at_every_stage_leave_nothing_behind() -> None:
         engine.abort("gone")
         engine.abort("never seen")
         engine.run()
-        alone = InlineEngine(graphs=False)
-        alone.submit("stays", image, max_tokens=6)
-        alone.run()
         assert engine.tokens("stays") == alone.tokens("stays")
         assert len(engine.tokens("gone")) < 20 and engine.finish_reason("gone") is None
         engine.assert_nothing_left()
@@ -386,18 +326,6 @@ def test_several_identical_items_are_encoded_once() -> None:
     engine.assert_nothing_left()
 
 
-def test_an_item_without_embeddings_is_counted_and_harmless() -> None:
-    engine = InlineEngine()
-    empty = dataclasses.replace(tiny_item(4, [2]), frames=(), num_patches=0, num_sequences=0, num_embeds=0)
-    prompt = dataclasses.replace(TEXT, items=(empty,))
-    placeholders = (dataclasses.replace(tiny_prompt([[1], tiny_item(1, [2])]).placeholders[0], start=2, length=0),)
-    engine.submit("none", dataclasses.replace(prompt, placeholders=placeholders))
-    engine.submit("text", TEXT)
-    engine.run()
-    assert engine.tokens("none") == engine.tokens("text")
-    engine.assert_nothing_left()
-
-
 def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
     engine = InlineEngine(max_step_tokens=64)
     engine.submit("huge", tiny_prompt([[1], tiny_item(1, [120]), [2]]))
@@ -406,38 +334,6 @@ def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
     engine.submit("parts", tiny_prompt([[1], tiny_item(1, [60, 60, 60]), [2]]))
     engine.run()
     assert engine.steps()["encoder", "replay", "captured"] == 3
-    engine.assert_nothing_left()
-
-
-def test_dense_buckets_neither_cut_a_video_into_frames_nor_hold_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    single = {"patches": 40, "sequences": 1, "max_seqlen": 40}
-    monkeypatch.setattr(TinyEncoder, "dense_buckets", lambda *_: [single])
-    engine = InlineEngine()
-    vision = engine.worker._vision
-    while vision.runner.capture_next(idle=True):
-        pass
-    assert single in vision.runner.captured
-    engine.submit("video", tiny_prompt([[1], tiny_item(1, [8] * 12), [2]]))
-    engine.engine._receive(0.0)
-    vision.request_all(engine.worker._scheduler.waiting)
-    parts = vision.next_group(lambda patches: patches <= 40)
-    assert [part.required for part in parts] == [{"patches": 32, "sequences": 4, "max_seqlen": 8}]
-
-
-def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
-    engine = InlineEngine(encoder_cache=20 * 32 * 4)
-    for index in range(4):
-        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [30]), [2]]), max_tokens=3)
-    most = 0
-    for _ in range(200):
-        engine.turn()
-        most = max(most, engine.worker._vision.cache.pinned_bytes)
-    assert most == 15 * 32 * 4 and not engine.worker._requests
-    engine.submit("over", tiny_prompt([[1], tiny_item(9, [60]), [2]]))
-    engine.run()
-    assert len(engine.tokens("over")) == 8
     engine.assert_nothing_left()
 
 
@@ -518,6 +414,7 @@ def test_a_busy_engine_makes_the_captured_graph_that_it_misses() -> None:
     engine.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_listeners_who_would_hear_it_put_a_capture_off_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InlineEngine(page_size=128)
     runner = without_captures(engine)
@@ -566,7 +463,7 @@ def test_prompts_are_prefilled_in_chunks_beside_running_rows() -> None:
     assert not any(route == "eager" for _, route, _ in steps)
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_mixed_route_eager_sends_every_batch_with_chunks_to_eager_execution(graphs: bool) -> None:
     tokens = {}
     for mixed_route in ("auto", "eager"):
@@ -587,49 +484,6 @@ def test_mixed_route_eager_sends_every_batch_with_chunks_to_eager_execution(grap
     assert {route for kind, route, _ in steps if kind in ("decode", "sample")} == {"replay" if graphs else "eager"}
 
 
-def test_a_replayed_prefill_that_fails_behind_its_sampling_leaves_decode_rows_as_they_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = InlineEngine()
-    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
-    for _ in range(4):
-        engine.turn()
-    calls = iter([torch.OutOfMemoryError("CUDA out of memory") for _ in range(2)])
-
-    def fail_twice(logits: torch.Tensor, *args: Any) -> Any:
-        for error in calls:
-            raise error
-        return log_probabilities(logits, *args)
-
-    monkeypatch.setattr(chat_runner, "log_probabilities", fail_twice)
-    engine.submit("unlucky", TEXT, logprobs=1)
-    engine.run()
-    alone = InlineEngine()
-    alone.submit("running", TEXT, max_tokens=20)
-    alone.run()
-    assert set(engine.failures()) == {"unlucky"} and engine.tokens("running") == alone.tokens("running")
-    engine.assert_nothing_left()
-
-
-def test_an_encoder_pass_is_cut_to_the_seconds_that_listeners_can_spare() -> None:
-    engine = InlineEngine(graphs=False, max_running=8)
-    for index in range(4):
-        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [16]), [2]]))
-        engine.engine._receive(0.0)
-    worker = engine.engine.workers["tiny"]
-    worker._vision.request_all(worker._scheduler.waiting)
-    for size in (16, 32, 64):
-        worker._pacing.costs.observe("encoder", size, size / 100)
-    launched = []
-    for allowance, must in ((0.35, False), (0.05, False), (0.05, True), (math.inf, False)):
-        if worker._launch_encode(0.0, allowance, must):
-            launched.append((allowance, worker._in_flight[-1].size))
-    assert launched == [(0.35, 32), (0.05, 16), (math.inf, 16)]
-    engine.run()
-    assert all(len(engine.tokens(str(index))) == 8 for index in range(4))
-    engine.assert_nothing_left()
-
-
 def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:
     engine = InlineEngine(graphs=False, max_step_tokens=512)
     engine.submit("long", tiny_prompt([[1] * 200]), max_tokens=1)
@@ -640,18 +494,6 @@ def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:
     assert worker.tick(0.0, 0.0, must=True) and worker._in_flight[-1].size == 128
     engine.run()
     assert len(engine.tokens("long")) == 1
-    engine.assert_nothing_left()
-
-
-def test_the_first_prefill_of_all_is_made_beside_listeners_who_are_behind() -> None:
-    engine = InlineEngine(graphs=False, max_step_tokens=512)
-    engine.submit("first", tiny_prompt([[1] * 200]), max_tokens=1)
-    engine.engine._receive(0.0)
-    worker = engine.engine.workers["tiny"]
-    assert not worker.tick(0.0, -0.1)
-    assert worker.tick(0.0, -0.1, must=True) and worker._in_flight[-1].size == 128
-    engine.run()
-    assert len(engine.tokens("first")) == 1
     engine.assert_nothing_left()
 
 
@@ -674,7 +516,26 @@ def test_logprobs_are_reported_where_asked() -> None:
 def test_every_captured_step_passes_the_audit() -> None:
     engine = InlineEngine(graphs=False)
     for runner in engine.worker.graph_runners:
-        for bucket in (runner.bucket_list[0], runner.bucket_list[-1]):
-            outputs = audit(runner.capturable, bucket)
-            rows = next(iter(bucket.values()))
-            assert {spec.shape[0] for spec in outputs.values()} <= {rows, rows // 2}
+        bucket = runner.bucket_list[0]
+        rows = next(iter(bucket.values()))
+        assert {spec.shape[0] for spec in audit(runner.capturable, bucket).values()} <= {rows, rows // 2}
+
+
+def test_a_request_that_waits_too_long_in_the_queue_is_answered_503() -> None:
+    """From when the engine has it: a large upload before does not count."""
+    engine = InlineEngine(max_running=1, queue_timeout=60.0)
+    engine.submit("first", TEXT, max_tokens=40)
+    for _ in range(4):
+        engine.turn()
+    now, sampling = time.monotonic(), SamplingParams(max_tokens=4, temperature=0.0)
+    engine.channel.commands.append(ChatRequest("late", "tiny", TEXT, sampling, now - 100))
+    engine.turn()
+    engine.worker.fail_timed_out(now + 30)
+    assert len(engine.worker._requests) == 2
+    engine.worker.fail_timed_out(time.monotonic() + 61)
+    engine.run()
+    failed = engine.failures()
+    assert set(failed) == {"late"} and failed["late"].retry_after
+    assert (failed["late"].status, failed["late"].code) == (503, "queue_timeout")
+    assert len(engine.tokens("first")) == 40
+    engine.assert_nothing_left()

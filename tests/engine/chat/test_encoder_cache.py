@@ -54,7 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 
 def test_the_least_recently_pinned_content_makes_room() -> None:

@@ -1,63 +1,69 @@
-"""Whatever is drawn from masks fits the schema, as an independent validator says, and ends where the grammar ends."""
+"""Answers that masks allow fit their schema, as an independent validator says, whatever the vocabulary is."""
 
 from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import llguidance
 import numpy as np
 import pytest
 
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.processor import ChatProcessor
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_values import Unfit
+from service.engine.chat.guided import matchers
 from service.engine.chat.guided.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema
-from tests.support.tiny_chat import END_TOKEN, VOCABULARY, tiny_processor, tiny_text
+from tests.support.slow import slow
+from tests.support.tiny_chat import tiny_processor
 
-MOST_TOKENS = 600
-TOKENIZER = build_tokenizer(tiny_processor(), VOCABULARY)
+GOLDEN = Path(__file__).parents[2] / "golden"
+EMBEDDED = Path(__file__).parents[3] / "models/embedded/qwen2_vl"
+DIRECTORIES = [EMBEDDED, *sorted(path for path in GOLDEN.iterdir() if path.name not in ("voxcpm2", "world"))]
+"""Byte level, byte fallback, Kimi's ranks."""
+FAMILIES = pytest.mark.parametrize("directory", [EMBEDDED, *(slow(one, id=one.name) for one in DIRECTORIES[1:])])
 
 
-def drawn(grammar: str, seed: int) -> str | None:
-    """An answer drawn by random logits; None where it does not end."""
+def drawn(processor: Any, tokenizer: llguidance.LLTokenizer, grammar: str, seed: int) -> str | None:
+    """An answer of random tokens that the masks allow; None where it does not end."""
     limits = llguidance.LLParserLimits(**LIMITS)
-    matcher = llguidance.LLMatcher(TOKENIZER, grammar, log_level=0, limits=limits)
-    numbers = np.random.default_rng(seed)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    numbers, size = np.random.default_rng(seed), processor.vocab_size
     tokens: list[int] = []
-    while len(tokens) < MOST_TOKENS and not matcher.is_stopped():
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:VOCABULARY]
-        assert bits.any(), matcher.get_error()
-        if bits[END_TOKEN]:
-            assert matcher.is_accepting()
-        logits = np.where(bits, numbers.normal(0, 4, VOCABULARY), -np.inf)
-        token = int(logits.argmax())
-        if token == END_TOKEN:
+    while len(tokens) < 600 and not matcher.is_stopped():
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:size]
+        assert allowed.any(), matcher.get_error()
+        assert matcher.is_accepting() or not any(allowed[token] for token in processor.stop_token_ids if token < size)
+        token = int(numbers.choice(np.flatnonzero(allowed)))
+        if token in processor.stop_token_ids:
             break
+        assert processor.detokenize([token]), f"token {token} has no text"
         assert matcher.consume_token(token)
         tokens.append(token)
-    else:
-        if not matcher.is_stopped():
-            return None
     assert not matcher.is_error() or matcher.is_accepting()
-    return tiny_text(tokens).decode()
+    return processor.detokenize(tokens).decode() if matcher.is_accepting() else None
 
 
-def judge(seeds: range) -> tuple[int, int]:
-    """Draws from a random schema for each seed -> answers that were judged, schemas without any answer."""
+def judge(processor: Any, seeds: range, depth: int = 3) -> tuple[int, int]:
+    """Draws from a random schema for each seed -> answers that fit, schemas without any answer."""
+    tokenizer = build_tokenizer(processor, processor.vocab_size)
     judged = impossible = 0
     for seed in seeds:
-        schema = random_schema(random.Random(seed))
+        schema = random_schema(random.Random(seed), depth=depth)
         grammar = json_schema_grammar(schema)
         try:
             check_grammar(grammar)
         except Unfit:
             impossible += 1
             continue
-        answer = drawn(grammar, seed)
+        answer = drawn(processor, tokenizer, grammar, seed)
         if answer is not None:
             judged += 1
             try:
@@ -67,12 +73,52 @@ def judge(seeds: range) -> tuple[int, int]:
     return judged, impossible
 
 
-def test_answers_by_random_logits_fit_their_schema() -> None:
-    judged, impossible = judge(range(300))
-    assert judged > 250 and impossible < 30
+@pytest.mark.parametrize(
+    ("seeds", "fit", "impossible"), [(range(100), 80, 10), slow(range(1000, 11_000), 8_500, 1000)], ids=["few", "many"]
+)
+def test_answers_fit_their_schema(seeds: range, fit: int, impossible: int) -> None:
+    judged, without_answer = judge(tiny_processor(), seeds)
+    assert judged > fit and without_answer < impossible
 
 
-@pytest.mark.slow
-def test_ten_thousand_answers_fit_their_schema() -> None:
-    judged, impossible = judge(range(1000, 11_000))
-    assert judged > 8_500 and impossible < 1000
+@FAMILIES
+def test_answers_fit_whatever_the_vocabulary_is(directory: Path) -> None:
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    assert judge(processor, range(40, 60), depth=2)[0] > 12
+
+
+BYTE_LEVEL = [path for path in DIRECTORIES if path.name not in ("kimi_vl", "minicpmv_4_0")]
+TEXTS = ('"quantity": ', '{"a b": [1, 2', "  x\n\t", "naïve 日本 🙂", "<|im_end|>", "<think>", "5 kg/m", "")
+
+
+@FAMILIES
+def test_the_library_reads_a_byte_level_tokenizer_by_itself(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has the same tokens, of which no text leads to a special one."""
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    asked = list[str]()
+
+    def ask(self: matchers._Vocabulary, text: str) -> list[int]:
+        asked.append(text)
+        return processor.tokenize(text)
+
+    monkeypatch.setattr(matchers._Vocabulary, "__call__", ask)
+    tokenizer = build_tokenizer(processor, processor.vocab_size)
+    asked.clear()  # The wrapper tries whether bytes are taken.
+    for text in TEXTS:
+        tokens = tokenizer.tokenize_str(text)
+        assert not any(map(tokenizer.is_special_token, tokens))
+        if directory in BYTE_LEVEL:
+            assert tokens == processor.tokenize(text) and processor.detokenize(tokens) == text.encode()
+    assert bool(asked) == (directory not in BYTE_LEVEL)
+
+
+def test_a_tokenizer_that_the_library_reads_differently_is_not_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    processor: ChatProcessor = resolve(family_of(EMBEDDED).processor)(EMBEDDED)
+    published = json.loads(processor.tokenizer_json([]) or "")
+    one, other = list(published["model"]["vocab"])[300:302]
+    ids = published["model"]["vocab"]
+    ids[one], ids[other] = ids[other], ids[one]
+    processor.tokenizer_json = lambda special_ids: json.dumps(published)  # type: ignore[method-assign]
+    tokenizer = build_tokenizer(processor, processor.vocab_size)
+    assert tokenizer.decode_bytes([300]) == processor.detokenize([300])
+    assert "reads the tokenizer differently" in caplog.text

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 import service.engine.engine
-from models.interfaces.capturable import Bucket, Capturable, Plan
+from models.interfaces.capturable import Bucket, Capturable
 from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.engine.chat.guided import mask_server
-from service.engine.chat.guided.masks import MaskJob
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from service.graphs.pool import Capture, GraphPool
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
+from tests.support.slow import slow
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt, tiny_text
 from tests.support.waiting import GENEROUS, wait
 
@@ -80,7 +80,15 @@ def _alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("settings", [{}, {"graphs": False}, {"overlapped": False}, {"num_pages": 44}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_pages": 44},
+        *(slow(one) for one in ({"graphs": False}, {"overlapped": False})),
+    ],
+    ids=str,
+)
 def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, settings: dict[str, Any]) -> None:
     engine = InlineEngine(device=device, max_running=8, **settings)
     asked: dict[str, dict[str, Any]] = {}
@@ -102,6 +110,7 @@ def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, setti
         assert engine.counter("preemptions_total") > 0
 
 
+@pytest.mark.slow
 def test_tokens_that_are_kept_back_while_the_gpu_waits_all_arrive() -> None:
     engine = InlineEngine(max_running=8)
     engine.worker._outbox._keeps = True  # As on a GPU.
@@ -113,36 +122,6 @@ def test_tokens_that_are_kept_back_while_the_gpu_waits_all_arrive() -> None:
     engine.assert_nothing_left()
     for name, fields in asked.items():
         assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
-
-
-def test_tokens_whose_masks_are_there_at_once_are_sent_behind_the_next_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_masks = MaskJob._ask
-
-    def ask_and_wait(job: MaskJob) -> None:
-        ask_masks(job)
-        while not job.done:
-            job._servers.receive(GENEROUS)
-
-    monkeypatch.setattr(MaskJob, "_ask", ask_and_wait)
-    engine = InlineEngine()
-    engine.worker._outbox._keeps = True  # As on a GPU.
-    happened: list[str] = []
-    launch, sent = engine.worker._runner.launch, engine.channel.send
-
-    def launching(*arguments: Any) -> Any:
-        happened.append("layers")
-        return launch(*arguments)
-
-    def sending(outputs: Any) -> None:
-        happened.extend("token" for delta in outputs.chat if delta.token_ids)
-        sent(outputs)
-
-    engine.worker._runner.launch, engine.channel.send = launching, sending  # type: ignore[method-assign]
-    ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), temperature=1.0, seed=3)
-    engine.run()
-    assert happened.count("token") == 12
-    first = happened.index("token")
-    assert happened[first : first + 6] == ["token", "layers"] * 3
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -161,6 +140,7 @@ def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> Non
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_graphs_that_are_captured_between_guided_steps_change_no_answer(
     device: str, monkeypatch: pytest.MonkeyPatch
@@ -184,24 +164,6 @@ def test_graphs_that_are_captured_between_guided_steps_change_no_answer(
         assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
     ways = {(kind, route) for kind, route, _ in engine.steps() if kind.startswith("guided_sample")}
     assert {("guided_sample", "eager"), ("guided_sample", "replay")} <= ways
-
-
-def test_nothing_is_copied_between_layers_and_sampling_of_guided_rows() -> None:
-    engine = InlineEngine(max_running=8, guided_graphs_first=True)
-    graphs = engine.worker._runner.graphs.layers._graphs.values()
-    for graph in graphs:
-        graph.static.fill(graph.layout, Plan(arrays={}, required=graph.bucket))
-        graph.capture.replay()
-    assert graphs and not any(graph.capture.outputs for graph in graphs), "their hidden states stay where sampling is"
-    sampling = engine.worker._runner.graphs.guided_sample[False]._graphs.values()
-    assert sampling and not any(graph.layout.num_bytes for graph in sampling), "its inputs came beside the layers"
-
-
-def test_graphs_of_guided_rows_come_later_by_default() -> None:
-    engine = InlineEngine()
-    ask(engine, "first", grammar=GRAMMAR)
-    engine.run()
-    assert ("guided_layers", "eager") in engine.routes()
 
 
 def test_without_guided_rows_nothing_but_the_whole_steps_runs() -> None:
@@ -291,44 +253,6 @@ def test_no_usual_grammar_waits_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -
     assert (len(text(engine, "slow")), len(text(engine, "slower"))) == (4, 5)
 
 
-def test_a_slow_grammar_that_is_kept_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, kept = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
-    begun, goes_on = held_builds(monkeypatch, slow)
-    engine = InlineEngine()
-    ask(engine, "first", grammar=kept, slow_grammar=True)
-    engine.run()
-    ask(engine, "slow", grammar=slow, slow_grammar=True)
-    turns_until(engine, begun)
-    ask(engine, "again", grammar=kept, slow_grammar=True)
-
-    def answered() -> bool:
-        engine.turn()
-        return engine.finish_reason("again") == "stop"
-
-    wait(answered, what="the answer by a kept grammar")
-    goes_on.set()
-    engine.run()
-
-
-def test_a_grammar_whose_request_has_gone_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, left = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
-    begun, goes_on = held_builds(monkeypatch, slow)
-    engine = InlineEngine()
-    ask(engine, "slow", grammar=slow, slow_grammar=True)
-    ask(engine, "left", grammar=left, slow_grammar=True)
-    turns_until(engine, begun)
-    host: Any = engine.worker._guidance._servers[0]._host
-    known = host.server._matchers
-    wait(lambda: len(known) == 2, what="both requests at the mask server")
-    engine.abort("left")
-    engine.turn()
-    wait(lambda: len(known) == 1, what="the word that one of them has gone")
-    goes_on.set()
-    engine.run()
-    engine.assert_nothing_left()
-    assert set(host.server._kept) == {slow}
-
-
 def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
     engine = InlineEngine()
     ask(engine, "both", grammar=GRAMMAR, min_tokens=3)
@@ -367,7 +291,7 @@ def test_a_failed_sampling_fails_its_rows_and_the_engine_goes_on(monkeypatch: py
     assert engine.finish_reason("again") == "stop"
 
 
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3))])
+@pytest.mark.parametrize("seed", [3, *(slow(seed) for seed in range(3))])
 def test_joins_leaves_preemptions_and_aborts_in_any_order(seed: int) -> None:
     dice = random.Random(seed)
     engine = InlineEngine(max_running=4, num_pages=dice.choice([44, 64]), overlapped=dice.random() < 0.7)
@@ -412,21 +336,3 @@ def test_tokens_that_are_not_allowed_cannot_win() -> None:
     masked = mask_logits(logits, allowed)
     torch.testing.assert_close(masked[0], logits[0])
     assert torch.isfinite(masked[1]).nonzero().flatten().tolist() == [33, *range(35, 64)]
-
-
-def test_an_idle_engine_starts_an_answer_as_soon_as_its_grammar_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the news arrives with the results of a turn that found nothing to launch."""
-    engine = InlineEngine(max_step_tokens=64)
-    receive, waits = engine.channel.receive, list[float | None]()
-
-    def noted(timeout: float | None) -> Any:
-        waits.append(timeout)
-        return receive(timeout)
-
-    monkeypatch.setattr(engine.channel, "receive", noted)
-    for name in ("first", "again"):
-        ask(engine, name, grammar=choice_grammar(["red", "blue"]))
-        waits.clear()
-        engine.run()
-        assert text(engine, name) in ("red", "blue")
-        assert max(wait for wait in waits if wait is not None) <= service.engine.engine._BUILD_WAIT

@@ -6,24 +6,24 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from models.qwen2_vl.processor import load_processor
-from service.api.structured.grammar import choice_grammar
-from service.engine.chat.guide import Guide
 from service.engine.chat.guided import guidance as guidance_module
 from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.guided.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.guided.mask_server import BROKEN
 from service.hub import EMBEDDED
 from service.link.config import EngineConfig, ModelConfig
+from service.system.children import PACKAGE_ROOT
+from tests.engine.chat.test_masks import Sequence, built, guided
+from tests.engine.chat.test_masks import shared_at_once as shared_at_once
 from tests.support.grammars import with_all_servers
 from tests.support.processes import stand_still
-from tests.support.waiting import wait
 
 DIRECTORY = EMBEDDED / "qwen2_vl"
 PROCESSOR = load_processor(DIRECTORY)
@@ -31,18 +31,6 @@ WORDS = -(-PROCESSOR.vocab_size // 32)
 CONFIG = EngineConfig(models=(ModelConfig("sees", str(DIRECTORY)),), max_running=3)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes share masks on Linux alone")
-
-
-@pytest.fixture(autouse=True)
-def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers share rows however few there are."""
-    monkeypatch.setattr("service.engine.chat.guided.guidance._FEW", 1)
-
-
-@dataclass(eq=False)
-class Sequence:
-    guide: Guide | None = None
-    generated: list[int] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -53,18 +41,6 @@ def shared() -> SharedMasks:
 @pytest.fixture
 def processes(shared: SharedMasks) -> Iterator[list[MaskProcess]]:
     yield [MaskProcess(str(DIRECTORY), PROCESSOR.vocab_size, shared, CONFIG) for _ in range(2)]
-
-
-def guided(guidance: Guidance, *words: str) -> Sequence:
-    return Sequence(guidance.begin(choice_grammar(list(words))))
-
-
-def built(guidance: Guidance, *sequences: Sequence) -> None:
-    def all_built() -> bool:
-        guidance.receive(0.1)
-        return all(sequence.guide is not None and sequence.guide.built for sequence in sequences)
-
-    wait(all_built, what="matchers")
 
 
 def computed(guidance: Guidance, *sequences: Sequence) -> tuple[list[int], dict[int, str]]:
@@ -83,7 +59,7 @@ def allowed(masks: np.ndarray, text: str) -> bool:
 
 def test_two_processes_share_the_rows_of_a_step(shared: SharedMasks, processes: list[MaskProcess]) -> None:
     guidance = with_all_servers(Guidance(processes))
-    rows = [guided(guidance, "zebra", "quilt"), guided(guidance, "violin"), guided(guidance, "zebra")]
+    rows = [guided(guidance, "zebra quilt"), guided(guidance, "violin"), guided(guidance, "zebra")]
     built(guidance, *rows)
     places, verdicts = computed(guidance, *rows)
     assert places == [1, 3, 2] and not verdicts
@@ -110,6 +86,7 @@ def test_a_process_that_was_killed_is_started_anew(shared: SharedMasks, processe
     assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_for_ever_is_killed(
     processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +97,7 @@ def test_a_process_that_computes_for_ever_is_killed(
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given_up", [False, True])
 def test_a_process_that_builds_for_ever_is_killed_and_another_one_goes_on(
     shared: SharedMasks, processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch, given_up: bool
@@ -163,3 +141,12 @@ def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pyt
     assert hosts("sees", "cuda", 64) == [MaskProcess] * 4
     assert hosts("sees", "cuda", 64, sharers=8) == [MaskProcess] * 2
     assert hosts("sees", "cuda", 2) == [MaskProcess]
+
+
+def test_matchers_are_built_without_torch() -> None:
+    """A process that does nothing but compute masks is small and starts fast."""
+    program = (
+        "import service.engine.chat.guided.matchers, sys; print('torch' in sys.modules, 'llguidance' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
+    assert run.stdout.split() == ["False", "True"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from dataclasses import dataclass, field
-from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,15 +30,19 @@ from service.engine.chat.guided.mask_server import (
 )
 from service.engine.chat.guided.mask_table import MaskTable
 from service.engine.chat.guided.masks import Unread
-from service.engine.chat.guided.matchers import build_matcher, build_tokenizer
+from service.engine.chat.guided.matchers import build_tokenizer
+from service.engine.chat.outbox import Outbox
+from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
+from service.link.messages import ChatRequest, SamplingParams
 from service.link.silence import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
+from tests.support.slow import slow
 from tests.support.tiny_chat import ALPHABET, END_TOKEN, VOCABULARY, tiny_processor, tiny_prompt
 from tests.support.waiting import GENEROUS, wait
 
@@ -139,30 +140,6 @@ def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers
     assert [row.guide.num_consumed for row in rows if row.guide is not None] == [2, 1, 1]
 
 
-def test_memory_that_cannot_be_pinned_fails_no_launch(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA keeps the error, and the next launch reports it as its own."""
-    errors = [801]  # cudaErrorNotSupported
-    runtime = SimpleNamespace(cudaHostRegister=lambda address, size, flags: errors[0])
-
-    class Allowed:
-        """The device's table: a launch on it takes the error that is there."""
-
-        def __getitem__(self, row: int) -> Allowed:
-            assert row == 0
-            return self
-
-        def fill_(self, value: int) -> None:
-            assert value == -1, "row 0 allows everything"
-            if errors:
-                raise torch.AcceleratorError(f"CUDA error {errors.pop()}")
-
-    table = MaskTable(SlotState(ROWS, 1, VOCABULARY, torch.device("cpu")), masks)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(table, "_allowed", Allowed())
-    table._pin()
-    assert not errors
-
-
 def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guidance: Guidance) -> None:
     before = results(("y", 1), ("n", 0), ("y", 0))
     stopped, goes_on, aborted = guided(guidance, "yes"), guided(guidance, "no never"), guided(guidance, "yes")
@@ -189,41 +166,6 @@ def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     assert set(job.verdicts) == {0, 1, 3} and job.verdicts[1] == COMPLETE
     assert "cannot be built" in job.verdicts[0]
     assert job.rows.tolist() == [0, 1, 2, 3]
-
-
-def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(masks: np.ndarray) -> None:
-    reads = threading.Event()
-
-    def slowly() -> Any:
-        assert reads.wait(GENEROUS)
-        return build_tokenizer(tiny_processor(), VOCABULARY)
-
-    guidance = Guidance([*threads(masks), MaskThread(slowly, masks)])
-    guidance.start()
-    assert [server.link is not None for server in guidance._servers] == [True, False], "it may not be needed"
-    wait(lambda: (guidance.receive(0.05), guidance._servers[0].ready)[1], what="the first one")
-    early = [guided(guidance, "no never") for _ in range(3)]
-    built(guidance, *early)
-    reads.set()
-    with_all_servers(guidance)
-    late = [guided(guidance, "yes yet") for _ in range(3)]
-    assert [row.guide.server for row in (*early, *late) if row.guide is not None] == [0, 0, 0, 1, 1, 1]
-    built(guidance, *late)
-
-
-def test_few_rows_are_left_to_few_servers(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each server that takes part in a step costs time."""
-    monkeypatch.undo()
-    guidance = with_all_servers(Guidance(threads(masks, 3)))
-    rows = [guided(guidance, "no never") for _ in range(15)]
-    servers = [row.guide.server for row in rows if row.guide is not None]
-    assert servers == [0] * 4 + [1] * 4 + [2] * 4 + [0, 1, 2], "then they share"
-    for row in rows[1:4]:
-        assert row.guide is not None
-        guidance.forget(row.guide)
-    (again,) = [guided(guidance, "no never")]
-    assert again.guide is not None and again.guide.server == 0
-    built(guidance, *rows[4:], again)
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) -> None:
@@ -336,76 +278,6 @@ def test_a_server_that_never_reads_the_vocabulary_is_given_up() -> None:
     assert guide.built and guide.problem == BROKEN and not guidance.building
 
 
-def test_a_matcher_that_is_not_needed_any_more_is_answered_without_being_built(
-    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that what is unanswered is what the server still has to do."""
-    may_build, build = threading.Event(), MaskServer._build
-    monkeypatch.setattr(MaskServer, "_build", lambda server, grammar: may_build.wait() and build(server, grammar))
-    guidance = Guidance(threads(masks))
-    first, second = guided(guidance, "no never"), guided(guidance, "yes yet")
-    assert first.guide is not None and second.guide is not None
-    (server,) = guidance._servers
-    wait(lambda: (guidance.receive(0.0), len(server._unanswered) == 2)[1], what="both requests")
-    guidance.forget(second.guide)
-    wait(lambda: (guidance.receive(0.0), list(server._unanswered))[1] == [first.guide.number], what="one answer")
-    may_build.set()
-    built(guidance, first)
-    assert not first.guide.problem and not second.guide.built
-
-
-class Watched:
-    """A poll that has nothing the first two times that it does not wait. waits: milliseconds that it was to wait."""
-
-    def __init__(self, poll: select.poll) -> None:
-        self._poll = poll
-        self.register, self.unregister = poll.register, poll.unregister
-        self.waits: list[int] = []
-
-    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
-        self.waits.append(milliseconds)
-        return self._poll.poll(1e3 * GENEROUS) if milliseconds or len(self.waits) > 2 else []
-
-
-@pytest.mark.parametrize("own_interpreter", [False, True])
-def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
-    own_interpreter: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Waking takes time. A server in a thread needs the interpreter lock, so it is awaited asleep."""
-    monkeypatch.setattr("service.engine.chat.guided.guidance._SPIN", GENEROUS)
-    hosts = threads(masks)
-    monkeypatch.setattr(hosts[0], "own_interpreter", own_interpreter)
-    guidance = Guidance(hosts)
-    row = guided(guidance, "no never")
-    built(guidance, row)
-    job = guidance.masks([row], [[]])
-    (server,) = guidance._servers
-    guidance._poll = server._poll = watched = Watched(guidance._poll)  # type: ignore[assignment]
-    guidance.receive(GENEROUS)
-    assert job.done and following(masks[0]) == "n"
-    slept = [wait for wait in watched.waits if wait]
-    assert slept == ([] if own_interpreter else [1e3 * GENEROUS])
-
-
-def test_looking_for_masks_is_part_of_the_wait_for_them(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's other models launch nothing meanwhile."""
-    clock = count(0.0, 0.125)
-    monkeypatch.setattr("service.engine.chat.guided.guidance._SPIN", 0.5)
-    monkeypatch.setattr("service.engine.chat.guided.guidance.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    hosts = threads(masks)
-    monkeypatch.setattr(hosts[0], "own_interpreter", True)
-    guidance = Guidance(hosts)
-    waits: list[int] = []
-
-    def nothing(milliseconds: int) -> list[tuple[int, int]]:
-        waits.append(milliseconds)
-        return []
-
-    monkeypatch.setattr(guidance, "_poll", SimpleNamespace(poll=nothing))
-    guidance.receive(2.0)
-    assert waits == [0, 0, 0, 0, 1500]
-
-
 def ended(*_: object) -> dict[int, str]:
     raise SystemExit
 
@@ -437,48 +309,12 @@ def test_a_server_that_ends_fails_its_guides_and_another_one_begins(
     assert not job.verdicts and following(masks[0]) == "o"
 
 
-def test_a_matcher_that_is_being_built_when_its_server_ends_fails(
-    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    guidance = Guidance(threads(masks))
-    monkeypatch.setattr(MaskServer, "_submit", ended)
-    lost = guided(guidance, "no never")
-    built(guidance, lost)
-    assert lost.guide is not None and lost.guide.problem == BROKEN and not guidance.building
-
-
-def test_a_server_that_cannot_be_started_anew_fails_its_guide_alone(
-    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused() -> None:
-        raise OSError("too many processes")
-
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    (host,) = threads(masks)
-    guidance = Guidance([host])
-    lost = guided(guidance, "no never")
-    built(guidance, lost)
-    monkeypatch.setattr(host.server, "_compute", ended)
-    job = guidance.masks([lost], [[]])
-    while not job.done:
-        job.wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(host, "start", refused)
-        refusal = guided(guidance, "yes yet")
-        assert refusal.guide is not None and (refusal.guide.built, refusal.guide.problem) == (True, BROKEN)
-        assert guidance.take_built() == [refusal.guide] and not guidance.building
-    other = guided(guidance, "on of")
-    built(guidance, other)
-    assert other.guide is not None and not other.guide.problem
-
-
 def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
     fields = {"max_tokens": 40, "stop_token_ids": (END_TOKEN,), "temperature": 1.0, **fields}
     engine.submit(name, tiny_prompt([[1, 2, 3]]), **fields)
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["as on a CPU", "as on a GPU"])
+@pytest.mark.parametrize("keeps", [slow(False), True], ids=["as on a CPU", "as on a GPU"])
 def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(
     keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,17 +352,11 @@ def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(
     engine.assert_nothing_left()
 
 
-def test_tokens_of_a_text_that_a_grammar_forces_are_asked_for_once() -> None:
-    """Asking takes the interpreter lock in the midst of a mask."""
-    processor = tiny_processor()
-    texts: list[str] = []
-    tokenize = processor.tokenize
-    processor.tokenize = lambda text: texts.append(text) or tokenize(text)
-    tokenizer = build_tokenizer(processor, VOCABULARY)  # type: ignore[arg-type]
-    matcher = build_matcher(tokenizer, choice_grammar(["forced", "for ever"]))
-    for _ in range(2):
-        copy = matcher.deep_copy()
-        for token in ids("forced"):
-            copy.compute_bitmask()
-            assert copy.consume_token(token)
-    assert texts and len(set(texts)) == len(texts)
+def test_a_mask_server_that_failed_is_no_fault_of_the_client() -> None:
+    request = ChatRequest("one", "tiny", tiny_prompt([[1]]), SamplingParams(max_tokens=1), 0.0)
+    outbox, sequence = Outbox(keeps=False), ChatSequence(request, 1, 4)
+    outbox.end_guided(sequence, BROKEN)
+    outbox.end_guided(sequence, "no token can follow")
+    failed = outbox.take(keep_back=False).failed
+    assert [(one.status, one.code) for one in failed] == [(503, "engine_error"), (400, "grammar_failed")]
+    assert failed[0].retry_after and not failed[1].retry_after

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from service.engine import engine as loop
 from service.graphs.buckets import key_of
@@ -81,54 +78,6 @@ def test_a_restarted_engine_captures_the_smallest_first_and_answers_the_same(mon
     restarted.channel.outputs.clear()
     assert answers(restarted) == expected
     assert before and not any(route == "eager" and reason == "no_bucket" for _, route, reason in restarted.steps())
-
-
-class WarmUps:
-    """Stands in for a GPU: the engine warms up, with the worker's own runs. made: how many there were."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, restarted: bool) -> None:
-        self.made, self.called = 0, 0
-        monkeypatch.setattr(loop, "device_memory", lambda device: {})
-        self.engine = InlineEngine(restarted=restarted)
-        warm_up = self.engine.worker.warm_up
-
-        def counted() -> Iterator[None]:
-            for _ in warm_up():
-                self.made += 1
-                yield
-
-        monkeypatch.setattr(self.engine.worker, "warm_up", counted)
-        monkeypatch.setattr(self.engine.engine, "_pool", SimpleNamespace(device=torch.device("cuda"), num_bytes=0))
-        self.engine.engine.capture_first(restarted=restarted, warmed=self.warmed)
-
-    def warmed(self) -> None:
-        self.called += 1
-
-
-def test_a_restarted_engine_warms_up_while_it_idles_and_serves_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, restarted = WarmUps(monkeypatch, restarted=False), WarmUps(monkeypatch, restarted=True)
-    assert usual.made > 20 and usual.called == 1
-    assert restarted.made == restarted.called == 0
-    expected = answers(usual.engine)
-    assert answers(restarted.engine) == expected
-    assert restarted.made == 0, "it had no idle moment"
-    monkeypatch.setattr(loop, "QUIET_BEFORE_CAPTURE", 0.0)
-    engine, seen = restarted.engine, 0
-    engine.engine._may_capture = True
-    while not restarted.called:
-        assert engine.turn() or restarted.called
-        assert restarted.made - seen <= 1, "a slice of one run"
-        if restarted.made in (1, 10) and restarted.made != seen:
-            captures = [worker.captured for worker in engine.worker.graph_runners]
-            assert all(captures), "captures come first"
-            engine.channel.outputs.clear()
-            assert answers(engine) == expected
-            engine.engine._may_capture = True
-        seen = restarted.made
-    # What was captured meanwhile has run.
-    assert 10 < restarted.made < usual.made and restarted.called == 1
-    engine.channel.outputs.clear()
-    assert answers(engine) == expected and restarted.called == 1
 
 
 def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:

@@ -15,14 +15,12 @@ from service.engine.chat.sampler import (
     draw,
     filtered,
     log_probabilities,
-    ordered_bits,
     sample,
-    threshold,
     uniform,
 )
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
-from service.link.sampling_limits import MAX_BIASES
 from tests.support.devices import DEVICES
+from tests.support.slow import slow
 
 VOCABULARY = 700
 
@@ -60,7 +58,7 @@ def reference_kept(logits: np.ndarray, min_p: float, top_k: int, top_p: float) -
     top_k=st.sampled_from([0, 1, 2, 7, 100, 699, 5000]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_filters_keep_what_sorting_keeps(
     device: str, seed: int, scale: float, ties: bool, min_p: float, top_k: int, top_p: float
 ) -> None:
@@ -84,20 +82,6 @@ def test_filters_keep_what_sorting_keeps(
     assert kept[best].all()
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=30))
-def test_bits_are_ordered_as_the_floats_are(values: list[float]) -> None:
-    x = torch.tensor(values, dtype=torch.float32)
-    keys = ordered_bits(x)
-    assert ((x[:, None] < x[None, :]) == (keys[:, None] < keys[None, :])).all()
-
-
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=20), st.integers(1, 20))
-def test_threshold_is_the_kth_largest_key(keys: list[int], k: int) -> None:
-    k = min(k, len(keys))
-    found = threshold(torch.tensor([keys], dtype=torch.int32), torch.ones(1, len(keys)), torch.tensor([float(k)]))
-    assert int(found) == sorted(keys, reverse=True)[k - 1]
-
-
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     expected = probabilities * counts.sum()
     pooled = expected >= 5
@@ -109,7 +93,7 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, slow(1.0), slow(2.0)])
 def test_draws_follow_the_distribution(device: str, temperature: float) -> None:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(3)) * 2
     rows = 20_000
@@ -184,7 +168,7 @@ def test_neutral_rows_choose_the_same_in_both_variants(device: str) -> None:
     slots = torch.tensor([1, 2], device=device)
     for temperature in (0.0, 0.7, 1.5):
         state = state_of(device, temperature=temperature)
-        for step in range(30):
+        for step in range(8):
             state.ints[1, IntColumn.GENERATED] = step
             plain = choose(logits, slots, state)
             assert plain.tolist() == choose(apply_penalties_and_filters(logits, slots, state), slots, state).tolist()
@@ -213,12 +197,3 @@ def test_log_probabilities_are_of_the_models_own_distribution(device: str) -> No
     best, best_ids = reference.topk(20, dim=-1)
     torch.testing.assert_close(values.cpu().double(), best, atol=1e-5, rtol=1e-5)
     assert ids.cpu().tolist() == best_ids.tolist()
-
-
-def test_the_bias_table_holds_the_most_biases() -> None:
-    state = state_of()
-    state.bias_ids[1] = torch.arange(MAX_BIASES)
-    state.bias_values[1] = 50.0
-    slots = torch.tensor([1])
-    out = apply_penalties(torch.zeros(1, VOCABULARY), slots, state.ints[slots], state.floats[slots], state)
-    assert (out[0, :MAX_BIASES] == 50).all() and (out[0, MAX_BIASES:] == 0).all()

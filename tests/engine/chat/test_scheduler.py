@@ -130,27 +130,6 @@ def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
     assert lengths(launch(made)) == {"later": 1}, "also what those have computed that shared"
 
 
-def test_less_than_a_page_is_not_shared() -> None:
-    made = scheduler(64)
-    for name in ("first", "second"):
-        made.add(sequence(name, 1, PAGE))
-    assert lengths(launch(made)) == {"first": PAGE, "second": PAGE}
-    made = scheduler(64)
-    for name in ("first", "second"):
-        made.add(sequence(name, 1, PAGE + 1))
-    assert lengths(launch(made)) == {"first": PAGE + 1, "second": 1}
-
-
-def test_a_prompt_begins_where_the_budget_ends_for_all_that_are_like_it() -> None:
-    made = scheduler(64)
-    for name in ("first", "second"):
-        made.add(sequence(name, 1, 40))
-    steps = [made.schedule(lambda sequence: True, ChunkBudget(30))]
-    assert lengths(steps[0]) == {"first": 30} and len(made.waiting) == 1
-    made.launched(steps[0])
-    assert lengths(launch(made)) == {"first": 10, "second": 4}
-
-
 def test_one_that_would_share_waits_if_its_chunk_is_given_back() -> None:
     """12 tokens would be padded to 30, which takes too long, so the step has 7: too few to fill the second page."""
     made = scheduler(64)

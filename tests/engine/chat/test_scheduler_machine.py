@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -201,7 +202,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pages.num_used == self.scheduler.slots.num_used == 0
 
 
+MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestSchedulerMachine.settings = settings(MANY, max_examples=20)
+
+
+@pytest.mark.slow
+class TestSchedulerMachineForLong(SchedulerMachine.TestCase):
+    settings = MANY

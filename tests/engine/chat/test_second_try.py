@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor
 
 from service.engine.chat import runner as chat_runner
-from service.engine.chat.guided.masks import MaskJob
 from service.engine.core import oom_retry as second_try
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
+from tests.support.slow import slow
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt
-from tests.support.waiting import wait
 
 TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
 PICTURE = tiny_item(1, [8, 6])
@@ -63,22 +61,26 @@ def answers(engine: InlineEngine, *, guided: bool) -> dict[str, list[int]]:
     return {name: engine.tokens(name) for name in names}
 
 
-@pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "guided"),
     [
-        {"max_running": 8},
-        {"max_running": 8, "graphs": False},
-        {"max_running": 8, "mixed_route": "eager"},
-        {"max_running": 8, "num_pages": 60},
+        ({}, False),
+        ({"mixed_route": "eager"}, True),
+        *(
+            slow(settings, guided)
+            for settings, guided in (
+                *(({}, True), ({"graphs": False}, False), ({"graphs": False}, True), ({"mixed_route": "eager"}, False)),
+                *(({"num_pages": 60}, False), ({"num_pages": 60}, True)),
+            )
+        ),
     ],
-    ids=["replayed", "eager", "mixed", "preempted"],
+    ids=str,
 )
 def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], guided: bool
 ) -> None:
-    expected = answers(InlineEngine(**settings), guided=guided)
-    engine = InlineEngine(**settings)
+    expected = answers(InlineEngine(max_running=8, **settings), guided=guided)
+    engine = InlineEngine(max_running=8, **settings)
     runner, vision = engine.worker._runner, engine.worker._vision
     faults = (
         OutOfMemory(monkeypatch, runner, "_backbone").at_first_tries_of(runner, "_launch_on_route"),
@@ -108,10 +110,8 @@ def test_nor_if_a_replayed_prefill_runs_out_of_memory_behind_its_sampling(monkey
     assert counted(engine) == {("mixed", "succeeded"): fault.failed} and fault.failed > 5
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
-    monkeypatch: pytest.MonkeyPatch, graphs: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("graphs", [True, slow(False)])
+def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
     engine = InlineEngine(graphs=graphs)
     engine.submit("running", TEXT, max_tokens=20)
     for _ in range(4):
@@ -119,15 +119,12 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     with monkeypatch.context() as patched:
         fault = OutOfMemory(patched, engine.worker._runner, "_backbone", chosen=lambda step, *rest: bool(step.chunks))
         engine.submit("unlucky", PROMPTS["picture"])
-        with caplog.at_level(logging.WARNING):
-            for _ in range(6):
-                engine.turn()
+        for _ in range(6):
+            engine.turn()
     engine.submit("after", TEXT)
     engine.run()
     assert fault.failed == 2 and counted(engine) == {("mixed", "failed"): 1}
     assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"a launch of tiny (mixed) is tried once more: {MESSAGE}", "1 requests of tiny fail"]
     alone = InlineEngine(graphs=False)
     alone.submit("running", TEXT, max_tokens=20)
     alone.run()
@@ -135,7 +132,7 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_a_picture_whose_pass_runs_out_of_memory_twice_fails_alone(
     monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
@@ -153,46 +150,6 @@ def test_a_picture_whose_pass_runs_out_of_memory_twice_fails_alone(
     assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"bad": (503, "out_of_memory")}
     assert fault.failed == 4 and counted(engine) == {("encoder", "failed"): 2}, "together, then alone"
     assert len(engine.tokens("running")) == 20 and len(engine.tokens("good")) == 8
-    engine.assert_nothing_left()
-
-
-def test_a_pass_that_has_a_second_try_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that no captured graph holds, as misses too: those are captured in service. Its forward is what fails."""
-    prompt = tiny_prompt([[1, 2], tiny_item(1, [100]), [3] * 30])
-    expected, engine = InlineEngine(max_step_tokens=100), InlineEngine(max_step_tokens=100)
-    faults = [
-        OutOfMemory(monkeypatch, engine.worker._vision.runner, "_forward", times=1),
-        OutOfMemory(monkeypatch, engine.worker._runner, "_backbone", times=1),
-    ]
-    for one in (expected, engine):
-        one.submit("it", prompt)
-        one.run()
-    assert [fault.failed for fault in faults] == [1, 1]
-    assert counted(engine) == {("encoder", "succeeded"): 1, ("prefill", "succeeded"): 1}
-    steps = engine.steps()
-    assert steps["encoder", "eager", "no_bucket"] == steps["prefill", "eager", "no_bucket"] == 1
-    assert steps == expected.steps() and engine.tokens("it") == expected.tokens("it")
-    for runner, other in zip(engine.worker.graph_runners, expected.worker.graph_runners, strict=True):
-        assert (runner.misses, runner._demand._calls) == (other.misses, other._demand._calls)
-
-
-def test_an_encoder_pass_has_a_second_try_while_a_guided_step_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InlineEngine()
-    fault = OutOfMemory(monkeypatch, engine.worker._vision, "_store", times=1)
-    engine.submit("guided", TEXT, max_tokens=60, **GUIDED)
-    with monkeypatch.context() as patched:
-        patched.setattr(MaskJob, "done", False)
-        wait(lambda: bool(engine.turn() and engine.worker._in_flight.held), what="a step is held")
-        engine.submit("picture", PROMPTS["picture"])
-        engine.turn()
-        assert fault.failed == 1 and engine.worker._in_flight.held is not None
-    engine.run()
-    for name, prompt, fields in (("guided", TEXT, {"max_tokens": 60, **GUIDED}), ("picture", PROMPTS["picture"], {})):
-        alone = InlineEngine(graphs=False)
-        alone.submit(name, prompt, **fields)
-        alone.run()
-        assert engine.tokens(name) == alone.tokens(name) != []
-    assert counted(engine) == {("encoder", "succeeded"): 1}
     engine.assert_nothing_left()
 
 

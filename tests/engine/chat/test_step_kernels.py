@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
+from service.engine.chat.sampler import corrupt_rows, filtered
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.engine.chat.steps import decode_rows, sample_tokens
 from service.link.sampling_limits import MAX_STOP_IDS
 from tests.support.optional import needed
+from tests.support.slow import slow
 
 needed("triton")
 
@@ -54,11 +55,8 @@ def test_the_kernel_reads_the_inputs_of_a_step_like_its_reference(device: torch.
 @pytest.mark.parametrize(
     ("vocabulary", "dtype"),
     [
-        *((5000, torch.float32), (256, torch.bfloat16)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((100, torch.float32), (256, torch.float32), (100, torch.bfloat16), (5000, torch.bfloat16))
-        ),
+        (256, torch.bfloat16),
+        *(slow(*case) for case in ((100, torch.float32), (5000, torch.float32), (5000, torch.bfloat16))),
     ],
 )
 def test_the_kernel_samples_and_writes_state_like_its_reference(
@@ -79,7 +77,7 @@ def test_the_kernel_samples_and_writes_state_like_its_reference(
         assert torch.equal(state.ints.cpu(), expected.ints)
 
 
-@pytest.mark.parametrize("vocabulary", [100, 5000])
+@pytest.mark.parametrize("vocabulary", [100, slow(5000)])
 def test_the_kernel_samples_only_what_a_grammar_allows(device: torch.device, vocabulary: int) -> None:
     slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])
     words = -(-vocabulary // 32)
@@ -105,7 +103,7 @@ def test_the_kernel_samples_only_what_a_grammar_allows(device: torch.device, voc
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
-@pytest.mark.parametrize("vocabulary", [100, 5000])
+@pytest.mark.parametrize("vocabulary", [100, slow(5000)])
 def test_a_row_in_which_all_is_barred_draws_a_token_of_the_vocabulary(device: torch.device, vocabulary: int) -> None:
     """Its answer ends, but its token counts and its log probability are looked up all the same."""
     state = random_state(vocabulary, device)
@@ -138,11 +136,48 @@ def test_rows_with_nan_or_inf_end_and_others_do_not(device: torch.device) -> Non
     assert not plain[[0, 1, 2, 3, 4, 6], 0].any() and not state.ints[[1, 2, 4, 5, 7], IntColumn.ACTIVE].any()
 
 
-def test_barred_entries_are_never_drawn(device: torch.device) -> None:
+FILTERS = [
+    (min_p, top_k, top_p) for min_p in (0.0, 0.05, 1.0) for top_k in (0, 1, 13, 5000) for top_p in (0.0, 0.3, 0.95, 1.0)
+]
 
-    state = random_state(2000, device)
-    slots = torch.arange(1, SLOTS + 1)
-    logits = torch.full((SLOTS, 2000), -torch.inf)
-    logits[:, 700:703] = torch.randn(SLOTS, 3)
-    tokens: Tensor = sample_tokens.kernel(logits.to(device), slots.to(device), state)[:, 0]
-    assert ((tokens >= 700) & (tokens < 703)).all()
+
+@pytest.mark.parametrize(
+    ("size", "scale"),
+    [(45, 0.5), *(slow(*c) for c in ((45, 4.0), (3000, 0.5), (3000, 4.0)))],
+)
+def test_the_filter_kernel_keeps_what_its_reference_keeps(device: torch.device, size: int, scale: float) -> None:
+    cases = FILTERS[:: 1 if device.type == "cuda" else 7]
+
+    generator = torch.Generator().manual_seed(size)
+    x = (torch.randn((len(cases), size), generator=generator) * scale).to(device)
+    x[1] = (x[1] * 2).round() / 2
+    x[2, ::3] = -torch.inf
+    columns = [torch.tensor(values, device=device) for values in zip(*cases, strict=True)]
+    temperature = torch.linspace(0.0, 2.0, len(cases), device=device)
+    arguments = (temperature, columns[0].float(), columns[1], columns[2].float())
+    out, expected = filtered.kernel(x, *arguments), filtered.reference(x, *arguments)
+    # Sums of weights are rounded differently: a token at the very border of top_p may go either way.
+    assert ((out > -torch.inf) != (expected > -torch.inf)).sum() <= (expected > -torch.inf).sum() * 2e-3
+    both = (out > -torch.inf) & (expected > -torch.inf)
+    assert torch.equal(out[both], x[both])
+    assert (out.argmax(dim=1) == x.argmax(dim=1)).all()
+
+
+def test_filters_leave_nan_and_inf_for_the_sampler_to_see(device: torch.device) -> None:
+    cases = FILTERS[::8]
+    x = torch.randn((len(cases), 300), generator=torch.Generator().manual_seed(0))
+    for row, value in enumerate([torch.nan, -torch.nan, torch.inf] * (len(cases) // 3)):
+        x[row, 6 * row] = value
+    columns = [torch.tensor(values, device=device) for values in zip(*cases, strict=True)]
+    arguments = (torch.ones(len(cases), device=device), columns[0].float(), columns[1], columns[2].float())
+    for filter in (filtered.kernel, filtered.reference):
+        assert corrupt_rows(filter(x.to(device), *arguments)).all()
+
+
+def test_filters_read_rows_of_a_strided_view(device: torch.device) -> None:
+
+    x = torch.randn((3, 70), generator=torch.Generator().manual_seed(0)).to(device)
+    ones = torch.ones(3, device=device)
+    out = filtered.kernel(x[:, :50], ones, 0 * ones, torch.tensor([5, 0, 2], device=device), ones)
+    assert out.shape == (3, 50) and (out > -torch.inf).sum(dim=1).tolist() == [5, 50, 2]
+    assert torch.equal(out[1], x[1, :50])

@@ -1,4 +1,4 @@
-"""A virtual GPU with measured costs, a clock that only it moves, and the two policies that other engines use."""
+"""A virtual GPU with measured costs, and a clock that only it moves."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.policy import Policy, Refusal
-from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize, replayed_cost_key
+from service.engine.speech.prefill import FindCapturedBucket, PrefillSize, replayed_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
+from service.engine.speech.stream import Playback, Stream, VoicePage
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16
@@ -99,12 +98,6 @@ class Arrival:
 def predicted_first_audio(scheduler: SpeechScheduler, stream: Stream) -> float:
     """What `submit` would predict for a live stream now."""
     return scheduler._first_audio(stream, scheduler._prompts_with(stream), stream.arrival)
-
-
-class Chooser(Protocol):
-    """What a policy decides: the next batch."""
-
-    def next_step(self, start: float) -> Step | None: ...
 
 
 @dataclass
@@ -194,8 +187,7 @@ class Simulation:
     def bucket(self, rows: int) -> int:
         return next((size for size in self.buckets if size >= rows), self.buckets[-1]) if rows else 0
 
-    def run(self, chooser: Chooser | None = None) -> Outcome:
-        chooser = chooser or self.scheduler
+    def run(self) -> Outcome:
         scheduler, outcome = self.scheduler, self.outcome
         lengths: dict[Stream, int] = {}
         listeners: dict[Stream, Playback] = {}
@@ -210,7 +202,7 @@ class Simulation:
                 listeners[stream] = Playback(arrival.speed)
                 if refusal := scheduler.submit(stream, clock):
                     outcome.refused.append(refusal)
-            step = chooser.next_step(clock)
+            step = scheduler.next_step(clock)
             late, ended = ended, []
             if step is not None:
                 self.check(step)
@@ -242,7 +234,7 @@ class Simulation:
         return outcome
 
     def check(self, step: Step) -> None:
-        """What every step must be, whoever chose it."""
+        """What every step must be."""
         streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
         assert streams and len(set(streams)) == len(streams)
         assert len(step.emitting) <= self.buckets[-1]
@@ -251,38 +243,3 @@ class Simulation:
             assert chunk.length > 0 and chunk.start == chunk.stream.prefilled
         if not step.prefills:
             assert len({stream.solver_steps for stream in step.decodes}) == 1
-
-
-class PrefillFirst:
-    """Waiting prompts before any decode step, never mixed, everyone in order of arrival (nano-vllm)."""
-
-    def __init__(self, scheduler: SpeechScheduler) -> None:
-        self._scheduler = scheduler
-
-    def next_step(self, start: float) -> Step | None:
-        return self.prefills() or self.decodes()
-
-    def prefills(self) -> Step | None:
-        scheduler, policy = self._scheduler, self._scheduler.policy
-        chunks: list[PrefillChunk] = []
-        room, pages = policy.max_streams - len(scheduler.running), scheduler.room.pages.num_available
-        tokens = 0
-        for stream in scheduler.waiting:
-            pages -= scheduler.room.pages_for(stream.positions)
-            tokens += stream.prompt_tokens
-            if len(chunks) == min(room, BUCKETS[-1]) or pages < 0 or (chunks and tokens > 4096):
-                break
-            chunks.append(PrefillChunk.next(stream, stream.prompt_tokens))
-        return Step(tuple(chunks), (), 0.0) if chunks else None
-
-    def decodes(self) -> Step | None:
-        ready = [stream for stream in self._scheduler.running if stream.phase is Phase.DECODE]
-        group = [stream for stream in ready if stream.solver_steps == ready[0].solver_steps]
-        return Step((), tuple(group[: BUCKETS[-1]]), 0.0) if group else None
-
-
-class DecodeFirst(PrefillFirst):
-    """No prompt is let in while any stream decodes (vllm-omni's VoxCPM2 scheduler)."""
-
-    def next_step(self, start: float) -> Step | None:
-        return self.decodes() or self.prefills()

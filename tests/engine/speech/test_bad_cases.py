@@ -95,7 +95,7 @@ def same(one: Heard, other: Heard) -> None:
     np.testing.assert_allclose(one.audio, other.audio, atol=AUDIO, rtol=0)
 
 
-@pytest.mark.parametrize(("runaways", "retries", "retried"), [(0, 2, 0), (1, 2, 1), (2, 2, 2), (9, 2, 2), (9, 0, 0)])
+@pytest.mark.parametrize(("runaways", "retries", "retried"), [(1, 2, 1), (9, 2, 2), (9, 0, 0)])
 def test_what_nobody_hears_live_is_retried_with_the_next_seeds(
     rig: Rig, runaways: int, retries: int, retried: int
 ) -> None:
@@ -168,16 +168,6 @@ def test_held_back_audio_is_sent_when_the_listeners_audio_runs_low(rig: Rig) -> 
     rig.run({})
     assert rig.retried == 0 and rig.heard["one"].deltas[-1].truncated
     assert stream.playback.underrun == 0
-
-
-def test_the_listeners_clock_forgets_what_was_thrown_away(rig: Rig) -> None:
-    rig.runaways = {1: 1}
-    rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 3)))
-    (stream,) = rig.worker._scheduler.waiting
-    rig.run({})
-    assert rig.retried == 1
-    assert stream.playback.delivered == pytest.approx(0.16 * (LONG + 3))
-    assert stream.playback.unsent == 0
 
 
 def test_an_abort_drops_held_back_audio(rig: Rig) -> None:

@@ -17,14 +17,6 @@ def test_a_first_launch_of_a_size_that_was_held_up_counts_little() -> None:
     assert costs.mean(kind, 0, size) == pytest.approx(3 * before)
 
 
-def test_launches_of_similar_sizes_outweigh_one_that_was_held_up() -> None:
-    costs = measured_costs()
-    costs.observe(*_key(1300), 0.8)
-    for tokens in range(1301, 1321):
-        costs.observe(*_key(tokens), 0.03)
-    assert costs.mean(*_key(1300)) == pytest.approx(0.03, rel=0.03)
-
-
 def test_a_launch_of_a_known_size_that_was_held_up_counts_little_and_a_change_all_the_way() -> None:
     costs = measured_costs()
     before = costs.mean("decode", 10, 8)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from service.link.messages import EncodeReference
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_voices import spoken
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, request, segment, streams
@@ -86,33 +85,6 @@ def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None
     ]
     assert len(ratios) > 50
     assert 0.7 < float(np.median(ratios)) < 1.4
-
-
-def test_a_replayed_prefill_is_launched_by_one_replay_and_costs_less_than_an_eager_one(model: VoxCPM2) -> None:
-    with torch.cuda.stream(torch.cuda.Stream()):
-        rig = WorkerRig(model, golden.processor(), max_running=16, buckets=(1, 8, 16), device="cuda", capture_all=True)
-        rig.observations.drain()
-        heard = rig.run({0: [request(f"{i}", segment("Two red boats.", 4), arrival=0.0) for i in range(12)]})
-    assert len(heard) == 12 and all(one.deltas[-1].finished for one in heard.values())
-    counts = {
-        (event.labels["kind"], event.labels["route"]): event.value
-        for event in rig.observations.drain()
-        if event.name == "steps_total"
-    }
-    assert 1 <= counts["prefill", "replay"] <= 3
-    assert ("prefill", "eager") not in counts and ("mixed", "eager") not in counts
-    costs = rig.worker._costs
-    assert costs.mean("text_prefill", 0, 64) < costs.mean("prefill", 0, 64)
-
-
-def test_a_clip_is_encoded_as_the_model_encodes_it(model: VoxCPM2) -> None:
-    wave = golden.clip("prompt.wav").numpy()
-    rig = WorkerRig(model, golden.processor(), graphs=False, device="cuda")
-    encoded = rig.run({0: [EncodeReference("clip", "tts", wave, "left", 0.0)]})["clip"].encoded
-    assert encoded is not None
-    with torch.inference_mode():
-        pieces = list(model.encode_reference_pieces(torch.from_numpy(wave).cuda(), "left"))
-    np.testing.assert_allclose(encoded.patches, torch.cat(pieces).cpu().numpy(), atol=HIDDEN, rtol=0)
 
 
 def test_streams_that_share_a_voice_equal_themselves_alone(model: VoxCPM2) -> None:

@@ -23,6 +23,7 @@ from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segme
 from tests.models.voxcpm2 import golden
 from tests.support.devices import DEVICES
 from tests.support.lora import GROUPS, merge, random_adapter, write_adapter
+from tests.support.slow import slow
 
 ADAPTERS = {
     "anna": {"rank": 4, "alpha": 8.0, "seed": 1, "groups": GROUPS},
@@ -101,9 +102,7 @@ def assert_same(got: Heard, wanted: Heard) -> None:
     ("slots", "graphs"),
     [
         pytest.param(2, True, id="2-replayed"),
-        pytest.param(3, False, id="3-eager"),
-        pytest.param(2, False, id="2-eager", marks=pytest.mark.slow),
-        pytest.param(3, True, id="3-replayed", marks=pytest.mark.slow),
+        slow(3, False, id="3-eager"),
     ],
 )
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_streams_wait_for_a_slot_and_those_without_an_adapter_pass_them(folder: 
 # Slots
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.randoms(use_true_random=False))
 def test_slots_hold_what_streams_use(num_slots: int, draw: random.Random) -> None:
     held: dict[int, str] = {}
@@ -270,7 +269,6 @@ A = "base_lm.layers.0.self_attn.q_proj.lora_A"
         ),
         ({A: None}, r"q_proj.lora_B is there and .*q_proj.lora_A is missing"),
         ({"base_lm.layers.0.mlp.up_proj.lora_A": torch.zeros(16, 64)}, r"mlp.up_proj.lora_A is no adapter of a layer"),
-        ({"base_lm.layers.77.self_attn.q_proj.lora_A": torch.zeros(16, 64)}, "layers.77.* is no adapter of a layer"),
         ({A: torch.full((16, 64), float("nan"))}, rf"{A} has values that are not finite in torch.float32"),
     ],
 )
@@ -283,11 +281,7 @@ def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, obje
     ("config", "said"),
     [
         ("{", r"lora_config\.json cannot be read"),
-        ("[]", r"lora_config\.json must hold an object"),
         (json.dumps({"lora_config": {"r": 0, "alpha": 1}}), "lora_config.r must be an integer from 1 to 256, not 0"),
-        (json.dumps({"lora_config": {"r": 512, "alpha": 1}}), "from 1 to 256, not 512"),
-        (json.dumps({"lora_config": {"r": 16, "alpha": "x"}}), "lora_config.alpha must be a number that .*, not 'x'"),
-        (json.dumps({"lora_config": {"r": 16, "alpha": 10**400}}), "lora_config.alpha .* float32 can hold, not 10*$"),
         ('{"lora_config": {"r": 16, "alpha": NaN}}', "lora_config.alpha .* float32 can hold, not nan"),
         (json.dumps({"lora_config": {"r": 8, "alpha": 8}}), r"has shape \[16, .*, this model needs \[8, "),
     ],

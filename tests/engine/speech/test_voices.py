@@ -19,6 +19,7 @@ from service.link.messages import Abort, SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
 from tests.models.voxcpm2 import golden
+from tests.support.slow import slow
 
 PATCHES = (14, 15, 20, 40)
 """In the references of the voices: with the token before them they fill 0, 1, 1 and 2 pages and begin 1, 0, 1 and 1."""
@@ -82,7 +83,7 @@ def hits(rig: WorkerRig) -> tuple[float, float]:
     return counts["hit"], counts["query"]
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
+@pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
 def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
     for number, (voice, found) in enumerate(
@@ -151,7 +152,7 @@ def test_any_mix_of_voices_sounds_as_if_each_were_alone(
     rig.assert_clean()
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
+@pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
 def test_keys_of_a_prefill_that_failed_are_not_shared(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
