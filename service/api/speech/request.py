@@ -47,8 +47,6 @@ class SpeechJob:
     speed: float
     granularity: Granularity
     """Where a text is cut into segments."""
-    markup: bool
-    """Whether Markdown, HTML tags and emoji are removed."""
     normalised: bool
     """Whether numbers and signs become words."""
     lexicons: tuple[Lexicon, ...]
@@ -166,7 +164,6 @@ async def prepare(
         sample_rate=sample_rate,
         speed=speed,
         granularity=options.split_granularity or default_granularity,
-        markup=True,
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
         segment_length=settings.speech_segment_length,

@@ -59,7 +59,7 @@ class ScriptReader:
         self.speakable = False
         """Whether the last chunk had something to speak, even if its segment is not complete."""
         self._job = job
-        self._passages = PassageReader(markup=job.markup, ssml=ssml)
+        self._passages = PassageReader(ssml=ssml)
         self._lexicon = LexiconFilter(*job.lexicons) if job.lexicons else None
         normaliser = TextNormaliser() if job.normalised else None
         self._filters = [step for step in (self._lexicon, normaliser) if step is not None]
@@ -119,13 +119,12 @@ def read_script(job: SpeechJob, text: str, *, written: bool) -> Script:
     if reader.lexicon_full:
         raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
     if not script.lines:
-        raise InputError("input", f"nothing to speak: {_reason(text, markup=job.markup)}")
+        raise InputError("input", f"nothing to speak: {_reason(text)}")
     return script
 
 
-def _reason(text: str, *, markup: bool) -> str:
+def _reason(text: str) -> str:
     """Why nothing of the text is spoken."""
     if not speakable(text):
         return "the text has neither words nor numbers, and signs by themselves are not spoken"
-    removed = "blocks of code, tags, link targets and emoji are removed from it, which" if markup else "its markup"
-    return f"{removed} leaves no word or number"
+    return "blocks of code, tags, link targets and emoji are removed from it, which leaves no word or number"

@@ -22,13 +22,13 @@ OPEN_MARK = re.compile(r"\[(?:p(?:a(?:u(?:s(?:e(?::[^\[\]\n]{0,32})?)?)?)?)?)?\Z
 class PassageReader:
     """Separates texts from pauses. However the input is cut into pieces, the joined texts are the same.
 
-    markup: remove Markdown, HTML tags and emoji. ssml: read an input that begins with <speak> as SSML.
+    Markdown, HTML tags and emoji are removed. ssml: read an input that begins with <speak> as SSML.
     error: the first thing that the last call could not read; a text continues after it, SSML does not.
     """
 
-    def __init__(self, *, markup: bool, ssml: bool) -> None:
+    def __init__(self, *, ssml: bool) -> None:
         self.error: InputError | None = None
-        self._markup = MarkupStripper() if markup else None
+        self._markup = MarkupStripper()
         self._may_be_ssml = ssml
         self._ssml: SsmlReader | None = None
         self._broken = False
@@ -61,8 +61,7 @@ class PassageReader:
         return read
 
     def _read_marked(self, text: str, *, final: bool) -> None:
-        if self._markup is not None:
-            text = self._markup.feed(text, final=final)
+        text = self._markup.feed(text, final=final)
         text, self._pending = self._pending + text, ""
         if not final and (mark := OPEN_MARK.search(text)) is not None:
             text, self._pending = text[: mark.start()], mark[0]

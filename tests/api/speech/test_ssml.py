@@ -18,7 +18,7 @@ Spoken = list[tuple[float, str]]
 
 def read(text: str) -> list[Pair | float]:
     """The whole text; InputError for what cannot be read."""
-    reader = PassageReader(markup=True, ssml=True)
+    reader = PassageReader(ssml=True)
     parts = reader.feed(text, final=True)
     if reader.error is not None:
         raise reader.error
@@ -241,10 +241,10 @@ def test_a_pause_before_parentheses_is_no_link() -> None:
 
 
 def test_what_is_decided_is_not_held_back() -> None:
-    marked = PassageReader(markup=True, ssml=True)
+    marked = PassageReader(ssml=True)
     assert said(marked, "One two. ") == ["One two."]
     assert said(marked, "[pause:1s] three") == [" ", 1.0, " three"]
-    ssml = PassageReader(markup=True, ssml=True)
+    ssml = PassageReader(ssml=True)
     assert said(ssml, "<speak>One two. <bre") == ["One two. "]
     assert said(ssml, "ak time='1s'/>Three &am") == [1.0, "Three "]
     assert said(ssml, "p; four") == ["& four"]
@@ -259,7 +259,7 @@ def test_what_is_decided_is_not_held_back() -> None:
     ],
 )
 def test_the_text_goes_on_behind_a_pause_that_does_not_fit(text: str, parts: list[str | float], error: str) -> None:
-    reader = PassageReader(markup=True, ssml=True)
+    reader = PassageReader(ssml=True)
     assert said(reader, text) == parts
     assert reader.error is not None and re.search(error, str(reader.error)), "the first"
     assert said(reader, " Two.", final=True) == [" Two."] and reader.error is None
@@ -277,7 +277,7 @@ def test_the_text_goes_on_behind_a_pause_that_does_not_fit(text: str, parts: lis
     ],
 )
 def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error: str) -> None:
-    reader = PassageReader(markup=True, ssml=True)
+    reader = PassageReader(ssml=True)
     errors = []
     for chunk in [*chunks, ""]:
         reader.feed(chunk, final=not chunk)
@@ -287,5 +287,5 @@ def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error:
 
 
 def test_where_no_ssml_is_read_its_tags_are_those_of_html() -> None:
-    reader = PassageReader(markup=True, ssml=False)
+    reader = PassageReader(ssml=False)
     assert "".join(map(str, said(reader, "<speak>One <break/>two.</speak>", final=True))) == "One two."

@@ -13,7 +13,7 @@ from service.api.spoken_text.text_cleaning import clean_text
 
 
 def spoken(text: str, size: int) -> str:
-    passages, normaliser = PassageReader(markup=True, ssml=False), TextNormaliser()
+    passages, normaliser = PassageReader(ssml=False), TextNormaliser()
     said = ""
     for at in range(0, len(text), size):
         parts = passages.feed(text[at : at + size], final=at + size >= len(text))
