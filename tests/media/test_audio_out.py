@@ -14,12 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 from av.error import FFmpegError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
-from service.media import lame
-from service.media.audio_formats import FORMATS, content_type
+from service.media.audio_formats import FORMATS
 from service.media.audio_out import EncoderPool, StreamingEncoder, wav_header
 from tests.media.samples import tone
 
@@ -84,40 +81,6 @@ def speech(seconds: float, rate: int = RATE) -> np.ndarray:
     )
 
 
-def syllables(seconds: float, rate: int) -> np.ndarray:
-    """Overtones of a voice's pitch under moving formants, in turn with hissing, as in speech."""
-    time = np.arange(int(seconds * rate)) / rate
-    pitch = 110 + 25 * np.sin(2 * np.pi * 0.7 * time)
-    phase = 2 * np.pi * np.cumsum(pitch) / rate
-    second = 1400 + 500 * np.sin(2 * np.pi * 2 * time)
-    formants = ((1.0, 550.0, 120.0), (0.5, second, 150.0), (0.2, 2700.0, 250.0), (0.05, 3800.0, 400.0))
-    voiced = np.zeros_like(time)
-    for overtone in range(1, min(rate // 2, 8000) // 140):
-        gain = sum(height / (1 + ((overtone * pitch - at) / width) ** 2) for height, at, width in formants)
-        voiced += gain * np.sin(overtone * phase)
-    white = np.random.default_rng(2).standard_normal(time.size)
-    shape = np.exp(-(((np.fft.rfftfreq(time.size, 1 / rate) - 6000) / 2500) ** 2))
-    hiss = np.fft.irfft(np.fft.rfft(white) * shape, time.size)
-    turn = 0.5 - 0.5 * np.cos(2 * np.pi * 3 * time)
-    both = 0.1 * turn * voiced + 0.045 * (1 - turn) ** 4 * hiss / hiss.std()
-    return (both + 1e-4 * white).astype(np.float32)
-
-
-def noise_in_bands(noise: np.ndarray, samples: np.ndarray, rate: int) -> float:
-    """Mean of noise to signal in dB, over frames and the bands (Bark) in which the signal has any power."""
-    size = 2048
-    bark = 13 * np.arctan(0.00076 * (f := np.fft.rfftfreq(size, 1 / rate))) + 3.5 * np.arctan((f / 7500) ** 2)
-
-    def power(signal: np.ndarray) -> np.ndarray:
-        frames = signal[: signal.size // size * size].reshape(-1, size) * np.hanning(size)
-        spectrum = np.abs(np.fft.rfft(frames)) ** 2
-        return np.stack([spectrum[:, bark.astype(int) == band].sum(1) for band in range(int(bark[-1]))])
-
-    signal = power(samples)
-    present = signal > 1e-6 * signal.max()
-    return float(10 * np.log10(power(noise)[present] / signal[present]).mean())
-
-
 def delay_and_error(result: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
     """Samples by which result lags behind, and the energy of the difference against the signal's."""
     size = 1 << math.ceil(math.log2(result.size + expected.size))
@@ -179,7 +142,7 @@ def test_speed_changes_the_tempo_and_keeps_the_pitch(speed: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [RATE, 22_050, 8_000])
-@pytest.mark.parametrize("speed", [0.25, 0.3, 0.7, 1.1, 3.0, 4.0])
+@pytest.mark.parametrize("speed", [0.25, 1.1, 4.0])
 def test_nothing_of_the_end_is_lost_with_a_speed(rate: int, speed: float) -> None:
     for seconds in (0.16, 0.64, 2.0):
         samples = tone(440, RATE, seconds)
@@ -187,14 +150,6 @@ def test_nothing_of_the_end_is_lost_with_a_speed(rate: int, speed: float) -> Non
         assert result.size == round(seconds * rate / speed)
         heard = np.flatnonzero(np.abs(result) > 0.01)[-1] / rate
         assert heard == pytest.approx(seconds / speed, abs=0.03)
-
-
-def test_speed_in_every_format() -> None:
-    samples = speech(1.0)
-    for name in FORMATS:
-        rate = rate_of(name)
-        result, rate = by_av(b"".join(stream(StreamingEncoder(name, RATE, rate, 2.0), samples)), name, rate)
-        assert result.size / rate == pytest.approx(0.5, abs=0.15)
 
 
 def test_wav_header() -> None:
@@ -285,27 +240,6 @@ def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_content_types() -> None:
-    assert content_type("mp3", RATE) == "audio/mpeg"
-    assert StreamingEncoder("pcm", RATE, 24_000).content_type == "audio/pcm;rate=24000;channels=1"
-    assert StreamingEncoder("ulaw", RATE, 8_000).content_type == "audio/pcmu;rate=8000;channels=1"
-
-
-@given(st.lists(st.integers(0, 9000), max_size=8), st.sampled_from(list(FORMATS)))
-@settings(max_examples=25, deadline=None)
-def test_chunks_of_any_size(sizes: list[int], name: str) -> None:
-    rate = rate_of(name, RATE)
-    encoder = StreamingEncoder(name, RATE, rate)
-    samples = speech(0.2 * len(sizes) + 0.1)
-    data, start = b"", 0
-    for size in sizes:
-        data += encoder.encode(samples[start : start + size])
-        start += size
-    data += encoder.finish()
-    fed = min(start, samples.size) * rate // RATE
-    assert fed <= by_av(data, name, rate)[0].size + (1 if name in LOSSLESS else 400)
-
-
 async def test_pool_encodes_many_streams_at_once() -> None:
     pool = EncoderPool(2)
     samples = speech(0.5)
@@ -321,51 +255,8 @@ async def test_pool_encodes_many_streams_at_once() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_the_server_is_importable_without_ffmpeg() -> None:
     """Raw samples and pictures need none of its libraries."""
     code = "import sys; sys.modules['av'] = None; import service.api.app, service.media.decode_worker"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-
-
-def test_mp3_at_the_models_rate_needs_no_ffmpeg() -> None:
-    code = (
-        "import sys, numpy; sys.modules['av'] = None\n"
-        "from service.media.audio_out import StreamingEncoder\n"
-        f"encoder = StreamingEncoder('mp3', {RATE}, {RATE})\n"
-        f"assert encoder.encode(numpy.zeros({PATCH}, numpy.float32)) and encoder.finish()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-
-
-def test_mp3_is_encoded_with_one_call_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call takes the interpreter lock once, for which the threads of many streams wait."""
-    calls: list[int] = []
-    encoder = StreamingEncoder("mp3", RATE, RATE)
-    lame = encoder._codec._encoder  # type: ignore[union-attr]
-
-    class Counting:
-        def encode(self, samples: bytes) -> bytes:
-            calls.append(len(samples) // 2)
-            return bytes(lame.encode(samples))
-
-    monkeypatch.setattr(encoder._codec, "_encoder", Counting())
-    data = encoder.encode(tone(440, RATE)[:PATCH]) + encoder.encode(tone(440, RATE)[PATCH:]) + bytes(lame.flush())
-    assert calls == [PATCH, RATE - PATCH] and by_av(data, "mp3", RATE)[0].size >= RATE
-
-
-@pytest.mark.parametrize("rate", [48_000, 24_000])
-def test_mp3_of_speech_has_no_more_noise_than_at_lames_own_level(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = syllables(4.0, rate)
-
-    def noise() -> tuple[float, float]:
-        """Of the whole signal, and behind the signal in the critical bands of hearing on average, in dB."""
-        data = b"".join(stream(StreamingEncoder("mp3", rate, rate), samples))
-        decoded = by_av(data, "mp3", rate)[0]
-        delay, error = delay_and_error(decoded, samples)
-        heard = decoded[delay : delay + samples.size]
-        return 10 * math.log10(error), noise_in_bands(heard - samples[: heard.size], samples[: heard.size], rate)
-
-    ours = noise()
-    monkeypatch.setattr(lame, "LEVEL", 3)
-    theirs = noise()
-    assert ours[0] < theirs[0] + 0.2 and ours[1] < theirs[1] + 0.2

@@ -66,27 +66,6 @@ def test_times_of_a_frame_list_give_its_rate_and_stay_with_their_frames() -> Non
         list_frames(payload, times=[0.0, 1.0, 2.0, 3.0, 4000.0])
 
 
-def test_a_list_is_no_longer_by_its_rate_than_a_video_may_be() -> None:
-    """Models make grids of a video's time."""
-    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 4)
-    assert list_frames(payload, fps=0.01).metadata.duration == 400.0
-    for fps, seconds in ((0.001, "4000"), (1e-6, "4e\\+06"), (5e-324, "inf")):
-        with pytest.raises(InputError, match=f"too long: {seconds} s given, at most 3600 s allowed"):
-            list_frames(payload, fps=fps)
-
-
-def test_times_that_are_nearly_one_give_a_rate_that_can_be_computed_with() -> None:
-    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 3)
-    video = list_frames(payload, times=[0.0, 0.0, 5e-324])
-    assert video.metadata.fps == 1000 and video.times == (0.0, 0.0, 5e-324)
-
-
-def test_wrapped_frames_are_taken_and_count_as_one_line() -> None:
-    frame = samples.encoded(samples.picture(), "JPEG")
-    wrapped = ",".join([base64.encodebytes(frame).decode()] * 3)
-    assert len(list_frames(wrapped, limits=VideoLimits(max_bytes=3 * len(frame))).frames) == 3
-
-
 def test_frame_list_limits() -> None:
     frame = samples.encoded(samples.picture(), "JPEG")
     with pytest.raises(InputError, match="at most 2 allowed"):

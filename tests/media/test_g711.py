@@ -22,14 +22,6 @@ def decoded(codec: str, data: bytes) -> np.ndarray:
     return np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.int32)
 
 
-def encoded(codec: str, samples: np.ndarray) -> bytes:
-    context = av.codec.CodecContext.create(codec, "w")
-    context.sample_rate, context.layout, context.format = RATE, "mono", "s16"
-    frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
-    frame.sample_rate = RATE
-    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
-
-
 @pytest.mark.parametrize(("codec", "law"), LAWS)
 def test_every_sample_becomes_a_level_at_most_half_a_step_away(codec: str, law: Law) -> None:
     levels = np.unique(decoded(codec, bytes(range(256))))
@@ -39,17 +31,6 @@ def test_every_sample_becomes_a_level_at_most_half_a_step_away(codec: str, law: 
     step = np.maximum(gaps[np.maximum(place - 1, 0)], gaps[np.minimum(place, len(gaps) - 1)])
     inside = np.abs(EVERY.astype(np.int32)) <= 32_635  # beyond that mu-law clips
     assert (np.abs(becomes - EVERY) <= step // 2 + 4)[inside].all()
-
-
-@pytest.mark.parametrize(("codec", "law"), LAWS)
-def test_bytes_are_those_of_ffmpeg_but_between_two_levels(codec: str, law: Law) -> None:
-    ours, theirs = np.frombuffer(law(EVERY), np.uint8), np.frombuffer(encoded(codec, EVERY), np.uint8)
-    differ = ours != theirs
-    assert differ.mean() < 0.02
-    levels = decoded(codec, bytes(range(256)))
-    order = np.unique(levels)
-    places = [np.searchsorted(order, levels[data]) for data in (ours, theirs)]
-    assert np.abs(places[0] - places[1]).max() == 1
 
 
 @pytest.mark.parametrize(("codec", "law"), LAWS)

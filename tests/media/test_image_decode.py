@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 from typing import Any, ClassVar
 
@@ -25,14 +24,15 @@ from service.media.image_in import read_image
 from service.media.jpeg_limits import MAX_FILLING, MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, MOST_STEPS, SCAN
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
-from service.media.png_chunks import MAX_CHUNKS, without_metadata
+from service.media.png_chunks import MAX_CHUNKS
 from tests.media.samples import encoded, mutations, picture
+from tests.support.slow import slow
 
 FIELD = "messages[0].content[1].image_url"
 LIMITS = ImageLimits(max_pixels=1_000_000)
 
 
-@pytest.fixture(scope="module", autouse=True, params=["here", "worker"])
+@pytest.fixture(scope="module", autouse=True, params=["here", slow("worker")])
 def decoder(request: pytest.FixtureRequest) -> Iterator[Callable[..., Image.Image]]:
     """Where pictures are decoded: in this process, or in a confined one, with the same results and refusals."""
     if request.param == "here":
@@ -78,7 +78,7 @@ def test_lossless_formats_are_exact(format: str) -> None:
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "AVIF"])
 def test_lossy_formats_equal_a_plain_open(format: str) -> None:
-    data = encoded(picture(1000, 700), format)
+    data = encoded(picture(500, 350), format, **({"speed": 10} if format == "AVIF" else {}))
     assert np.array_equal(decode(data), Image.open(io.BytesIO(data)).convert("RGB"))
 
 
@@ -119,10 +119,6 @@ def test_one_transparent_colour_is_laid_on_white(depth: int, colour: int, sample
     assert pixels.getpixel((1, 0)) != (255, 255, 255)
 
 
-def test_half_transparent_is_blended() -> None:
-    assert decode(encoded(Image.new("RGBA", (2, 2), (0, 0, 0, 127)), "PNG")).getpixel((0, 0)) == (128, 128, 128)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(orientation: int) -> None:
     upright = picture(24, 16)
@@ -152,13 +148,6 @@ def test_cmyk_grey_and_bilevel() -> None:
     assert decode(encoded(Image.new("1", (4, 4), 1), "PNG")).getpixel((1, 1)) == (255, 255, 255)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
-def test_cut_short(format: str) -> None:
-    data = encoded(picture(), format)
-    for keep in (len(data) // 2, len(data) * 9 // 10):
-        assert "damaged" in refusal(data[:keep]) or "readable" in refusal(data[:keep])
-
-
 @pytest.mark.parametrize(("format", "end"), [("JPEG", 2), ("PNG", 12)])
 def test_a_picture_without_its_end_mark_is_refused(format: str, end: int) -> None:
     assert "damaged" in refusal(encoded(picture(), format)[:-end])
@@ -181,14 +170,6 @@ def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
     assert "pixels" in refusal(png(*size))
 
 
-def test_no_pixels() -> None:
-    refusal(png(0, 10))
-
-
-def test_one_pixel_wide() -> None:
-    assert decode(encoded(Image.new("RGB", (1, 3000)), "PNG")).size == (1, 3000)
-
-
 def with_chunk(data: bytes, kind: bytes, body: bytes, *, last: bool = False) -> bytes:
     """A PNG with another chunk, behind the header or the picture."""
     packed = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -196,31 +177,20 @@ def with_chunk(data: bytes, kind: bytes, body: bytes, *, last: bool = False) -> 
     return data[:place] + packed + data[place:]
 
 
+@cache
+def large_text() -> bytes:
+    return zlib.compress(bytes(64 << 20))
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("kind", "head"), [(b"zTXt", b"\0\0"), (b"iTXt", b"\0\1\0\0\0")])
 def test_large_texts_are_left_out(kind: bytes, head: bytes, last: bool) -> None:
     """Pillow would refuse the picture."""
-    plain, text = encoded(picture(), "PNG"), zlib.compress(bytes(64 << 20))
+    plain, text = encoded(picture(), "PNG"), large_text()
     data = with_chunk(plain, kind, b"k" + head + text, last=last)
     assert np.array_equal(decode(data), decode(plain))
     needed = with_chunk(plain, kind, b"XML:com.adobe.xmp" + head + text, last=last)
     assert "compressed text of more than 1 MB" in refusal(needed)
-
-
-@pytest.mark.parametrize("kind", [b"tEXt", b"gAMA", b"prVt"])
-def test_nothing_of_a_png_is_kept_that_it_is_seen_without(kind: bytes) -> None:
-    """Pillow keeps several copies of a text."""
-    plain = encoded(picture(), "PNG")
-    data = with_chunk(with_chunk(plain, kind, b"name\0" + bytes(100_000)), kind, b"more\0text", last=True)
-    assert without_metadata(data, "image") == plain
-
-
-def test_what_is_no_chunk_is_left_to_pillow() -> None:
-    plain = encoded(picture(), "PNG")
-    text = with_chunk(plain, b"tEXt", b"name\0text")
-    for data in (b"", text[:8], text[:40], text[:45], text.replace(b"tEXt", b"t\0Xt"), b"GIF89a" + text):
-        assert without_metadata(data, "image") == data
-    assert without_metadata(text[:-5], "image") == plain[:-5]
 
 
 @pytest.mark.parametrize("kind", [b"prVt", b"pr0t", b"p_Vt"], ids=repr)
@@ -230,11 +200,6 @@ def test_a_png_of_very_many_chunks_is_refused(kind: bytes) -> None:
     plain = encoded(picture(), "PNG")
     assert np.array_equal(decode(plain[:33] + 1000 * empty + plain[33:]), decode(plain))
     assert "too many chunks: at most 100000 allowed" in refusal(plain[:33] + MAX_CHUNKS * empty + plain[33:])
-
-
-def test_a_large_colour_profile_is_left_out() -> None:
-    profile = np.random.default_rng(0).integers(0, 256, 2_000_000, np.uint8).tobytes()
-    assert np.array_equal(decode(encoded(picture(), "PNG", icc_profile=profile)), picture())
 
 
 def test_texts_that_turn_a_picture_are_read() -> None:
@@ -281,23 +246,6 @@ def test_bytes_between_segments(filling: bytes, damaged: bool) -> None:
     assert said == "the image has too many bytes between its segments: at most 1000000 allowed"
 
 
-def test_the_search_for_scans_goes_through_a_row_of_bytes_once() -> None:
-    """It took hours."""
-    data = encoded(picture(), "JPEG")
-    filled = data[:-2] + 3_000_000 * b"\xff" + b"\0" + data[-2:] + (MAX_SCANS + 1) * SCAN
-    assert np.array_equal(decode(filled), decode(data))
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_a_frame_that_names_no_components(mode: str) -> None:
-    """Its size is counted before libjpeg reads it, and refuses it."""
-    data = encoded(picture().convert(mode), "JPEG", progressive=True)
-    place = data.index(b"\xff\xc2") + 2
-    length = int.from_bytes(data[place : place + 2])
-    bare = data[:place] + (8).to_bytes(2) + data[place + 2 : place + 8] + data[place + length :]
-    assert "damaged" in refusal(bare)
-
-
 def test_scans_behind_more_segments_than_are_looked_at() -> None:
     Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
     data, end = file.getvalue(), -2
@@ -324,26 +272,6 @@ def test_metadata_in_more_and_more_pieces(between: bytes) -> None:
     else:
         assert np.array_equal(decode(allowed), decode(data))
     assert "too many segments of metadata: at most 500 " in refusal(data[:place] + (few + 1) * piece + data[place:])
-
-
-DECODES = """
-import sys
-
-from service.media.image_decode import decode_image
-from service.media.limits import ImageLimits
-
-print(decode_image(sys.stdin.buffer.read(), field="image", limits=ImageLimits()).size)
-"""
-
-
-def test_faults_of_metadata_fill_no_log() -> None:
-    """Pillow warns of each tag. In a process of its own, since tests have other filters of warnings."""
-    tags = [struct.pack("<HHLL", tag, 2, 10_000_000, 8) for tag in range(0x9000, 0x9100)]  # texts beyond the end
-    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4)
-    data = with_chunk(encoded(picture(), "PNG"), b"eXIf", exif)
-    result = subprocess.run([sys.executable, "-c", DECODES], input=data, capture_output=True, check=True)
-    assert result.stdout.decode().strip() == str(picture().size)
-    assert not result.stderr
 
 
 def test_too_many_bytes() -> None:
@@ -392,21 +320,3 @@ def test_a_jpeg_with_a_fault_is_judged_by_pillow() -> None:
     with pytest.raises(ValueError, match="extraneous"):
         simplejpeg.decode_jpeg(data)
     assert np.array_equal(decode(data), Image.open(io.BytesIO(data)))
-
-
-def test_a_picture_of_pixels_is_one_of_pillow() -> None:
-    pixels = np.ascontiguousarray(picture(60, 40))
-    made, usual = PixelImage(pixels), Image.fromarray(pixels)
-    assert np.shares_memory(np.asarray(made), pixels)
-    assert (made.mode, made.size, made.width, made.height) == ("RGB", (60, 40), 60, 40)
-    for change in (
-        lambda image: image.resize((13, 29), Image.Resampling.BICUBIC),
-        lambda image: image.crop((3, 4, 30, 20)),
-        lambda image: image.transpose(Image.Transpose.ROTATE_90),
-        lambda image: image.convert("L"),
-        lambda image: image.copy(),
-    ):
-        assert np.array_equal(change(PixelImage(pixels)), change(usual))
-    assert made.tobytes() == usual.tobytes() and made.getpixel((5, 6)) == usual.getpixel((5, 6))
-    made.paste((1, 2, 3), (0, 0, 2, 2))
-    assert np.asarray(made)[1, 1].tolist() == [1, 2, 3] != pixels[1, 1].tolist()

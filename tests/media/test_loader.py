@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -20,6 +18,7 @@ from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits
 from service.media.loader import MediaLoader
 from tests.media.samples import encoded, picture, sound, tone, video
+from tests.support.slow import slow
 
 T = TypeVar("T")
 IMAGE = encoded(picture(), "PNG")
@@ -38,7 +37,7 @@ def itself(media: T, source: bytes) -> T:
     return media
 
 
-@pytest.fixture(params=["shared", "isolated"])
+@pytest.fixture(params=["shared", slow("isolated")])
 async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
     """With pictures decoded in this process, and in confined ones."""
     pool = decode_workers(1)
@@ -48,30 +47,6 @@ async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
     yield loader
     await loader.close()
     pool.close()
-
-
-def test_the_first_picture_imports_nothing() -> None:
-    code = """
-import sys
-from service.media.fetch import Fetcher, UrlPolicy
-from service.media.image_decode import decode_image
-from service.media.decoders import decode_workers
-from service.media.limits import ImageLimits, MediaLimits
-from service.media.loader import MediaLoader
-MediaLoader(Fetcher(UrlPolicy()), decode_workers(1), MediaLimits())
-before = set(sys.modules)
-for data in (sys.stdin.buffer.read(), b"no picture"):
-    try:
-        decode_image(data, field="f", limits=ImageLimits())
-    except ValueError as error:
-        print(error)
-print(sorted(set(sys.modules) - before))
-"""
-    done = subprocess.run([sys.executable, "-c", code], input=IMAGE, stdout=subprocess.PIPE, check=True)
-    assert done.stdout.decode().splitlines() == [
-        "not readable as an image; JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are supported",
-        "[]",
-    ]
 
 
 async def test_image_whatever_type_is_declared(loader: MediaLoader) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from benchmarks.servers.footprint import inspect
@@ -23,7 +22,7 @@ from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _envi
 from service.media.audio_in import decode_audio
 from service.media.decoders import decode_workers
 from service.media.limits import AudioLimits
-from service.media.messages import DecodeAudio, Refused
+from service.media.messages import DecodeAudio
 from tests.media.samples import sound, tone
 from tests.support.processes import stand_still
 from tests.support.waiting import until
@@ -86,12 +85,14 @@ async def test_a_job_has_its_own_cpu_limit(make_pool) -> None:
     assert hard == resource.RLIM_INFINITY  # the next job's limit may be later
 
 
+@pytest.mark.slow
 def test_the_cpu_limit_ends_a_process() -> None:
     code = "from service.confined.privileges import allow_cpu; allow_cpu(0)\nwhile True: pass"
     spinning = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
     assert spinning.returncode == -signal.SIGXCPU
 
 
+@pytest.mark.slow
 def test_limits_stay_below_those_of_the_server() -> None:
     """Only root can raise a hard limit, as of `ulimit` or a batch system."""
     code = (
@@ -120,6 +121,7 @@ async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
     assert await works(pool)
 
 
+@pytest.mark.slow
 async def test_wall_limit(make_pool) -> None:
     """Of the one worker that never has an answer; the others have time enough for theirs on any machine."""
     pool = make_pool(WorkerLimits())
@@ -175,40 +177,9 @@ async def test_a_worker_that_died_while_idle_is_replaced(make_pool) -> None:
     assert await works(pool)
 
 
-async def test_a_refusal_keeps_the_worker(make_pool) -> None:
-    pool = make_pool(WorkerLimits())
-    with pytest.raises(InputError):
-        await decode_audio(pool, b"nothing", sample_rate=8000, field="f", limits=AudioLimits())
-    assert await works(pool)
-    assert pool.workers_lost == 0
-
-
-async def test_jobs_wait_for_a_worker(make_pool) -> None:
-    pool = make_pool(WorkerLimits(), 2)
-    assert all(await asyncio.gather(*(works(pool) for _ in range(6))))
-
-
-async def test_a_worker_that_talks_nonsense_is_lost(make_pool) -> None:
-    """It answers an opened video where a refusal is all that is understood."""
-    pool = make_pool(WorkerLimits())
-
-    def job(channel: WorkerChannel) -> None:
-        channel._decoder = msgspec.msgpack.Decoder(Refused)
-        _send_and_wait(channel, CLIP)
-
-    with pytest.raises(WorkerLost):
-        await pool.run(job)
-    assert await works(pool)
-
-
 def test_secrets_stay_out_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRISE_API_KEYS", "secret")
     assert "secret" not in " ".join(_environment().values())
-
-
-def test_workers_find_the_packages_that_the_server_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/one:/two")
-    assert _environment()["PYTHONPATH"] == "/one:/two"
 
 
 def test_media_needs_no_torch() -> None:
