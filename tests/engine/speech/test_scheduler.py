@@ -14,7 +14,7 @@ from service.engine.core.pages import PagePool
 from service.engine.speech.policy import Policy
 from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize
 from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
+from service.engine.speech.stream import Phase, Stream, VoicePage
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,
@@ -507,18 +507,6 @@ def test_who_listens_faster_is_served_faster(known: bool) -> None:
     outcome = Simulation(trace).run()
     assert outcome.finished == len(trace)
     assert (outcome.underrun_seconds == 0) == known
-
-
-def test_the_load_of_a_listener_grows_with_the_speed() -> None:
-    sched = scheduler()
-    alone = sched.load(0.0, extra=stream())
-    fast, slow = stream("fast"), stream("slow")
-    fast.playback, slow.playback = Playback(4.0), Playback(0.5)
-    assert sched.load(0.0, extra=fast) == pytest.approx(4 * alone)
-    sched.submit(slow, 0.0)
-    costs = sched.forecast.costs
-    one, two = (costs.mean("decode", 10, rows) + costs.mean("vae", 0, rows) for rows in (1, 2))
-    assert sched.load(0.0, extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
 
 
 def test_late_audio_counts_as_underrun_and_moves_the_clock() -> None:

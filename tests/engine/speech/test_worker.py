@@ -169,16 +169,6 @@ def test_a_restarted_worker_begins_with_few_captures_and_sounds_as_ever(model: V
 
 
 @pytest.mark.slow
-def test_where_graphs_have_little_room_decode_steps_and_the_codec_get_it(model: VoxCPM2, rig: WorkerRig) -> None:
-    small = WorkerRig(model, golden.processor(), graph_bytes=rig.pool.num_bytes // 32)
-    every, found = rig.worker._runner, small.worker._runner
-    assert found.vae.captured == every.vae.captured
-    for steps, runner in every.decode.items():
-        assert found.decode[steps].captured == runner.captured
-    assert len(found.prefill.captured) < len(every.prefill.captured)
-
-
-@pytest.mark.slow
 def test_the_server_names_the_numbers_of_solver_steps(model: VoxCPM2) -> None:
     """Those that are captured; streams of different numbers share prefills and go in decode steps of their own."""
     rig = WorkerRig(model, golden.processor(), solver_steps=(5, 32), capture_all=True)
