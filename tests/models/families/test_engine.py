@@ -186,8 +186,8 @@ def test_replayed_prefills(family: Family, monkeypatch: pytest.MonkeyPatch) -> N
     engine = engine_of(family, max_step_tokens=longest + 7)
     prefill, levels = engine.worker._runner.graphs.prefill, family.model.decoder.feature_levels
     text = [name for name in family.prompts if name not in family.pictured]
-    assert text and [bucket["levels"] for bucket in prefill.captured] == [levels]
-    asked = [*family.prompts[::-1], None, *text]
+    assert [bucket["levels"] for bucket in prefill.captured] == [levels]
+    asked = [*family.prompts[::-1], None, *text]  # None: the engine is idle.
     for number, name in enumerate(asked):
         if name is None:
             while prefill.capture_next(idle=True):

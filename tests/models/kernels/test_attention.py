@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
 
 from models.layers.attention import attend_pages, attend_prefill_pages, attend_segments
-from models.layers.kernels import gpu
-from models.layers.kernels.paged_prefill import number_of_splits
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.support.slow import slow
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
@@ -20,7 +18,7 @@ def segments(*lengths: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads", "causal"),
-    [(12, 12, 4, 2, False), (80, 80, 2, 2, False), (72, 72, 4, 4, True), (24, 16, 4, 2, True)],
+    [(12, 12, 4, 2, False), slow(80, 80, 2, 2, False), slow(72, 72, 4, 4, True), (24, 16, 4, 2, True)],
 )
 def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> None:
     # Empty segments, a repeated tail, keys longer than queries, rows and poisoned keys of no segment.
@@ -35,8 +33,8 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     assert not out[46:].any()
 
 
-@pytest.mark.parametrize("padding", [0, 1, 40, 200])
-@pytest.mark.parametrize("lengths", [(32, 0, 20, 1, 32, 0, 0), (7,), (0, 0)])
+@pytest.mark.parametrize("padding", [slow(0), slow(1), 40, slow(200)])
+@pytest.mark.parametrize("lengths", [(32, 0, 20, 1, 32, 0, 0), slow((7,)), slow((0, 0))])
 def test_varlen_of_short_segments(device, lengths, padding) -> None:
     """Each fits a tile; the rows behind them take further tiles, and more than there are programs for."""
     ends, total = segments(*lengths).to(device), sum(lengths)
@@ -99,7 +97,7 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
 
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads", "splits"),
-    [(12, 12, 4, 2, None), (128, 128, 16, 2, 4), (40, 32, 4, 1, 3), (80, 64, 4, 1, 1)],
+    [(12, 12, 4, 2, None), slow(128, 128, 16, 2, 4), (40, 32, 4, 1, 3), slow(80, 64, 4, 1, 1)],
 )
 def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) -> None:
     page = 16
@@ -156,9 +154,9 @@ def paged_chunks(device: torch.device, lengths: list[tuple[int, int]], page: int
     ("width", "value_width", "heads", "kv_heads", "tile"),
     [
         (12, 12, 4, 2, None),
-        (16, 16, 6, 2, (16, 16, 4, 1)),
-        (40, 24, 7, 1, (16, 32, 4, 1)),
-        (24, 16, 3, 1, (16, 16, 4, 1)),
+        slow(16, 16, 6, 2, (16, 16, 4, 1)),
+        slow(40, 24, 7, 1, (16, 32, 4, 1)),
+        slow(24, 16, 3, 1, (16, 16, 4, 1)),
     ],
 )
 def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -> None:
@@ -190,7 +188,7 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads", "tile", "splits"),
     [
-        pytest.param(*shape, splits, marks=[] if (shape[0], splits) == (24, 3) else pytest.mark.slow)
+        (*shape, splits) if (shape[0], splits) == (24, 3) else slow(*shape, splits)
         for shape in (
             (12, 12, 4, 2, (16, 16, 4, 1)),
             (40, 24, 7, 1, (16, 32, 4, 1)),
@@ -245,29 +243,6 @@ def test_rows_without_keys_become_zero_in_splits_too(device) -> None:
     )
     assert not out[:5].any()
     assert relative_error(out[5:], reference[5:]) < TOLERANCE[q.dtype]
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "rows", "pages", "value_width", "heads", "expected"),
-    [
-        (2, 128, 1875, 128, 12, 10),  # 26 programs on 132 multiprocessors
-        (2, 126, 1875, 128, 12, 10),
-        (2, 500, 1875, 128, 12, 2),
-        (2, 2048, 1875, 128, 12, 1),
-        (2, 1, 1875, 128, 12, 16),
-        (2, 1, 64, 128, 12, 1),  # 1,024 keys
-        (2, 1, 65, 128, 12, 2),
-        (1, 128, 1875, 512, 16, 8),  # latents
-        (1, 160, 1875, 512, 16, 6),  # the partials of 6 take 31 MB
-    ],
-)
-def test_splits_fill_the_gpu_and_keep_shares_long(
-    kv_heads, rows, pages, value_width, heads, expected, monkeypatch
-) -> None:
-    monkeypatch.setattr(gpu, "probe", lambda: gpu.INTERPRETER)
-    block_q = 64 // triton.next_power_of_2(heads // kv_heads) if kv_heads == 1 else 64 // (heads // kv_heads)
-    programs = kv_heads * -(-rows // block_q)
-    assert number_of_splits(programs, pages * 16, 1024, 4 * rows * heads * value_width) == expected
 
 
 def test_splits_beyond_what_is_combined_are_refused() -> None:

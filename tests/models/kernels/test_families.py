@@ -31,6 +31,7 @@ from tests.support.chat_golden import encode
 from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
+from tests.support.slow import slow
 from tests.support.speech import SpeechRig
 
 CPU = torch.device("cpu")
@@ -137,13 +138,7 @@ def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dt
     return found
 
 
-LIKE_OTHERS = ("qwen2_5_vl", "qwen3_vl", "minicpmv_2_5")
-"""Their kernels are, but for a few, those of others."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else []) for name in WIDTHS]
-)
+@pytest.mark.parametrize("name", [name if name == "qwen2_vl" else slow(name) for name in WIDTHS])
 def test_networks_by_kernels_equal_their_references(name: str, device: torch.device, tmp_path: Path) -> None:
     directory = widened(name, tmp_path)
     narrow, wide = models(directory, device)
@@ -187,6 +182,7 @@ def spoken(model: VoxCPM2, device: torch.device, before: Tensor | None) -> dict[
     return {"conditioning": conditioning, "first": first, "next": rig.decode(slots, steps=3)["patch"]}
 
 
+@pytest.mark.slow
 def test_a_voice_by_kernels_equals_its_reference(device: torch.device, tmp_path: Path) -> None:
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(GOLDEN / "voxcpm2" / file, tmp_path)

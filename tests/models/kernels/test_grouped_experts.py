@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.layers.moe import combine, expert_places, spread_rows
 from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.support.slow import slow
 
 WIDTH = 700
 """No multiple of a block."""
@@ -29,7 +30,10 @@ ROUTINGS = {
 }
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
+QUICK = ("in one block", "in several blocks", "all of padding to the first expert")
+
+
+@pytest.mark.parametrize("routing", [name if name in QUICK else slow(name) for name in ROUTINGS])
 def test_places_equal_those_of_a_stable_sort(device, routing) -> None:
     experts, num_experts = ROUTINGS[routing]()
     given = experts.to(device)

@@ -16,12 +16,13 @@ from models.layers.block import BlockConfig
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kernels import gemm as kernels
-from models.layers.kernels import gemm_configs, gemm_lora, gpu
+from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
 from models.voxcpm2.stack import Stack
 from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.support.slow import slow
 
 SLOTS = 5
 EPS = 1e-5
@@ -67,15 +68,15 @@ def by_hand(y: Tensor, x: Tensor, pair: LoraPair, slots: list[int]) -> Tensor:
 
 
 CASES = [
-    ([0], 1, 64, (32, 16, 16), 16),
-    ([-1, -1, -1], 1, 64, (32,), 16),
+    slow([0], 1, 64, (32, 16, 16), 16),
+    slow([-1, -1, -1], 1, 64, (32,), 16),
     ([3, -1, 3, 0, 1, 3, -1], 1, 512, (64, 16, 16), 16),
     ([2, 0, -1], 22, 64, (32, 16, 16), 32),
-    ([4, 4, 1, -1, 0], 8, 256, (48,), 16),
-    ([1] * (TILE_UNITS + 3) + [-1, 0], 1, 64, (32,), 16),
+    slow([4, 4, 1, -1, 0], 8, 256, (48,), 16),
+    slow([1] * (TILE_UNITS + 3) + [-1, 0], 1, 64, (32,), 16),
     ([1] * (TILE_UNITS + 1) + [0], 8, 32, (16,), 16),
-    ([0, 3, 3, -1, 3, 1], 22, 64, (64, 64, 64), 64),
-    ([1] * (2 * TILE_UNITS) + [4, 0, 4], 11, 32, (32, 16, 16), 16),
+    slow([0, 3, 3, -1, 3, 1], 22, 64, (64, 64, 64), 64),
+    slow([1] * (2 * TILE_UNITS) + [4, 0, 4], 11, 32, (32, 16, 16), 16),
 ]
 
 
@@ -167,6 +168,14 @@ FUSED_TILES = [
 ]
 
 
+QUICK = {(3, 0), (4, 1), (2, 2)}
+FUSED_CASES = [
+    (*case, tile) if (i, j) in QUICK else slow(*case, tile)
+    for i, case in enumerate(FUSED)
+    for j, tile in enumerate(FUSED_TILES)
+]
+
+
 class AdaptedGemm:
     """Operands of a GEMM of 128 inputs with adapters, and its product in float64."""
 
@@ -192,8 +201,7 @@ class AdaptedGemm:
         return total * torch.rsqrt(total.square().mean(1, keepdim=True) + EPS) * upcast(self.norm)[0], total
 
 
-@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
-@pytest.mark.parametrize("slots, unit, twice", FUSED)
+@pytest.mark.parametrize("slots, unit, twice, tile", FUSED_CASES)
 def test_a_tiled_gemm_adds_the_adapters_of_its_rows(
     device: torch.device, slots: list[int], unit: int, twice: bool, tile: Tile
 ) -> None:
@@ -205,7 +213,7 @@ def test_a_tiled_gemm_adds_the_adapters_of_its_rows(
     assert torch.equal(out[untouched], plain[untouched])
 
 
-@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
+@pytest.mark.parametrize("tile", [FUSED_TILES[0], *map(slow, FUSED_TILES[1:])], ids=str)
 def test_a_tiled_gemm_scales_by_a_norm_that_waits_and_adds_adapters(device: torch.device, tile: Tile) -> None:
     given = AdaptedGemm(device, [-1, 0, 0, 3, 4], 11, (64, 64, 64), twice=True)
     parts = given.x.float().square().view(len(given.x), 2, 64).sum(2)
@@ -215,8 +223,7 @@ def test_a_tiled_gemm_scales_by_a_norm_that_waits_and_adds_adapters(device: torc
     assert relative_error(out, given.product(scaled)) < 3e-3
 
 
-@pytest.mark.parametrize("tile", FUSED_TILES, ids=str)
-@pytest.mark.parametrize("slots, unit, twice", FUSED)
+@pytest.mark.parametrize("slots, unit, twice, tile", FUSED_CASES)
 def test_adapters_before_a_residual_and_a_norm(
     device: torch.device, slots: list[int], unit: int, twice: bool, tile: Tile
 ) -> None:
@@ -237,7 +244,7 @@ def few_sms(monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int) -
     monkeypatch.setattr(gpu, "probe", lambda: replace(real, num_sms=count))
 
 
-@pytest.mark.parametrize("sms", [9, 132])
+@pytest.mark.parametrize("sms", [9, slow(132)])
 def test_few_programs_make_a_x_of_many_adapters_in_every_launch(
     device: torch.device, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,22 +266,15 @@ def test_few_programs_make_a_x_of_many_adapters_in_every_launch(
             assert relative_error(out, one.product(one.x)) < 3e-3
 
 
-@pytest.mark.parametrize("tile", [*FUSED_TILES, Tile(64, 32, 128, 4, 6, tma=True), Tile(128, 256, 64, 8, 3, tma=True)])
-def test_programs_for_a_x_do_not_lengthen_the_waves_of_a_gemm(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    h100 = gpu.INTERPRETER
-    monkeypatch.setattr(gpu, "probe", lambda: h100)
-    for launched in range(1, 3 * h100.num_sms):
-        chosen, programs = gemm_lora.beside_shrink(tile, launched)
-        assert 8 <= programs <= 64 and replace(chosen, stages=tile.stages) == tile
-        shared = 2 * chosen.stages * (tile.rows + tile.columns) * tile.depth
-        fit_twice = tile.warps <= 4 and 2 * shared <= h100.shared_memory - 2048
-        waves = [-(-launched // sms) * sms for sms in (h100.num_sms, 2 * h100.num_sms)[: 1 + fit_twice]]
-        assert any(launched + programs <= wave for wave in waves) or programs == 8
-
-
-@pytest.mark.parametrize("slots", [[-1, 0, 0, 3], [3, 0, -1, 0], [2]])
+@pytest.mark.parametrize("slots", [[-1, 0, 0, 3], slow([3, 0, -1, 0]), slow([2])])
 @pytest.mark.parametrize(
-    "variant", [None, Variant(FUSED_TILES[0]), Variant(FUSED_TILES[0], split=2), Variant(FUSED_TILES[0], deferred=True)]
+    "variant",
+    [
+        None,
+        slow(Variant(FUSED_TILES[0])),
+        slow(Variant(FUSED_TILES[0], split=2)),
+        Variant(FUSED_TILES[0], deferred=True),
+    ],
 )
 def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[int], variant: Variant | None) -> None:
     """Sorted or not, in the GEMM or beside it, a vector or rows."""
@@ -298,7 +298,7 @@ def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[i
     assert all(relative_error(out, one) < LIMIT for out, one in zip(reference, given.sum_and_norm(), strict=True))
 
 
-@pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "split"])
+@pytest.mark.parametrize("deferred", [slow(True, id="deferred"), slow(False, id="split")])
 def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) -> None:
     """Its last layer keeps 4 of 11 rows of a unit. Against the same weights in float64, and units one by one."""
     kind, slots = half(device), [-1, 0, 0, 2, 4]
@@ -331,26 +331,3 @@ def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) 
         alone = StackLora(wide_layers, rows_of([slot], torch.device("cpu")))
         expected = double(upcast(x[unit : unit + 1])[0], attend, slice(7, 11), lora=alone)
         assert relative_error(out[unit : unit + 1], expected) < 2 * LIMIT
-
-
-@pytest.mark.parametrize(
-    ("slots", "unit", "outputs", "tiled"),
-    [
-        ([-1, *[0] * 40, *[3] * 23], 22, 1024, True),
-        ([0] * 32, 22, 1024, False),  # in the table without adapters
-        ([0] * 65, 22, 1024, False),
-        ([3, *[0] * 63], 22, 1024, False),  # not sorted: a prefill
-        ([0] * 1000, 1, 2048, False),
-    ],
-)
-def test_a_tile_takes_an_output_projection_from_cublas_only_where_it_adds_its_adapters(
-    slots: list[int], unit: int, outputs: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "probe", lambda: gpu.INTERPRETER)
-    meta = torch.device("meta")
-    x, weight = (torch.empty(rows, 2048, dtype=torch.bfloat16, device=meta) for rows in (len(slots) * unit, outputs))
-    rows = rows_of(slots, torch.device("cpu"))
-    lora = GemmLora(pair_of(torch.device("cpu"), torch.bfloat16, 64, (outputs,), 16), rows)
-    assert kernels._tiled_with_lora(x, weight, lora) == tiled
-    with gemm_configs.using({}):
-        assert not kernels._tiled_with_lora(x, weight, lora)

@@ -17,6 +17,7 @@ from models.layers.kernels.current_kv import CurrentKV
 from models.layers.norms import QKNorm, rms_norm
 from models.layers.rotary import rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.support.slow import slow
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
@@ -124,12 +125,12 @@ def check(step: Step, **options: Any) -> None:
     ("width", "heads", "kv_heads", "splits", "rotate", "norm"),
     [
         (12, 4, 2, None, True, False),
-        (64, 2, 2, 1, True, True),
-        (72, 6, 1, 3, True, False),
+        slow(64, 2, 2, 1, True, True),
+        slow(72, 6, 1, 3, True, False),
         (80, 8, 1, 2, True, True),
-        (128, 12, 2, 4, True, True),
+        slow(128, 12, 2, 4, True, True),
         (128, 8, 1, 2, False, False),
-        (72, 2, 2, 1, False, True),
+        slow(72, 2, 2, 1, False, True),
     ],
 )
 def test_lengths_around_pages_and_blocks(device, width, heads, kv_heads, splits, rotate, norm) -> None:
@@ -142,8 +143,9 @@ def test_heads_of_their_own(device) -> None:
     check(make_step([20, 0, 64], 6, 1, 24, packed=False, device=device), splits=2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="every example would compile a variant")
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 70), min_size=1, max_size=3),
     page=st.sampled_from([8, 16, 32]),

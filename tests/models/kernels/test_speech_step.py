@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from models.layers.adapters import Lora, LoraBank, LoraLayout
-from models.layers.fused import concatenate, quantize
-from models.layers.gemm import gemv
-from models.layers.kernels.gemm import narrow_gemm
+from models.layers.fused import quantize
 from models.layers.lora import LoraRows, rows_arrays
-from models.layers.random import philox_normal
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.kernels.flow_solver import FlowTokens, settle
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.patch import make_patch
 from models.voxcpm2.rows import step_inputs
 from models.voxcpm2.solver import guided_euler_step
-from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.models.kernels.checking import relative_error, replayed
 from tests.models.voxcpm2.golden import DIRECTORY
+from tests.support.slow import slow
 
 SLOTS, PAGES, PAGE = 9, 16, 16
 OVERRUN = 3
@@ -41,7 +39,7 @@ def fixed_values() -> None:
     torch.manual_seed(11)
 
 
-@pytest.fixture(params=["float32", "half"])
+@pytest.fixture(params=["float32", slow("half")])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
     """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
     if request.param == "float32":
@@ -101,7 +99,7 @@ def nearly(actual: Tensor, expected: Tensor, exact: bool = False) -> None:
         assert relative_error(actual, expected) < 4e-3
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", ["padded", slow("one"), slow("more"), "first"])
 @torch.inference_mode()
 def test_inputs_of_a_step(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     model = voice(device, dtype)
@@ -133,7 +131,7 @@ def replayed_once(state: State, device: torch.device, run):
     return replayed(device, restored)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", ["padded", slow("one"), slow("more"), slow("first")])
 @torch.inference_mode()
 def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     """Velocities are random: those of the network would carry each rounding on."""
@@ -174,20 +172,22 @@ def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: 
         nearly(normed, dit.decoder.first_norm(tokens), exact)
 
 
-@pytest.mark.parametrize("solver_steps", [10, 4, 6, 16])
+@pytest.mark.parametrize("solver_steps", [slow(10), slow(4), slow(6), slow(16)])
 @torch.inference_mode()
 def test_patches_of_every_number_of_solver_steps(device: torch.device, solver_steps: int) -> None:
     compare_patches(device, torch.float32, solver_steps, [4, 0])
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", ["padded", slow("one"), slow("more"), slow("first")])
 @torch.inference_mode()
 def test_patches(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     compare_patches(device, dtype, 4, ROWS[rows])
 
 
-@pytest.mark.parametrize("adapters", [[1, -1, 2, 1, 0, -1, 0], [-1, -1, 0, 0, 1, 1, 2]], ids=["mixed", "sorted"])
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    "adapters", [slow([1, -1, 2, 1, 0, -1, 0], id="mixed"), pytest.param([-1, -1, 0, 0, 1, 1, 2], id="sorted")]
+)
+@pytest.mark.parametrize("rows", ["padded", slow("one"), slow("more"), slow("first")])
 @torch.inference_mode()
 def test_patches_of_rows_with_adapters(
     device: torch.device, dtype: torch.dtype, rows: str, adapters: list[int]
@@ -273,26 +273,3 @@ def test_quantizer(device: torch.device, dtype: torch.dtype, shape: tuple[int, i
     x.view(-1)[19:22] = torch.tensor([-40.0, 0.0, 40.0])
     out = replayed(device, lambda: quantize.kernel(x, 9))
     assert torch.equal(out.cpu(), quantize.reference(x.cpu(), 9))
-
-
-def test_concatenation(device: torch.device, dtype: torch.dtype) -> None:
-    for rows, width in ((1, 2048), (3, 72), (64, 1100)):
-        both = torch.randn(rows, 2 * width, device=device).to(dtype)
-        a, b = both.chunk(2, dim=1)
-        out = replayed(device, lambda a=a, b=b: concatenate.kernel(b, a))
-        assert torch.equal(out, torch.cat((b, a), dim=1))
-
-
-def test_narrow_products(device: torch.device) -> None:
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
-    for rows, make in ((8, gemv.kernel), (72, narrow_gemm), (130, narrow_gemm)):
-        x, weight, bias = (torch.randn(s, device=device).to(kind) for s in ((rows, 256), (64, 256), (64,)))
-        out = replayed(device, lambda x=x, w=weight, b=bias, make=make: make(x, w, b))
-        assert relative_error(out, torch.nn.functional.linear(*wide_in_place(x, weight, bias))) < 8e-3
-
-
-def test_normals(device: torch.device) -> None:
-    seeds, steps = torch.randint(-(2**63), 2**63 - 1, (5,)), torch.arange(5, dtype=torch.int32)
-    there = seeds.to(device), steps.to(device)
-    out = replayed(device, lambda: philox_normal.kernel(*there, 256))
-    torch.testing.assert_close(out.cpu(), philox_normal.reference(seeds, steps, 256), rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ from models.voxcpm2.vae_layers import residual_unit, snake_samples, snake_upsamp
 from models.voxcpm2.vae_weights import round_product_weights
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 from tests.support.codec import PUBLISHED, decibels, latents, random_codec, streamed
+from tests.support.slow import slow
 
 SMALL = replace(PUBLISHED, encoder_dim=8, encoder_rates=(2,), decoder_dim=128, decoder_rates=(5, 2))
 LIMITS: dict[Precision, float] = {"ieee": 1e-6, "tf32": 1e-3, "float16": 1e-3}
@@ -117,29 +118,33 @@ def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
 
 @pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize(
-    ("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)]
+    ("width", "length", "dilation"),
+    [
+        slow(32, 40, 1),
+        (32, 20, 9),
+        *(slow(*size) for size in [(64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)]),
+    ],
 )
 def test_residual_unit_tiny(device, width, length, dilation, precision) -> None:
     check_unit(2, width, length, dilation, device, precision, LIMITS[precision])
 
 
-@pytest.mark.parametrize("dilation", [1, 3, 9])
-@pytest.mark.parametrize("length", [1, 10, 150])
+@pytest.mark.parametrize("dilation", [slow(1), slow(3), 9])
+@pytest.mark.parametrize("length", [slow(1), slow(10), 150])
 @pytest.mark.parametrize(
-    "tile",
-    [UnitTile(16, 32, 1, 4, True), UnitTile(32, 32, 4, 4, False), UnitTile(64, 32, 2, 4, True)],
+    "tile", [slow(UnitTile(16, 32, 1, 4, True)), UnitTile(32, 32, 4, 4, False), slow(UnitTile(64, 32, 2, 4, True))]
 )
 def test_walks_of_a_residual_unit(device, dilation, length, tile) -> None:
     check_unit(2, 32, length, dilation, device, "float16", LIMITS["float16"], tile)
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
-@pytest.mark.parametrize(("width", "length", "stride"), [(64, 4, 8), (32, 12, 5), (64, 24, 2), (96, 3, 6)])
+@pytest.mark.parametrize(("width", "length", "stride"), [slow(64, 4, 8), (32, 12, 5), slow(64, 24, 2), slow(96, 3, 6)])
 def test_upsample_tiny(device, width, length, stride, precision) -> None:
     check_upsample(3, width, length, stride, device, precision, LIMITS[precision])
 
 
-@pytest.mark.parametrize(("width", "length"), [(32, 1), (32, 5), (64, 70), (96, 64)])
+@pytest.mark.parametrize(("width", "length"), [slow(32, 1), (32, 5), slow(64, 70), slow(96, 64)])
 def test_samples_tiny(device, width, length) -> None:
     check_samples(3, width, length, device)
 
@@ -197,7 +202,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> CodecDecoder:
     return codec.decoder
 
 
-@pytest.mark.parametrize(("precision", "least_db"), [("ieee", 100.0), ("tf32", 55.0), ("float16", 55.0)])
+@pytest.mark.parametrize(("precision", "least_db"), [("ieee", 100.0), slow("tf32", 55.0), slow("float16", 55.0)])
 def test_a_streamed_decoder_equals_the_reference_in_one_pass(decoder, device, precision, least_db, monkeypatch) -> None:
     """Every layer's layout is the next one's. Operands of 10 mantissa bits: 2^-11 each, 66 dB, in a dozen products."""
     # One of the convolutions is cuDNN's.
