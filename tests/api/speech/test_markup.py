@@ -74,40 +74,11 @@ def test_result_is_clean(text: str) -> None:
         assert len(cleaned) <= len(text)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "|",
-        "| a ",
-        "$a ",
-        "\\",
-        "&a",
-        "=",
-        "= ",
-        "<a b='",
-        "<a b=c ",
-        "[a]: /",
-        "[a][",
-        "<Ab ",
-        "[",
-        "[a](",
-        "**a ",
-        "`",
-        "```",
-        "<a",
-        "<!--",
-        "(",
-        "*a",
-        "_a",
-        "- ",
-        "> ",
-        "![",
-        "[a](((((",
-        "#",
-        " ",
-        "\n- ",
-    ],
-)
+UNITS = ["<a b='", "<a b=c ", "[a]: /", "[a][", "<Ab ", "[a](", "**a ", "```", "<a", "<!--", "*a", "_a", "- ", "> "]
+UNITS += ["![", "[a](((((", "\n- ", "| a ", "$a ", "&a", "= ", *"|\\=[`(# "]
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_time_is_linear(unit: str) -> None:
     assert is_linear(lambda size: clean_text(strip_markup(unit * (size // len(unit)))), 100_000)
 
@@ -128,38 +99,8 @@ And this is [a link, see](http://a.b/c_(d)), <b>bold</b>.
 """
 PIECES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 SIGNS = [
-    "**",
-    "*",
-    "_",
-    "`",
-    "```",
-    "[",
-    "]",
-    "](",
-    ")",
-    "(",
-    "![",
-    "<",
-    "<b>",
-    "</",
-    ">",
-    "<!--",
-    "-->",
-    "- ",
-    "# ",
-    "---",
-    "===",
-    "==",
-    *"=|\\$&;{}",
-    "&amp;",
-    "[^1]",
-    "[x] ",
-    "]: http://",
-    "\\(",
-    "x^2",
-    "1) ",
-    "<a b='",
-    "<NAME>",
+    *"** * _ ` ``` [ ] ]( ) ( ![ < <b> </ > <!-- --> --- === == = | \\ $ & ; { }".split(),  # noqa: SIM905
+    *("&amp;", "[^1]", "\\(", "x^2", "<NAME>", "- ", "# ", "[x] ", "]: http://", "1) ", "<a b='"),
 ]
 WRITTEN = st.lists(
     st.sampled_from([*SIGNS, "\n", " ", "a", "1", "so ", "你好，", ". ", "😀", "\ufe0f", "\u200d", "“"]), max_size=40
@@ -175,7 +116,7 @@ def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
     return [*out, stripper.feed("", final=True)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(WRITTEN.map("".join), PIECES)
 @example(MARKDOWN, [1])
 @example("foo```code```bar", [4])
@@ -211,4 +152,4 @@ def test_dribbled_text_costs_a_bounded_time_a_piece(unit: str) -> None:
         for _ in range(pieces):
             stripper.feed(unit)
 
-    assert is_linear(feed, 4000)
+    assert is_linear(feed, 1000)

@@ -23,7 +23,7 @@ from tests.support.splitting import split_text
 def job(**changes: Any) -> SpeechJob:
     """With what a script depends on."""
     unused = dict.fromkeys(SpeechJob.__dataclass_fields__, cast(Any, None))
-    fields = {"speaker": Speaker(), "markup": True, "normalised": True, "lexicons": ()}
+    fields = {"speaker": Speaker(), "normalised": True, "lexicons": ()}
     return SpeechJob(**{**unused, **fields, "granularity": "none", "segment_length": 400, **changes})
 
 

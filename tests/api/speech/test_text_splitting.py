@@ -13,50 +13,9 @@ from tests.support.splitting import split_text
 GRANULARITIES: list[Granularity] = ["none", "sentence", "clause"]
 
 PIECES = [
-    *("Hello", "world", "Mr.", "e.g.", "U.S.", "3.14", "1,000", "10:30", "No.", "5", "www.example.com", "x" * 30),
-    *(
-        " ",
-        " ",
-        " ",
-        "  ",
-        "\n",
-        "\n\n",
-        ".",
-        "!",
-        "?",
-        "...",
-        "…",
-        ",",
-        ";",
-        ":",
-        " - ",
-        "—",
-        '"',
-        "'",
-        "(",
-        ")",
-        "”",
-        "“",
-    ),
-    *(
-        "你好",
-        "世界",
-        "。",
-        "！",
-        "？",
-        "，",
-        "、",
-        "」",
-        "「",
-        "です",
-        "안녕",
-        "é",
-        "e\u0301",
-        "👨‍👩‍👧",
-        "😀",
-        "नमस्ते।",
-        "؟",
-    ),
+    *"Hello world Mr. e.g. U.S. 3.14 1,000 10:30 No. 5 www.example.com . ! ? ... … , ; : —".split(),  # noqa: SIM905
+    *"\" ' ( ) ” “ ؟ 你好 世界 。 ！ ？ ， 、 」 「 です 안녕 é e\u0301 👨‍👩‍👧 😀 नमस्ते।".split(),  # noqa: SIM905
+    *("x" * 30, " ", " ", " ", "  ", "\n", "\n\n", " - "),
 ]
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=40).map("".join)
 
@@ -159,7 +118,7 @@ def in_pieces(text: str, sizes: list[int], granularity: Granularity, max_length:
 
 @given(texts, st.lists(st.integers(0, 9), max_size=60), st.sampled_from(GRANULARITIES), st.integers(1, 60))
 @example("a.\nb", [1, 1, 1, 1], "sentence", 50)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_pieces_do_not_matter(text: str, sizes: list[int], granularity: Granularity, max_length: int) -> None:
     whole = split_text(text, max_length=max_length, granularity=granularity)
     assert in_pieces(text, sizes, granularity, max_length) == whole
@@ -167,7 +126,7 @@ def test_pieces_do_not_matter(text: str, sizes: list[int], granularity: Granular
 
 
 @given(texts, st.sampled_from(GRANULARITIES), st.integers(3, 60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_segments(text: str, granularity: Granularity, max_length: int) -> None:
     segments = split_text(text, max_length=max_length, granularity=granularity)
     for segment in segments:
@@ -222,10 +181,7 @@ def test_time_is_linear(unit: str) -> None:
 @pytest.mark.parametrize("piece", [1, 3, 200])
 def test_a_description_in_front_is_not_cut_off(piece: int) -> None:
     for text, first in (
-        (
-            "(A young woman, gentle and sweet) Hello there, my friend. So.",
-            "(A young woman, gentle and sweet) Hello there,",
-        ),
+        ("(A young woman, gentle) Hello there, my friend. So.", "(A young woman, gentle) Hello there,"),
         ("(Calm, slow. Very slow.) One two three four, five.", "(Calm, slow. Very slow.) One two three four,"),
         ("(No end, and no end of it. So it goes", "(No end, and no end of it. So it goes"),
         ("One two three four, five. (Six, seven, eight, nine ten.) So.", "One two three four,"),

@@ -72,23 +72,23 @@ def _paid(match: re.Match[str]) -> str:
 def _coded(match: re.Match[str]) -> str:
     """50 EUR."""
     one, many = CODES[match["code"]]
-    return _minus(match["minus"]) + f"{decimal(match['amount'])} {one if match['amount'] == '1' else many}"
+    return f"{_minus(match['minus'])}{decimal(match['amount'])} {one if match['amount'] == '1' else many}"
 
 
 def _money(match: re.Match[str]) -> str:
     one, many, *hundredths = CURRENCIES[match["currency"]]
-    amount = match["amount"].replace(",", "")
+    minus, amount = _minus(match["minus"]), match["amount"].replace(",", "")
     whole, _, fraction = amount.partition(".")
     many = one if is_adjective(match) else many
     if scale := match["scale"]:
-        return _minus(match["minus"]) + f"{decimal(amount)} {LARGE.get(scale, scale)} {many}"
+        return f"{minus}{decimal(amount)} {LARGE.get(scale, scale)} {many}"
     if len(fraction) != 2 or not hundredths:
-        return _minus(match["minus"]) + f"{decimal(amount)} {one if amount == '1' else many}"
+        return f"{minus}{decimal(amount)} {one if amount == '1' else many}"
     units = f"{cardinal(int(whole))} {one if int(whole) == 1 else many}"
-    parts = f"{cardinal(int(fraction))} {hundredths[int(fraction) != 1]}"
     if not int(fraction):
-        return _minus(match["minus"]) + units
-    return _minus(match["minus"]) + f"{units} and {parts}" if int(whole) else parts
+        return minus + units
+    parts = f"{cardinal(int(fraction))} {hundredths[int(fraction) != 1]}"
+    return f"{minus}{units} and {parts}" if int(whole) else minus + parts
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -139,7 +139,7 @@ def _unit(match: re.Match[str]) -> str:
     one, many = UNITS["sec" if unit == "s" else unit]
     attached = match[0][-len(unit) - 1].isdigit()
     single = match["amount"] == "1" or is_adjective(match, unit, attached=attached)
-    return _minus(match["minus"]) + f"{decimal(match['amount'])} {one if single else many}"
+    return f"{_minus(match['minus'])}{decimal(match['amount'])} {one if single else many}"
 
 
 def _named_number(match: re.Match[str]) -> str:

@@ -20,38 +20,15 @@ from service.api.spoken_text.normalising.text import LONGEST, TextNormaliser, no
 
 PIECES = st.sampled_from(
     [
-        *"0123456789.,:;-/$€¥%#+() \n'\"&年月日个。，",
-        " ",
-        "the ",
-        "Dr. ",
-        "Am 12. ",
-        "May ",
-        "No. ",
-        "pm",
-        "km",
-        "in ",
-        "US",
-        "e.g. ",
-        "A",
-        "Dec ",
-        "Jan",
-        "我",
-        "é",
-        "v1",
+        *"0123456789.,:;-/$€¥%#+() \n'\"&年月日个。，A我é ",
+        *("the ", "Dr. ", "Am 12. ", "May ", "No. ", "pm", "km", "in ", "US", "e.g. ", "Dec ", "Jan", "v1"),
     ]
 )
 SECTIONS = "BEFORE_NUMBERS CODES CURRENCIES DAYS LARGE MONTHS PERIODS TITLES UNITS WORDS".split()  # noqa: SIM905
 WORDS = [word for section in SECTIONS for word in TABLES.words(section)]
 PARTS = TABLES.pattern("{NAMES}|{NOUNS}|{DOMAINS}|{FILES}|{PRODUCTS}").split("|")
-VOCABULARY = st.sampled_from(
-    [
-        *(word.removesuffix(".") for word in [*WORDS, *PARTS]),
-        *" .,;:-–—/&@#%°'\"’()[]~^=+*×",
-        *"sIVXAaéž我年",
-        ". ",
-        "1",
-    ]
-)
+SIGNS = [*" .,;:-–—/&@#%°'\"’()[]~^=+*×sIVXAaéž我年1", ". "]
+VOCABULARY = st.sampled_from([*(word.removesuffix(".") for word in [*WORDS, *PARTS]), *SIGNS])
 """What the rules look for, and what they do not."""
 TEXTS = st.lists(PIECES, max_size=40).map("".join)
 
@@ -113,34 +90,6 @@ def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
     given_ = [spoken_of(normaliser.feed(chunk)) for chunk in chunks]
     assert given_ == ["It costs ", "five dollars, so ", "", "Doctor Lee thinks. Y", "es, "]
     assert spoken_of(normaliser.feed("", final=True)) == "D"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Am 12. März treffen wir uns um 5 Uhr.",
-        "Am 3. Oktober ist Feiertag.",
-        "Am 3. Mai.",
-        "Der 1. FC Köln gewann 3:2.",
-        "Im 19. Jahrhundert lebten hier 5 Menschen.",
-        "Seit dem 1. April gilt das.",
-    ],
-)
-def test_a_german_ordinal_ends_no_clause_and_makes_none_english(text: str) -> None:
-    assert normalise(text) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "spoken"),
-    [
-        ("I am 12. You are 13.", "I am twelve. You are thirteen."),
-        ("It opens at 10 am 12. It closes at 5.", "It opens at ten AM twelve. It closes at five."),
-        ("He is 12. Am I 13?", "He is twelve. Am I thirteen?"),
-        ("I'm 12. Her leader 5. That is 6.", "I'm twelve. Her leader five. That is six."),
-    ],
-)
-def test_english_before_a_number_is_no_german_ordinal(text: str, spoken: str) -> None:
-    assert normalise(text) == spoken
 
 
 def test_a_text_without_clauses_is_not_held_back_for_ever() -> None:
