@@ -140,6 +140,9 @@ def test_checkpoints_that_are_not_hosted_are_refused_by_name(
 def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no readable config\.json"):
         load(str(tmp_path))
+    (tmp_path / "model-q4_k_m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="GGUF checkpoints are not hosted"):
+        load(str(tmp_path))
     (tmp_path / "config.json").write_text('{"architectures": null}')
     with pytest.raises(CheckpointError, match="is not hosted"):
         load(str(tmp_path))
