@@ -244,7 +244,8 @@ def few_sms(monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int) -
     monkeypatch.setattr(gpu, "probe", lambda: replace(real, num_sms=count))
 
 
-@pytest.mark.parametrize("sms", [9, slow(132)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sms", [9, 132])
 def test_few_programs_make_a_x_of_many_adapters_in_every_launch(
     device: torch.device, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from models.layers.kernels.gemm_types import Choice, Shape
 from service.engine.chat import filter_kernels, step_kernels
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
+from tests.support.slow import slow
 
 MOST_ROWS = 160
 """Decode rows, and prefill tokens, that are tried one by one."""
@@ -40,6 +41,9 @@ KERNEL_MODULES = [
     for package in (models.layers.kernels, models.voxcpm2.kernels)
     for found in pkgutil.iter_modules(package.__path__)
 ] + [step_kernels, filter_kernels]
+
+
+QUICK = ("Qwen2-VL-2B", "VoxCPM2 local decoder")
 
 
 class Launches:
@@ -84,7 +88,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[Any, ...]]]:
     yield found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
 def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple[Any, ...]]) -> None:
     for rows in powers_of_two(MOST_ROWS):
         CASES[case](rows)
@@ -96,6 +100,7 @@ def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple
     assert len(warmed) <= (72 if case.endswith("in GEMMs") else 32), f"{len(warmed)} variants to compile"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize(
     "case", ["Qwen2-VL-2B", "VoxCPM2 language model", "VoxCPM2 local encoder", "VoxCPM2 local decoder"]
