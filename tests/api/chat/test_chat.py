@@ -249,3 +249,8 @@ def test_a_text_chat_enters_no_optional_feature() -> None:
     assert not rooms & {"service/api/speech", "service/api/spoken_text", "service/api/structured", "service/media"}
     features = ("spoken", "structured", "tools", "tool_calls", "tool_grammar", "prompt_media", "video_sampling")
     assert not visited & {f"service/api/chat/{name}.py" for name in features}
+
+
+def test_an_alias_is_answered_under_the_first_name(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny-alias", messages=[{"role": "user", "content": "x"}])
+    assert answer.model == "tiny"

@@ -271,3 +271,14 @@ def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None
     with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
         assert ask(server).status_code == 200 and talker.requests[-1].model == "talker-1"
         assert ask(server, model="talker").status_code == 200 and talker.requests[-1].model == "talker"
+
+
+def test_reasoning_is_not_said(talking: Talking) -> None:
+    message = talking.ask("Aloud.", extra_body={"chat_template_kwargs": {"enable_thinking": True}}).choices[0].message
+    assert message.reasoning_content == "hm" and message.audio.transcript == "Aloud."
+    assert talking.said() == ["Aloud."]
+
+
+def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="no speech model is served"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **SPOKEN)

@@ -318,3 +318,37 @@ def test_arguments_are_bounded_before_they_are_read(server: RunningServer) -> No
     with pytest.raises(ApiError) as caught:
         arguments_of('{"a": [0' + ",0" * MAX_SIGNS + "]}", "arguments")
     assert caught.value.code == "too_many_values"
+
+
+def test_a_call_after_reasoning(client: OpenAI) -> None:
+    """The template of the fake model thinks before it speaks."""
+    answer = ask(client, ROME, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    message = answer.choices[0].message
+    assert message.reasoning_content == "hm" and called(message) == [("get_weather", {"city": "Rome"})]
+
+
+def test_every_definition_refers_to_its_own() -> None:
+    """Two tools with $defs of the same name."""
+    kinds = ("string", "integer")
+    tools = tuple(
+        Tool(
+            kind,
+            None,
+            {
+                "type": "object",
+                "properties": {"x": {"$ref": "#/$defs/Value"}},
+                "required": ["x"],
+                "additionalProperties": False,
+                "$defs": {"Value": {"type": kind}},
+            },
+        )
+        for kind in kinds
+    )
+    grammar = tool_grammar(ToolUse(tools, tools, forced=True, several=False))
+    assert fits(grammar, call_text("string", x="a")) and fits(grammar, call_text("integer", x=1))
+    assert not fits(grammar, call_text("string", x=1)) and not fits(grammar, call_text("integer", x="a"))
+
+
+def test_a_named_tool_is_the_only_one() -> None:
+    use = ToolUse(DEFINITIONS, DEFINITIONS[1:2], forced=True, several=False)
+    assert fits(tool_grammar(use), SUM) and not fits(tool_grammar(use), ROME)

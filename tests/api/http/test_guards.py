@@ -182,3 +182,8 @@ def test_a_server_that_loads_answers_probes_and_refuses_work() -> None:
 def test_keys_are_not_shown() -> None:
     with running_server(api_key=("very-secret",)) as server:
         assert "very-secret" not in repr(server.context.settings)
+
+
+def test_two_authorization_headers_are_none(locked: RunningServer) -> None:
+    headers = [("authorization", "Bearer first"), ("authorization", "Bearer wrong")]
+    assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
