@@ -89,6 +89,7 @@ def test_what_one_engine_refuses_is_offered_to_the_other(server: RunningServer) 
     assert failed.status_code == 500 and choices(server, "moved") == 1
 
 
+@pytest.mark.slow
 def test_requests_fail_when_no_engine_is_left(server: RunningServer) -> None:
     """A request that ends every engine it meets: it meets each once at most."""
     answer = ask(server, "!crash")

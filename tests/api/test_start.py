@@ -74,6 +74,7 @@ def test_every_line_of_the_log_is_json(embedded_server: ServerProcess) -> None:
     assert messages[0].endswith(": locating")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--max-n", "1000"], ["--model", "/nowhere/at/all"]])
 def test_what_cannot_be_served_is_json_where_the_log_is(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", *arguments]

@@ -225,6 +225,7 @@ def test_audio_to_standard_output_is_all_that_stands_there(
     assert ended.value.code == 0 and capfdbinary.readouterr().out == audio
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_a_full_disk_is_one_line(tmp_path: Path, failing: Failing) -> None:
     said = failing("say", "Hello.", "--model", "m", "-o", "/dev/full", "--format", "wav", body=iter([b"RIFF"]))

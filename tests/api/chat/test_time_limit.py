@@ -20,6 +20,7 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.slow
 async def test_answers_end_as_those_that_reach_their_length(server: RunningServer) -> None:
     """None names a number of tokens, all would go on for longer than they may."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
