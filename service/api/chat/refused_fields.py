@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from service.api.http.errors import bad_request
+from service.api.speech.schema import VoiceOptions
 
 
 class Refused:
@@ -143,9 +144,9 @@ def _alike(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _fields(name: str, refused: Mapping[str, Refused]) -> Any:
+def _fields(name: str, refused: Mapping[str, Refused], *bases: type[msgspec.Struct]) -> Any:
     described = [(field, Annotated[Any, Meta(description=one.description)], None) for field, one in refused.items()]
-    return msgspec.defstruct(name, described, frozen=True, kw_only=True)
+    return msgspec.defstruct(name, described, bases=bases, frozen=True, kw_only=True)
 
 
 if TYPE_CHECKING:
@@ -153,8 +154,8 @@ if TYPE_CHECKING:
     class RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
         """A field for each name in REFUSED."""
 
-    class UnspokenFields(msgspec.Struct, frozen=True, kw_only=True):
-        """A field for each name in NOT_SPOKEN."""
+    class UnspokenFields(VoiceOptions, frozen=True, kw_only=True):
+        """Fields of speech that a spoken answer has, and one for each name in NOT_SPOKEN."""
 else:
     RefusedFields = _fields("RefusedFields", REFUSED)
-    UnspokenFields = _fields("UnspokenFields", NOT_SPOKEN)
+    UnspokenFields = _fields("UnspokenFields", NOT_SPOKEN, VoiceOptions)

@@ -28,7 +28,7 @@ from service.api.speech.captions import with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare, solver_steps
-from service.api.speech.schema import SpeechOptions
+from service.api.speech.schema import SpeechOptions, VoiceOptions
 from service.api.speech.script import Script
 from service.api.speech.speaker import find_voice
 from service.api.speech.text_limits import SpokenTooLong, max_written_chars
@@ -118,21 +118,12 @@ def _speech_model(context: ServerContext, audio: AudioParams) -> str:
 
 
 def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
+    given = {name: getattr(audio, name) for name in VoiceOptions.__struct_fields__}
     pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
     return SpeechOptions(
-        model=model,
-        voice=audio.voice,
-        instructions=audio.instructions,
         response_format=SPOKEN[audio.format],
-        speed=audio.speed,
         sample_rate=pcm_rate if audio.sample_rate is None else audio.sample_rate,
-        seed=seed if audio.seed is None else audio.seed,
-        cfg_value=audio.cfg_value,
-        inference_timesteps=audio.inference_timesteps,
-        temperature=audio.temperature,
-        max_len=audio.max_len,
-        normalize=audio.normalize,
-        lexicon=audio.lexicon,
+        **{**given, "model": model, "seed": seed if audio.seed is None else audio.seed},
     )
 
 

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from service.api.chat.refused_fields import UnspokenFields
 from service.api.engines.step_report import StepReport
-from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
+from service.api.speech.schema import SampleRate
 from service.media.audio_formats import SpokenFormat
 
 Modality = Literal["text", "audio"]
 
 
 class AudioParams(UnspokenFields, frozen=True, kw_only=True):
-    """How an answer is spoken. voice and format are OpenAI's; the others mean what they mean in a speech request, and
-    model is a speech model.
+    """voice and format are OpenAI's.
 
     pcm16 has 24 kHz unless sample_rate says otherwise, ulaw and alaw (G.711) have 8 kHz.
     """
 
     format: SpokenFormat
-    voice: str | VoiceReference | None = None
-    model: str | None = None
-    instructions: ShortText | None = None
-    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
-    sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: SolverSteps | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    normalize: bool | None = None
-    lexicon: LexiconEntries | None = None
+    sample_rate: SampleRate | None = None
 
 
 class PastAudio(msgspec.Struct, frozen=True):

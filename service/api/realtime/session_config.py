@@ -13,7 +13,7 @@ from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, Name
 from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
-from service.api.speech.schema import LexiconEntries, ShortText, SolverSteps, VoiceReference
+from service.api.speech.schema import VoiceOptions
 from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import FORMATS, G711_RATE, SPOKEN, STREAMED, StreamedType
 
@@ -58,21 +58,10 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
 PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
 
 
-class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How answers are spoken. format, voice and speed are OpenAI's; the others are those of a spoken chat answer."""
+class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """format, voice and speed are OpenAI's."""
 
     format: RealtimeFormat | None = None
-    voice: str | VoiceReference | None = None
-    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
-    model: str | None = None
-    instructions: ShortText | None = None
-    seed: Int64 | None = None
-    cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: SolverSteps | None = None
-    temperature: Temperature | None = None
-    max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    normalize: bool | None = None
-    lexicon: LexiconEntries | None = None
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,8 +176,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def audio(self) -> AudioParams:
-        output = self.output
-        given = {name: getattr(output, name) for name in RealtimeOutput.__struct_fields__ if name != "format"}
+        given = {name: getattr(self.output, name) for name in VoiceOptions.__struct_fields__}
         return AudioParams(format=STREAMED[self.format.type], sample_rate=self.format.sample_rate, **given)
 
     @property

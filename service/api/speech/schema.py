@@ -16,6 +16,7 @@ StreamFormat = Literal["audio", "sse"]
 ShortText = Annotated[str, Meta(max_length=4096)]
 SolverSteps = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A server offers a few small numbers; the bounds keep long ones out of messages."""
+SampleRate = Annotated[int, Meta(ge=1, le=192_000)]
 Granularities = list[Literal["segment", "word"]]
 MAX_ENTRIES = 100
 LexiconEntries = Annotated[
@@ -31,40 +32,47 @@ class VoiceReference(msgspec.Struct, frozen=True):
     id: str
 
 
-class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that a speech request and a WebSocket's session.config share.
+class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is spoken, in speech requests, spoken answers and Realtime.
 
-    voice: id or name of an uploaded voice, "default", or one of OpenAI's names. instructions: description of the voice
-    or manner. ref_audio: reference audio of the voice (data: URL, or https: if remote media are enabled); with
-    ref_text, its transcript, the audio is continued. prompt_audio, prompt_text: audio to continue and its transcript,
-    alone or together with another voice (ref_audio or an uploaded one). seed: of the noise; the same request with the
-    same seed gives the same audio. cfg_value: guidance. inference_timesteps: solver steps. temperature: scale of the
-    noise. min_len, max_len: patches (160 ms) of each segment; max_new_tokens is an alias of max_len.
-    split_granularity: where the text is split, besides where a segment would become too long. normalize: numbers,
-    dates, money, units and abbreviations are turned into words first, in English and Chinese (default true). lexicon:
-    what is said for whole words, before the server's own.
+    model: a speech model. voice: id or name of an uploaded voice, "default", or one of OpenAI's names. instructions:
+    description of the voice or manner. seed: of the noise; the same request with the same seed gives the same audio.
+    cfg_value: guidance. inference_timesteps: solver steps. temperature: scale of the noise. max_len: patches (160 ms)
+    of each segment. normalize: numbers, dates, money, units and abbreviations are turned into words first, in English
+    and Chinese (default true). lexicon: what is said for whole words, before the server's own.
     """
 
     model: str | None = None
     voice: str | VoiceReference | None = None
     instructions: ShortText | None = None
-    response_format: ResponseFormat | None = None
     speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
-    sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
-    ref_audio: str | None = None
-    ref_text: ShortText | None = None
-    prompt_audio: str | None = None
-    prompt_text: ShortText | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
     inference_timesteps: SolverSteps | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    max_new_tokens: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    split_granularity: Granularity | None = None
     normalize: bool | None = None
     lexicon: LexiconEntries | None = None
+
+
+class SpeechOptions(VoiceOptions, frozen=True, kw_only=True):
+    """Fields that a speech request and a WebSocket's session.config share.
+
+    ref_audio: reference audio of the voice (data: URL, or https: if remote media are enabled); with ref_text, its
+    transcript, the audio is continued. prompt_audio, prompt_text: audio to continue and its transcript, alone or
+    together with another voice (ref_audio or an uploaded one). min_len: patches of each segment; max_new_tokens is an
+    alias of max_len. split_granularity: where the text is split, besides where a segment would become too long.
+    """
+
+    response_format: ResponseFormat | None = None
+    sample_rate: SampleRate | None = None
+    ref_audio: str | None = None
+    ref_text: ShortText | None = None
+    prompt_audio: str | None = None
+    prompt_text: ShortText | None = None
+    min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    split_granularity: Granularity | None = None
 
 
 class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
