@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from tests.support.optional import needed
 from tests.support.processes import ROOT, ServerProcess
@@ -23,13 +23,6 @@ class Seen(BaseModel):
     """A shape in the picture."""
 
     shape: Literal["circle", "square", "triangle"]
-
-
-class Counted(BaseModel):
-    """Shapes of a color."""
-
-    color: Literal["red", "blue"]
-    count: int = Field(ge=0, le=9)
 
 
 def chat(url: str, model: str, **fields: Any) -> Any:
@@ -53,13 +46,6 @@ def test_structured_output_about_a_picture(embedded_server: ServerProcess, metho
     assert isinstance(seen, Seen)
     if method != "function_calling":  # the model was trained for JSON and not for tools
         assert seen.shape == "circle"
-
-
-@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_structured_output_fits_whatever_is_drawn(embedded_server: ServerProcess, method: str) -> None:
-    model = chat(embedded_server.url, "reprise/qwen2_vl", temperature=2, seed=5)
-    counted = model.with_structured_output(Counted, method=method, strict=True).invoke("How many?")
-    assert isinstance(counted, Counted)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -87,20 +73,6 @@ def test_an_agent_with_two_tools(scripted: RunningServer, streamed: bool) -> Non
     assert messages[1].response_metadata["finish_reason"] == "tool_calls"
 
 
-def test_two_calls_at_once(scripted: RunningServer) -> None:
-    called: list[int] = []
-
-    def note(number: int) -> str:
-        """Notes a number."""
-        called.append(number)
-        return f"noted {number}"
-
-    agent = needed("langchain.agents").create_agent(chat(scripted.url, "tiny"), [note])
-    question = call_text("note", number=1) + "\n" + call_text("note", number=2)
-    messages = agent.invoke({"messages": [{"role": "user", "content": question}]})["messages"]
-    assert sorted(called) == [1, 2] and messages[-1].content == "noted 2"
-
-
 def test_a_call_that_was_cut_off_goes_back_with_an_error(scripted: RunningServer) -> None:
     """LangChain keeps it as an invalid call, and agents answer it."""
     messages = needed("langchain_core.messages")
@@ -112,15 +84,6 @@ def test_a_call_that_was_cut_off_goes_back_with_an_error(scripted: RunningServer
     (call,) = cut.invalid_tool_calls
     result = messages.ToolMessage("Not valid.", tool_call_id=call["id"])
     assert model.invoke([("user", said), cut, result]).content == "Not valid."
-
-
-def test_a_tool_whose_schema_no_grammar_can_say(scripted: RunningServer) -> None:
-    """As servers of tools send them."""
-    names = {"type": "array", "items": {"type": "string", "format": "uri-reference"}, "uniqueItems": True}
-    parameters = {"type": "object", "properties": {"names": names}, "not": {"required": ["x"]}}
-    tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
-    answer = chat(scripted.url, "tiny").bind_tools(tools, tool_choice="read").invoke(call_text("read", names=["a"]))
-    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("read", {"names": ["a"]})]
 
 
 def test_a_prompt_that_is_too_long_is_known_as_such(scripted: RunningServer) -> None:

@@ -20,7 +20,7 @@ from service.hub.catalog import Catalog, HostedModel
 from service.link.engine_link import InlineLink
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page
-from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
+from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
@@ -125,15 +125,6 @@ def test_a_question_waits_for_its_picture_to_be_read(page: Page) -> None:
         assert page.js("document.querySelectorAll('.asked img').length") == 1
 
 
-def test_the_drawing_is_asked_about_once(page: Page) -> None:
-    with page.visiting(running_server()) as server:
-        page.open(server.url)
-        page.driver.execute_script("const button = document.getElementById('sample'); button.click(); button.click();")
-        page.wait_for("document.querySelector('.answer .copy')")
-        assert page.js("document.querySelectorAll('.asked img').length") == 1
-        assert page.js("document.querySelectorAll('#attached li').length") == 0
-
-
 def test_the_camera_gives_a_picture(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     page.click("camera")
@@ -194,18 +185,6 @@ def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talk
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
 
-def test_a_long_reading_is_stopped(page: Page, talker: FakeTalker) -> None:
-    with page.visiting(talking_server(talker)) as server:
-        page.open(server.url)
-        page.ask(f"{ENDLESS} goes on.")
-        page.driver.find_element("css selector", ".hear").click()
-        page.wait_for("window.heard.starts > 2")
-        assert page.text(".hear") == "Stop"
-        page.driver.find_element("css selector", ".hear").click()
-        page.wait_for("document.querySelector('.hear').textContent === 'Hear it'")
-        server.wait_idle()
-
-
 def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalker) -> None:
     with page.visiting(talking_server(talker, chats=["another"], talkers=2)) as server:
         page.open(server.url)
@@ -230,23 +209,6 @@ def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalke
         page.open(server.url)
         assert not page.js("[...document.querySelectorAll('.picker')].some((picker) => picker.checkVisibility())")
         assert page.text("#see-model").startswith("tiny")
-
-
-def test_kept_voices_say_which_model_they_are_of(page: Page, talker: FakeTalker) -> None:
-    with page.visiting(talking_server(talker, talkers=2)) as server:
-        latents = {"reference": np.zeros((2, 4, 2), np.float32)}
-        for name, encoder in (("mine", "x"), ("old", "another")):
-            server.context.voices.add(
-                name=name, encoder=encoder, consent="yes", seconds=1.0, latents=latents, ref_text=None, description=None
-            )
-        shown = {
-            voice["name"]: voice.get("model") for voice in httpx.get(f"{server.url}/v1/audio/voices").json()["data"]
-        }
-        assert (shown["mine"], shown["old"], shown["alloy"]) == ("talker", None, None)
-        page.open(server.url, "speak")
-        page.wait_for("document.querySelectorAll('#voice option').length > 10")
-        labels = page.js("[...document.querySelectorAll('#voice option')].map(({ text }) => text)")
-        assert {"mine (talker)", "old (model not served)", "alloy"} <= set(labels)
 
 
 def pick(page: Page, id: str, label: str) -> None:
@@ -457,7 +419,7 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.wait_for("document.activeElement.id === 'say'")
 
 
-@pytest.mark.parametrize("width", [320, 360, 768])
+@pytest.mark.parametrize("width", [320, 768])
 def test_nothing_sticks_out_of_a_narrow_screen(page: Page, embedded_server: ServerProcess, width: int) -> None:
     metrics = {"width": width, "height": 640, "deviceScaleFactor": 1, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -584,13 +546,6 @@ def test_a_key_of_any_letters_is_sent_as_the_server_reads_it(page: Page, tmp_pat
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
 
 
-def test_the_skip_link_stays_in_its_view(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url, "speak")
-    page.driver.find_element("css selector", ".skip").send_keys("\n")
-    page.wait_for("document.activeElement.id === 'speak-title'")
-    assert page.js("location.hash") == "#speak" and page.js("document.title") == "Speak – Reprise"
-
-
 def test_a_file_dropped_beside_a_field_does_not_end_the_page(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url, "speak")
     page.driver.execute_script(
@@ -620,18 +575,6 @@ def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> N
     assert page.complaints()  # the browser's own notes of the lost connection
 
 
-def test_speech_that_breaks_off_is_called_speech(page: Page, talker: FakeTalker) -> None:
-    with talking_server(talker) as server:
-        page.open(server.url, "speak")
-        page.type("text", f"{ENDLESS} goes on.")
-        page.click("say")
-        page.wait_for("window.heard.starts > 2")
-    assert page.wait_shown("speak-error") == "The connection broke off before the speech was complete."
-    page.wait_for("document.getElementById('say').checkVisibility()")
-    page.driver.get("about:blank")
-    assert page.complaints()  # the browser's own notes of the lost connection
-
-
 def test_a_server_that_does_not_answer_is_named(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     page.driver.execute_script(
@@ -641,26 +584,3 @@ def test_a_server_that_does_not_answer_is_named(page: Page, embedded_server: Ser
     page.wait_for("document.getElementById('state').textContent === 'The server does not answer.'")
     page.driver.find_element("css selector", "nav a[href='#watch']").click()
     assert page.wait_shown("watch-error") == "The server does not answer."
-
-
-def test_readings_wait_for_the_one_before(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script(
-        f"{HANG} window.begun = 0; const begin = setTimeout;"
-        "window.setTimeout = (work, delay) => begin(() => { begun += 1; work(); }, 0);"
-    )
-    page.driver.find_element("css selector", "nav a[href='#watch']").click()
-    page.wait_for("window.begun > 5")
-    assert page.js("window.hung.filter((path) => path === 'metrics').length") == 1
-
-
-def test_a_minute_does_not_begin_before_a_pause(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url, "watch")
-    page.wait_for("document.querySelectorAll('.tile').length")
-    page.driver.find_element("css selector", "nav a[href='#see']").click()
-    page.ask("Hello")
-    page.driver.execute_script("const now = performance.now; performance.now = () => now.call(performance) + 240_000;")
-    page.driver.execute_script("document.getElementById('overview').replaceChildren()")
-    page.driver.find_element("css selector", "nav a[href='#watch']").click()
-    page.wait_for("document.querySelectorAll('.tile').length")
-    assert page.js("document.querySelectorAll('.tile b')[2].textContent") == "0"

@@ -197,11 +197,6 @@ def test_tables_have_as_many_cells_as_their_head(ready: Page) -> None:
     assert [node[1].get("class") for node in elements([box]) if node[0] == "th"] == ["center", "right"]
 
 
-def test_lists_go_on_with_their_number(ready: Page) -> None:
-    first, _, second = shown(ready, "1. a\n```\ncode\n```\n2. b")
-    assert "start" not in first[1] and second[1]["start"] == "2"
-
-
 def test_links_lead_elsewhere_without_a_trace(ready: Page) -> None:
     text = "[a *b*](https://example.org/x_(y) 't') [a](<http://example.org/x y>) http://example.org/z, <mailto:a@b.c>"
     links = [node for node in elements(shown(ready, text)) if node[0] == "a"]
