@@ -168,11 +168,7 @@ def create_admission(
 ) -> Admission:
     """SettingsError for limits of which one allows a request that another could never admit."""
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
-    decoding = {
-        "max_request_pixels": pixels * BYTES_PER_PIXEL,
-        "max_image_pixels": min(settings.max_image_pixels, pixels) * MOST_BYTES,
-    }
-    name, excess = max(decoding.items(), key=lambda item: item[1])
+    excess = max(pixels * BYTES_PER_PIXEL, min(ImageLimits.max_pixels, pixels) * MOST_BYTES)
     shares = admission_shares(catalog)
     admission = Admission(
         settings.max_in_flight,
@@ -186,9 +182,9 @@ def create_admission(
     largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
     if most <= excess or settings.max_body > largest:
         raise SettingsError(
-            f"max_pending_bytes: {most} cannot hold one request that {name} and max_body allow: {excess} bytes while "
-            f"it is decoded (lower {name}), and beside them {settings.max_body} in three quarters of what chat or "
-            f"speech may take (now {max(0, largest)}; lower max_body)"
+            f"max_pending_bytes: {most} cannot hold one request that max_request_pixels and max_body allow: {excess} "
+            f"bytes while it is decoded (lower max_request_pixels), and beside them {settings.max_body} in three "
+            f"quarters of what chat or speech may take (now {max(0, largest)}; lower max_body)"
         )
     return admission
 
@@ -203,7 +199,7 @@ def admission_shares(catalog: Catalog) -> dict[str, float]:
 def media_limits(settings: Settings) -> MediaLimits:
     decoded = settings.max_request_pixels * BYTES_PER_PIXEL
     return MediaLimits(
-        image=ImageLimits(min(ImageLimits.max_bytes, settings.max_body), settings.max_image_pixels),
+        image=ImageLimits(min(ImageLimits.max_bytes, settings.max_body)),
         video=VideoLimits(
             min(VideoLimits.max_bytes, settings.max_body), max_frames=settings.max_frames, max_decoded_bytes=decoded
         ),

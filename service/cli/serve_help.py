@@ -1,4 +1,4 @@
-"""`reprise serve` on the command line. Its `--help` has about a hundred settings, readable on a terminal of 80 columns,
+"""`reprise serve` on the command line. Its `--help` has all settings, readable on a terminal of 80 columns,
 the most used ones first."""
 
 from __future__ import annotations

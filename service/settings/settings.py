@@ -190,7 +190,6 @@ class Settings(BaseSettings):
     )
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
     max_frames: Count = _knob(768, "Limits", "Frames sampled from all videos of a request.")
-    max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
     max_request_pixels: Count = _knob(350_000_000, "Limits", "Decoded pixels of all media of a request.")
     max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
     max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)

@@ -125,7 +125,6 @@ async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() 
     [
         ({"max_pending_bytes": 64_000_000}, ("max_pending_bytes", "max_request_pixels")),
         ({"max_request_pixels": 600_000_000}, ("max_pending_bytes", "max_request_pixels")),
-        ({"max_image_pixels": 300_000_000}, ("max_pending_bytes", "max_image_pixels")),
         ({"max_body": 2_000_000_000}, ("max_pending_bytes", "max_body")),
     ],
     ids=str,

@@ -22,7 +22,7 @@ COUNTS = {"picture": 300, "video": 80, "clip": 80, "chat": 240, "tools": 120, "s
 CLIENTS = 3
 LIMITS = (
     *("--max-output-tokens", "8", "--max-n", "2", "--max-speech-chars", "200", "--max-frames", "8"),
-    *("--max-body", "4M", "--max-image-pixels", "4000000", "--max-request-pixels", "8000000"),
+    *("--max-body", "4M", "--max-request-pixels", "8000000"),
 )
 GROWTH = {"api": 300 << 20, "engine": 300 << 20, "decoder": 700 << 20, "grammars": 1 << 30}
 """Bytes that each process may grow by at any moment: caches, a full-size picture per thread, a codec's buffers."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -197,7 +196,6 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, _on_invalid_fields)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(ClientLeft, _on_disconnect)
     for kind in ANSWERED:
@@ -210,12 +208,6 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
-
-
-async def _on_invalid_fields(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    fields = ", ".join(".".join(str(part)[:40] for part in problem["loc"][1:]) for problem in error.errors()[:5])
-    return bad_request(f"Invalid fields: {fields}.", fields.split(",")[0] or None).response()
 
 
 def _is_socket(path: str, routes: Sequence[BaseRoute]) -> bool:
