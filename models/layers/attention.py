@@ -198,24 +198,7 @@ def attend_prefill_pages(
     return out
 
 
-def _rotary_paged_decode_host(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    qk_norm: QKNorm | None = None,
-) -> Tensor:
-    q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
-    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
-
-
-@op(cuda="models.layers.kernels.rotary:rotary_paged_decode_attention", cpu=_rotary_paged_decode_host)
+@op(cuda="models.layers.kernels.rotary:rotary_paged_decode_attention")
 def rotary_paged_decode_attention(
     q: Tensor,
     k: Tensor,
@@ -235,9 +218,8 @@ def rotary_paged_decode_attention(
     int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
     written. Returns [rows, Hq, D].
     """
-    q, _ = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
-    scale = 1.0 / math.sqrt(q.shape[-1])
-    return attend_pages.reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
+    q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
+    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

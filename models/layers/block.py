@@ -94,7 +94,10 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Parameters of x += attention(norm(x)); x += mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    `forward` says what is computed; run_blocks computes it with each sum and the norm behind it in one kernel.
+    """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -108,6 +111,25 @@ class Block(nn.Module):
             count, inner = config.experts.count, config.experts.intermediate_size
             router = SoftmaxRouter(config.hidden_size, count, config.experts.top_k)
             self.mlp = MixtureOfExperts(router, Experts(count, config.hidden_size, inner))
+
+    def forward(self, x: Tensor, attend: Attend, layer: int) -> Tensor:
+        """[..., n, hidden_size] -> like x."""
+        x = x + self.attention.out(self.attention(self.attention_norm(x), attend, layer))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def add_attention(self, x: Tensor, attended: Tensor, lora: GemmLora | None) -> tuple[Normed, Tensor]:
+        """(mlp_norm of the sum, the sum) of x and the output projection of what the heads attended."""
+        # A router reads the norm, too.
+        deferrable = isinstance(self.mlp, SwiGLU)
+        return add_and_norm(self.attention.out, attended, x, self.mlp_norm, lora, deferrable=deferrable)
+
+    def add_mlp(self, x: Tensor, normed: Normed, norm: RMSNorm, *, deferrable: bool) -> tuple[Normed, Tensor]:
+        """(norm of the sum, the sum) of x and mlp(normed). deferrable: as of add_and_norm."""
+        if isinstance(self.mlp, MixtureOfExperts):
+            assert isinstance(normed, Tensor)
+            x = self.mlp.added_to(x, normed)
+            return norm(x), x
+        return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, norm, deferrable=deferrable)
 
 
 def run_blocks(
@@ -134,58 +156,35 @@ def run_rows(
     features: Sequence[Tensor] = (),
     lora: StackLora | None = None,
 ) -> Tensor:
-    """run_blocks for any number of rows. Every residual sum is computed together with the norm that reads it.
+    """run_blocks for any number of rows.
 
     keep: the rows of the result. The last layer computes q, k and v for all rows, but everything after them only for
         these.
     first_norm: attention_norm(x) of the first layer, if the caller has computed it.
     lora: adapters of the attentions.
     """
-    *front, last = layers
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
-    for index, (block, following) in enumerate(zip(front, layers[1:], strict=True)):
-        attended = block.attention(normed, attend, index, lora=lora)
-        normed, x = _attention_added(block, attended, x, None if lora is None else lora.out(index))
-        normed, x = _mlp_added(block, normed, _with_features(x, features, index), following.attention_norm)
-    attended = last.attention(normed, attend, len(front), keep, lora)
-    if keep is not None:
-        x = x[..., keep, :]
-    normed, x = _attention_added(last, attended, x, None if lora is None else lora.out(len(front)))
-    x = _with_features(x, features, len(front))
-    if isinstance(last.mlp, MixtureOfExperts):
-        assert isinstance(normed, Tensor)
-        return final_norm(last.mlp.added_to(x, normed))
-    down = last.mlp.down
-    return gemm_add_norm(last.mlp.gated(normed), down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
-
-
-def _attention_added(block: Block, attended: Tensor, x: Tensor, lora: GemmLora | None) -> tuple[Normed, Tensor]:
-    """x += the attention's output projection: (mlp_norm(x), x)."""
-    out, norm = block.attention.out, block.mlp_norm
-    if isinstance(block.mlp, MixtureOfExperts):  # its router reads the norm too, so the norm cannot be left to a GEMM
-        return gemm_add_norm(attended, out.weight, out.bias, x, norm.weight, norm.eps, lora)
-    return add_and_norm(out, attended, x, norm, lora)
-
-
-def _mlp_added(block: Block, normed: Normed, x: Tensor, norm: RMSNorm) -> tuple[Normed, Tensor]:
-    """x += mlp(normed): (norm(x), x)."""
-    if isinstance(block.mlp, MixtureOfExperts):
-        assert isinstance(normed, Tensor)
-        x = block.mlp.added_to(x, normed)
-        return norm(x), x
-    return add_and_norm(block.mlp.down, block.mlp.gated(normed), x, norm)
-
-
-def _with_features(x: Tensor, features: Sequence[Tensor], layer: int) -> Tensor:
-    """x plus the features of block `layer`, if it has any. The kernel of the next norm adds the output of its MLP."""
-    return x + features[layer] if layer < len(features) else x
+    norms = [*(block.attention_norm for block in layers[1:]), final_norm]
+    for index, (block, next_norm) in enumerate(zip(layers, norms, strict=True)):
+        last = next_norm is final_norm
+        attended = block.attention(normed, attend, index, keep if last else None, lora)
+        if last and keep is not None:
+            x = x[..., keep, :]
+        normed, x = block.add_attention(x, attended, None if lora is None else lora.out(index))
+        if index < len(features):
+            x = x + features[index]  # the MLP does not read them
+        normed, x = block.add_mlp(x, normed, next_norm, deferrable=not last)
+    assert isinstance(normed, Tensor)
+    return normed
 
 
 def add_and_norm(
-    layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm, lora: GemmLora | None = None
+    layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm, lora: GemmLora | None = None, *, deferrable: bool = True
 ) -> tuple[Normed, Tensor]:
-    """x += layer(y): (norm(x) for a GEMM to read, x). lora: adapters of the layer."""
-    return gemm_add_deferrable_norm(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora)
+    """(norm(x + layer(y)), x + layer(y)). lora: adapters of the layer. deferrable: only a GEMM reads the norm,
+    which may apply it itself."""
+    add = gemm_add_deferrable_norm if deferrable else gemm_add_norm
+    return add(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora)
 
 
 def _run_vector(
@@ -199,7 +198,6 @@ def _run_vector(
         qkv = gemv(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
         attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
         x = gemv(attended, attention.out.weight, attention.out.bias, residual=x)
-        # Features are added after the block: its MLP does not read them.
         residual = x + features[index].reshape(1, -1) if index < len(features) else x
         if isinstance(mlp, MixtureOfExperts):
             x = mlp.added_to(residual, block.mlp_norm(x))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.layers.attention import dense_attention
 from models.layers.op import op
-from models.layers.rotary import rotate_half_split, rotate_host
+from models.layers.rotary import rotate_half_split
 
 
 @op(cuda="models.layers.kernels.elementwise:silu_mul")
@@ -34,14 +34,7 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat((a, b), dim=-1)
 
 
-def _rotary_dense_attention_host(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0
-) -> Tensor:
-    rows = slice(first_query, first_query + q.shape[1])
-    return dense_attention(rotate_host(q, cos[rows], sin[rows]), rotate_host(k, cos, sin), v)
-
-
-@op(cuda="models.layers.kernels.rotary:rotary_dense_attention", cpu=_rotary_dense_attention_host)
+@op(cuda="models.layers.kernels.rotary:rotary_dense_attention")
 def rotary_dense_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0) -> Tensor:
     """Bidirectional attention over N short sequences of equal length L, q and k rotated on the way in.
 

@@ -16,7 +16,7 @@ from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.e4m3 import E4M3Weight, Weight, kernels_take
 from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
-from models.layers.norms import add_rms_norm, add_rms_norm_host, rms_norm
+from models.layers.norms import add_rms_norm, rms_norm
 from models.layers.op import op
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]
@@ -37,24 +37,17 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight.dequantised(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
 
 
-def _gemm_host(
-    x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
-) -> Tensor:
-    y = gemm.reference(x, weight, bias, epilogue)
-    return y if lora is None else add_lora(y, x, lora.pair, lora.rows)
-
-
-@op(cuda="models.layers.kernels.gemm:gemm", cpu=_gemm_host)
+@op(cuda="models.layers.kernels.gemm:gemm")
 def gemm(
     x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
 ) -> Tensor:
     """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]. lora: adapters, of a GEMM without an epilogue."""
     y = linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
     if lora is not None:
-        return add_lora.reference(y, x, lora.pair, lora.rows)
+        return add_lora(y, x, lora.pair, lora.rows)
     match epilogue:
         case "silu_mul":
-            return silu_mul.reference(y)
+            return silu_mul(y)
         case "quick_gelu":
             return y * torch.sigmoid(1.702 * y)
     return y
@@ -66,19 +59,7 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return F.linear(x, weight, bias)
 
 
-def _gemm_add_norm_host(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    lora: GemmLora | None = None,
-) -> tuple[Tensor, Tensor]:
-    return add_rms_norm_host(_gemm_host(x, weight, bias, lora=lora), residual, norm_weight, eps)
-
-
-@op(cuda="models.layers.kernels.gemm:gemm_add_norm", cpu=_gemm_add_norm_host)
+@op(cuda="models.layers.kernels.gemm:gemm_add_norm")
 def gemm_add_norm(
     x: Tensor,
     weight: Weight,
@@ -89,10 +70,10 @@ def gemm_add_norm(
     lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias, lora=lora)."""
-    return add_rms_norm.reference(gemm.reference(x, weight, bias, lora=lora), residual, norm_weight, eps)
+    return add_rms_norm(gemm(x, weight, bias, lora=lora), residual, norm_weight, eps)
 
 
-@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm", cpu=_gemm_add_norm_host)
+@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm")
 def gemm_add_deferrable_norm(
     x: Tensor,
     weight: Weight,
@@ -103,7 +84,7 @@ def gemm_add_deferrable_norm(
     lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
     """gemm_add_norm whose norm only `gemm` reads, so that it may be a DeferredNorm."""
-    return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps, lora)
+    return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
 
 
 @op(cuda="models.layers.kernels.gemv:gemv", takes=lambda x, weight, *_, **__: kernels_take(weight))
@@ -127,7 +108,7 @@ def gemv(
     result is row i // fan_out of x times weight index[i]. norm: its weight [K] and eps. residual [v, N], contiguous.
     """
     kind = out_dtype or x.dtype
-    rows = rms_norm.reference(x, *norm) if norm is not None else x
+    rows = rms_norm(x, *norm) if norm is not None else x
     rows = rows.to(kind)
     weight = weight.dequantised(kind) if isinstance(weight, E4M3Weight) else weight.to(kind)
     if index is None:

@@ -1,5 +1,5 @@
 """Chains of small operations on the CPU, where an operation takes longer to dispatch than to compute. They do what
-models.layers.norms and models.layers.rotary do in fewer operations, and differ from them in the last bits.
+models.layers.norms does in fewer operations, and differ from it in the last bits.
 
 Only for float32, the default on a CPU. Other dtypes must be rounded between operations as in the references.
 """
@@ -18,14 +18,6 @@ def rms_norm_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     zero, floor = _scalar(0.0, x.device), _scalar((width * eps) ** 0.5, x.device)
     lengths = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
     return torch.addcmul(zero, x, weight, value=width**0.5).div_(lengths)
-
-
-def rotate_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """models.layers.rotary.rotate_half_split."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat(((first * cos).addcmul_(second, sin, value=-1.0), (second * cos).addcmul_(first, sin)), dim=-1)
 
 
 @cache

@@ -159,7 +159,7 @@ def rotate_and_cache_latent(
     query[..., -rope:] = rotate_half_split(q[..., -rope:], *rotary)
     latent, k_rope = kv.split((rank, rope), -1)
     k_rope = rotate_half_split(k_rope[:, None], *rotary)
-    rows = torch.cat((rms_norm.reference(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
+    rows = torch.cat((rms_norm(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
     cache.index_copy_(0, slot_mapping, rows)
     if keep:
         kv.copy_(rows[:, 0])

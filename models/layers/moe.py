@@ -178,9 +178,8 @@ class MixtureOfExperts(nn.Module):
         self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, hidden_size] -> like x, for a mixture with a shared SwiGLU. Use added_to for one without."""
-        assert self.shared is not None
-        return self._added(x, self.shared)
+        """[n, hidden_size] -> like x."""
+        return self._added(x, torch.zeros_like if self.shared is None else self.shared)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + the routed experts of x, for a mixture without a shared SwiGLU: both [n, hidden_size] -> like

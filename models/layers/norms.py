@@ -29,17 +29,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def add_rms_norm_host(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """add_rms_norm on the CPU."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
-
-
-@op(cuda="models.layers.kernels.norms:add_rms_norm", cpu=add_rms_norm_host)
+@op(cuda="models.layers.kernels.norms:add_rms_norm")
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
     total = x + residual
-    return rms_norm.reference(total, weight, eps), total
+    return rms_norm(total, weight, eps), total
 
 
 class QKNorm(NamedTuple):

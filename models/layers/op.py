@@ -7,13 +7,15 @@
     rms_norm(x, weight, eps)              the kernel where x is on a GPU, else plain PyTorch
     rms_norm.reference(x, weight, eps)    plain PyTorch on any device, for tests to compare with
 
-Kernels are imported at their first use, so that nothing here depends on them or on Triton.
+An operation may call others; in a reference they run as references, too. Kernels are imported at their first use, so
+that nothing here depends on them or on Triton.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Callable
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -56,21 +58,38 @@ class Fallbacks:
 FALLBACKS = Fallbacks()
 
 
+class _References(threading.local):
+    """Number of references that run in this thread, one inside the other."""
+
+    depth = 0
+
+
+_REFERENCES = _References()
+
+
 class Op(Generic[Params, Result]):
-    """A callable with the signature of its reference. `is_cuda` of the first argument decides where it runs."""
+    """A callable with the signature of its definition. `is_cuda` of the first argument decides where it runs."""
 
     def __init__(
         self,
-        reference: Callable[Params, Result],
+        definition: Callable[Params, Result],
         cuda: str,
         cpu: Callable[..., Result] | None,
         takes: Callable[..., bool] | None,
     ) -> None:
-        self.reference = reference
+        self._definition = definition
         self._cuda = cuda
-        self._cpu = cpu or reference
+        self._cpu = cpu or definition
         self._takes = takes
-        update_wrapper(self, reference)
+        update_wrapper(self, definition)
+
+    def reference(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        """Plain PyTorch on any device, in all operations that it calls too."""
+        _REFERENCES.depth += 1
+        try:
+            return self._definition(*args, **kwargs)
+        finally:
+            _REFERENCES.depth -= 1
 
     @cached_property
     def kernel(self) -> Callable[..., Result]:
@@ -81,6 +100,8 @@ class Op(Generic[Params, Result]):
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         first: Any = args[0]
+        if _REFERENCES.depth:
+            return self._definition(*args, **kwargs)
         if not first.is_cuda:
             return self._cpu(*args, **kwargs)
         if self._takes is not None and not self._takes(*args, **kwargs):
@@ -106,7 +127,7 @@ def op(
 
     cuda: "module:function" of the kernel's launcher, which takes the same arguments. If it makes several launches, the
     reference must be able to write again what those before the last one wrote. cpu: what runs on a CPU, if the
-    reference is slow there. takes: whether the kernel supports given arguments; for others the reference runs on the
+    definition is slow there. takes: whether the kernel supports given arguments; for others the reference runs on the
     GPU, too.
     """
 

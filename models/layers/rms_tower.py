@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.layers.attention import attend_segments
 from models.layers.block import add_and_norm
 from models.layers.deferred_norm import Normed
-from models.layers.gemm import gemm, gemm_add_norm
+from models.layers.gemm import gemm
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
 from models.layers.packed import rotate_packed
@@ -49,15 +49,14 @@ def run_rms_tower(
 ) -> Tensor:
     """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size].
 
-    rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: the attention segments of each block. Every
-    residual sum is computed together with the norm that reads it.
+    rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: the attention segments of each block.
     """
     layers = list(blocks)
     normed: Normed = layers[0].attention_norm(x)
-    for index, (block, own) in enumerate(zip(layers, segments, strict=True)):
+    norms = [*(block.attention_norm for block in layers[1:]), final_norm]
+    for block, own, next_norm in zip(layers, segments, norms, strict=True):
         normed, x = add_and_norm(block.out, block.attend(normed, rotary, own), x, block.mlp_norm)
-        hidden, down = block.mlp.gated(normed), block.mlp.down
-        if block is layers[-1]:
-            return gemm_add_norm(hidden, down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
-        normed, x = add_and_norm(down, hidden, x, layers[index + 1].attention_norm)
-    raise ValueError("a tower without blocks")
+        hidden, last = block.mlp.gated(normed), next_norm is final_norm
+        normed, x = add_and_norm(block.mlp.down, hidden, x, next_norm, deferrable=not last)
+    assert isinstance(normed, Tensor)
+    return normed

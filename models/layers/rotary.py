@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.layers.host_fused import rotate_float32
 from models.layers.norms import QKNorm, rms_norm
 from models.layers.op import op
 from models.layers.precision import upcast
@@ -87,31 +86,7 @@ def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def rotate_host(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """rotate_half_split on the CPU."""
-    return rotate_float32(x, cos, sin) if x.dtype == torch.float32 else rotate_half_split(x, cos, sin)
-
-
-def _rotate_and_cache_host(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    qk_norm: QKNorm | None = None,
-) -> tuple[Tensor, Tensor]:
-    if qk_norm is not None:
-        q, k = rms_norm(q, qk_norm.q, qk_norm.eps), rms_norm(k, qk_norm.k, qk_norm.eps)
-    if rotary is not None:
-        q, k = rotate_host(q, *rotary), rotate_host(k, *rotary)
-    k_cache.index_copy_(0, slot_mapping, k)
-    v_cache.index_copy_(0, slot_mapping, v)
-    return q, k
-
-
-@op(cuda="models.layers.kernels.rotary:rotate_and_cache", cpu=_rotate_and_cache_host)
+@op(cuda="models.layers.kernels.rotary:rotate_and_cache")
 def rotate_and_cache(
     q: Tensor,
     k: Tensor,
@@ -128,7 +103,7 @@ def rotate_and_cache(
     Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q and k.
     """
     if qk_norm is not None:
-        q, k = rms_norm.reference(q, qk_norm.q, qk_norm.eps), rms_norm.reference(k, qk_norm.k, qk_norm.eps)
+        q, k = rms_norm(q, qk_norm.q, qk_norm.eps), rms_norm(k, qk_norm.k, qk_norm.eps)
     if rotary is not None:
         q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)

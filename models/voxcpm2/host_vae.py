@@ -59,25 +59,6 @@ def snake_upsample_host(
     return (now[:, 1:] + before[:, :-1]).add_(bias).flatten(1, 2).transpose(1, 2)
 
 
-def snake_samples_host(
-    x: Tensor,
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> Tensor:
-    """models.voxcpm2.vae_layers.snake_samples."""
-    kernel = weight.shape[-1]
-    hidden = _extended_snake(_channels_last(x), alpha, kernel - 1, memory, slots)
-    # Each frame's share in each of the samples that it reaches; a sample adds up a diagonal of them.
-    shares, length = (hidden @ weight[0]).transpose(1, 2).contiguous(), x.shape[-1]
-    out = shares[:, 0, :length] + bias
-    for tap in range(1, kernel):
-        out += shares[:, tap, tap : tap + length]
-    return torch.tanh_(out)[:, None]
-
-
 def _channels_last(x: Tensor) -> Tensor:
     """[rows, C, T] -> contiguous [rows, T, C]."""
     return x.transpose(1, 2).contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.layers.op import op
 from models.layers.precision import Precision
-from models.voxcpm2.host_vae import residual_unit_host, snake_samples_host, snake_upsample_host
+from models.voxcpm2.host_vae import residual_unit_host, snake_upsample_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def snake_upsample(
     return out[..., stride:-stride]
 
 
-@op(cuda="models.voxcpm2.kernels.vae:snake_samples", cpu=snake_samples_host, takes=_has_samples_kernel)
+@op(cuda="models.voxcpm2.kernels.vae:snake_samples", takes=_has_samples_kernel)
 def snake_samples(
     x: Tensor,
     alpha: Tensor,

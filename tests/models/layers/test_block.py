@@ -1,4 +1,4 @@
-"""One position takes a route of its own on a GPU; its arithmetic is that of any number of rows."""
+"""Both routes of a stack, for many positions and for one on a GPU, compute its blocks one after the other."""
 
 from __future__ import annotations
 
@@ -31,5 +31,10 @@ def test_one_position(experts: ExpertsConfig | None, levels: int) -> None:
         torch.nn.init.normal_(parameter, std=0.5)
     x, features = torch.randn(1, WIDTH), [torch.randn(1, WIDTH) for _ in range(levels)]
     with torch.no_grad():
-        expected = block.run_rows(layers, x, norm, attend, features=features)
+        expected = x
+        for index, one in enumerate(layers):
+            expected = one(expected, attend, index)
+            expected = expected + features[index] if index < levels else expected
+        expected = norm(expected)
+        torch.testing.assert_close(block.run_rows(layers, x, norm, attend, features=features), expected)
         torch.testing.assert_close(block._run_vector(layers, x, norm, attend, features), expected)

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.layers.fused import rotary_dense_attention
 from models.layers.gemm import gemm_add_deferrable_norm, gemm_add_norm, lay_out_for_host
 from models.layers.norms import RMSNorm, add_rms_norm, rms_norm
-from models.layers.rotary import rotate_and_cache, rotate_half_split, rotate_host
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
@@ -58,44 +56,6 @@ def test_a_norm_can_be_trained_outside_of_inference() -> None:
     expected = torch.autograd.grad(rms_norm.reference(x, norm.weight, 3e-5).sum(), norm.weight)[0]
     assert norm.weight.grad is not None
     torch.testing.assert_close(norm.weight.grad, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rotations(dtype: torch.dtype) -> None:
-    """Of heads that are views of something wider, [n, heads, D] and [N, n, heads, D]."""
-    angles = torch.randn(11, 8)
-    cos, sin = angles.cos(), angles.sin()
-    for shape in ((11, 9, 16), (2, 11, 9, 16)):
-        x = torch.randn(shape).to(dtype)[..., 2:7, :]
-        out, expected = rotate_host(x, cos, sin), rotate_half_split(x.double(), cos, sin)
-        assert out.dtype == dtype
-        if dtype == torch.bfloat16:
-            assert torch.equal(out, rotate_half_split(x, cos, sin))
-        else:
-            # float64 is rotated by cosines of float32, as the expectation is.
-            assert_close(out, expected)
-
-
-@pytest.mark.parametrize("first", [0, 7])
-def test_dense_attention(first: int) -> None:
-    qkv, angles = torch.randn(2, 11, 16, 32), torch.randn(11, 16)
-    q, k, v = qkv.split((8, 4, 4), dim=-2)
-    out = rotary_dense_attention(q[:, first:], k, v, angles.cos(), angles.sin(), first)
-    wide = (x.double() for x in (q[:, first:], k, v))
-    assert_close(out, rotary_dense_attention.reference(*wide, angles.cos(), angles.sin(), first))
-
-
-@pytest.mark.parametrize("rotate", [True, False])
-def test_new_keys_in_the_cache(rotate: bool) -> None:
-    q, k, v, angles = torch.randn(3, 8, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.randn(3, 8)
-    rotary, slots = (angles.cos(), angles.sin()) if rotate else None, torch.tensor([7, 2, 5])
-    found, expected = (
-        (*operation(q, k, v, rotary, *made, slots), *made)
-        for operation in (rotate_and_cache, rotate_and_cache.reference)
-        for made in [(torch.zeros(9, 2, 16), torch.zeros(9, 2, 16))]
-    )
-    for mine, other in zip(found, expected, strict=True):
-        assert_close(mine, other)
 
 
 def test_layout_for_gemms() -> None:

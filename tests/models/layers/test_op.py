@@ -59,3 +59,9 @@ def test_what_a_gpu_refuses_runs_as_its_reference(kernels: ModuleType) -> None:
     vars(kernels)["scaled"] = refused
     scaled = op(cuda="kernels_of_this_test:scaled", cpu=lambda x: "cpu")(lambda x: "reference")
     assert scaled(GPU) == "reference"
+
+
+def test_operations_inside_one_run_as_it_does(kernels: ModuleType) -> None:
+    inner = op(cuda="kernels_of_this_test:scaled", cpu=lambda x: "cpu")(lambda x: "reference")
+    outer = op(cuda="kernels_of_this_test:outer")(lambda x: inner(x))
+    assert (outer(CPU), outer.reference(CPU), outer.reference(GPU), inner(CPU)) == ("cpu", *["reference"] * 2, "cpu")
