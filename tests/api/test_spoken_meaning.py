@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
 import av
 import httpx
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from service.media.resample import resample
+from tests.api.test_meaning import SHAPES
 from tests.support.processes import ServerProcess
 from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS
@@ -53,29 +52,19 @@ def samples(audio: bytes, response_format: str) -> np.ndarray:
         return np.concatenate([part.to_ndarray()[0] for frame in decoded for part in resampler.resample(frame)])
 
 
-@dataclass(frozen=True)
-class Heard:
-    """asked, heard: the words of a text, and those that were understood."""
-
-    asked: list[str]
-    heard: list[str]
-
-    @property
-    def wrong(self) -> int:
-        return distance(self.asked, self.heard)
-
-
-def listen(recogniser: Recogniser, text: str, wave: np.ndarray) -> Heard:
-    """wave float32 [n] at RATE: speech of the text."""
+def listen(recogniser: Recogniser, text: str, wave: np.ndarray) -> tuple[list[str], list[str]]:
+    """wave float32 [n] at RATE -> the words of the text, and those that were understood."""
     heard = recogniser(down(torch.from_numpy(wave.copy())[None])[0])
     for wrong, said in MISHEARD.items():
         heard = heard.replace(wrong, said)
-    return Heard(recogniser.same(plain(text)).split(), heard.split())
+    return recogniser.same(plain(text)).split(), heard.split()
 
 
-def assert_understood(*speeches: Heard) -> None:
-    assert sum(each.wrong for each in speeches) <= MOST_WRONG * sum(len(each.asked) for each in speeches), speeches
-    assert all(each.wrong <= MOST_WRONG_OF_ONE * len(each.asked) for each in speeches), speeches
+def assert_understood(*speeches: tuple[list[str], list[str]]) -> None:
+    wrong = [distance(asked, heard) for asked, heard in speeches]
+    words = [len(asked) for asked, _ in speeches]
+    assert sum(wrong) <= MOST_WRONG * sum(words), speeches
+    assert all(each <= MOST_WRONG_OF_ONE * of for each, of in zip(wrong, words, strict=True)), speeches
 
 
 def speech(url: str, text: str, **settings: object) -> bytes:
@@ -84,9 +73,7 @@ def speech(url: str, text: str, **settings: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("response_format", "sentences"),
-    [("mp3", SENTENCES), *((other, SENTENCES[:2]) for other in ("opus", "aac", "flac", "wav", "pcm"))],
-    ids=("mp3", "opus", "aac", "flac", "wav", "pcm"),
+    ("response_format", "sentences"), [("mp3", SENTENCES), ("opus", SENTENCES[:2]), ("pcm", SENTENCES[:2])]
 )
 def test_the_words_of_sentences_are_understood(
     embedded_server: ServerProcess, recogniser: Recogniser, response_format: str, sentences: Sequence[str]
@@ -115,29 +102,15 @@ def test_an_answer_about_a_picture_is_understood_when_it_is_spoken(
     embedded_server: ServerProcess, recogniser: Recogniser
 ) -> None:
     """What the model that sees answers is what the model that speaks says."""
-    picture = Path(__file__).parents[2] / "docs" / "images" / "shapes.png"
-    with httpx.Client(base_url=embedded_server.url, timeout=GENEROUS) as client:
-        answer = client.post(
-            "/v1/chat/completions",
-            json={
-                "model": "reprise/qwen2_vl",
-                "temperature": 0,
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "image_url", "image_url": {"url": data_url(picture.read_bytes())}},
-                            {"type": "text", "text": "Describe the picture."},
-                        ],
-                    }
-                ],
-            },
-        )
+    shown = {"type": "image_url", "image_url": {"url": data_url(SHAPES.read_bytes())}}
+    content = [shown, {"type": "text", "text": "Describe the picture."}]
+    body = {"model": "reprise/qwen2_vl", "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    answer = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
     said = answer.raise_for_status().json()["choices"][0]["message"]["content"]
     with ThreadPoolExecutor(3) as pool:
         spoken = list(
             pool.map(lambda seed: speech(embedded_server.url, said, response_format="pcm", seed=seed), range(3))
         )
     heard = [listen(recogniser, said, samples(audio, "pcm")) for audio in spoken]
-    assert {"circle", "square"} <= {*heard[0].asked}, said
+    assert {"circle", "square"} <= {*heard[0][0]}, said
     assert_understood(*heard)
