@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +63,12 @@ class Load:
     def __init__(self, url: str) -> None:
         self._url = url
         self._over = threading.Event()
+        self._clip = data_url(sound(tone(220, 16_000, 1.5), 16_000, "WAV"), "audio/wav")
         self.problems: list[str] = []
-        clip = data_url(sound(tone(220, 16_000, 1.5), 16_000, "WAV"), "audio/wav")
-        digit = {"type": "object", "properties": {"digit": {"enum": list(range(10))}}, "required": ["digit"]}
-        tool = {"type": "function", "function": {"name": "press", "parameters": digit}}
-        kinds: dict[str, Callable[[int], int]] = {
-            # Each picture twice, behind another text: cached is then its embedding, not the prompt's prefix.
-            "picture": lambda turn: self._ask({"type": "text", "text": f"{turn}."}, image_part(seed=turn // 2)),
-            "moving": lambda turn: self._ask(video_part()),
-            "streamed": lambda turn: self._ask(stream=True),
-            "calling": lambda turn: self._ask(tools=[tool], tool_choice="required"),
-            "spoken": lambda turn: self._post("/v1/audio/speech", speech()),
-            "clipped": lambda turn: self._post("/v1/audio/speech", speech(ref_audio=clip, response_format="mp3")),
-            "leaving": self._leaving,
-            "crowd": self._crowd,
-        }
-        self._done = dict.fromkeys(kinds, 0)
-        self._threads = [threading.Thread(target=self._repeat, args=one) for one in kinds.items()]
+        kinds = [self._picture, self._moving, self._streamed, self._spoken, self._clipped, self._leaving, self._crowd]
+        kinds += [self._calling]
+        self._done = {kind.__name__: 0 for kind in kinds}
+        self._threads = [threading.Thread(target=self._repeat, args=(kind,)) for kind in kinds]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -98,24 +85,48 @@ class Load:
         wait(lambda: min(self._done.values()) >= TURNS or bool(self.problems), 2 * GENEROUS, "each kind was served")
         assert not self.problems, self.problems
 
-    def _repeat(self, name: str, ask: Callable[[int], int]) -> None:
-        for turn in itertools.count():
-            if self._over.wait(0.2):
-                return
+    def _repeat(self, kind: Callable[[int], int]) -> None:
+        turn = 0
+        while not self._over.is_set():
             try:
-                status = ask(turn)
+                status = kind(turn)
             except httpx.HTTPError as error:
-                self.problems.append(f"{name}: {error!r}")
+                self.problems.append(f"{kind.__name__}: {error!r}")
             else:
                 if status not in (200, 503):
-                    self.problems.append(f"{name}: {status}")
-                self._done[name] += status == 200
+                    self.problems.append(f"{kind.__name__}: {status}")
+                self._done[kind.__name__] += status == 200
+            turn += 1
+            time.sleep(0.2)
 
     def _post(self, path: str, body: dict[str, Any]) -> int:
         return httpx.post(self._url + path, json=body, timeout=2 * GENEROUS).status_code
 
-    def _ask(self, *content: dict[str, Any], **fields: Any) -> int:
-        return self._post("/v1/chat/completions", chat("What is it?", *content, tokens=16, **fields))
+    def _ask(self, *media: dict[str, Any], **fields: Any) -> int:
+        return self._post("/v1/chat/completions", chat("What is it?", *media, tokens=16, **fields))
+
+    def _calling(self, turn: int) -> int:
+        """An answer that has to be a call."""
+        digit = {"type": "object", "properties": {"digit": {"enum": list(range(10))}}, "required": ["digit"]}
+        tool = {"type": "function", "function": {"name": "press", "parameters": digit}}
+        return self._ask(tools=[tool], tool_choice="required")
+
+    def _picture(self, turn: int) -> int:
+        """Each picture twice, behind another text: cached is then its embedding, not the prompt's prefix."""
+        content = [{"type": "text", "text": f"Number {turn}."}, image_part(seed=turn // 2)]
+        return self._ask(messages=[{"role": "user", "content": content}])
+
+    def _moving(self, turn: int) -> int:
+        return self._ask(video_part())
+
+    def _streamed(self, turn: int) -> int:
+        return self._ask(stream=True)
+
+    def _spoken(self, turn: int) -> int:
+        return self._post("/v1/audio/speech", speech())
+
+    def _clipped(self, turn: int) -> int:
+        return self._post("/v1/audio/speech", speech(ref_audio=self._clip, response_format="mp3"))
 
     def _leaving(self, turn: int) -> int:
         with httpx.stream("POST", self._url + "/v1/audio/speech", json=long_speech(), timeout=2 * GENEROUS) as response:
@@ -126,8 +137,11 @@ class Load:
         """More at once than is taken, and a picture that is none."""
         broken = {"type": "image_url", "image_url": {"url": data_url(b"no picture")}}
         assert self._ask(broken) in (400, 503)
-        with ThreadPoolExecutor(IN_FLIGHT + 2) as crowd:
-            list(crowd.map(lambda _: self._ask(), range(IN_FLIGHT + 2)))
+        crowd = [threading.Thread(target=self._ask) for _ in range(IN_FLIGHT + 2)]
+        for client in crowd:
+            client.start()
+        for client in crowd:
+            client.join()
         return 200
 
 
