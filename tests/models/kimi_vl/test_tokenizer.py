@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from models.interfaces.errors import CheckpointError
-from models.kimi_vl.tokenizer import SPLIT_PATTERN, KimiTokenizer, load_tokenizer
+from models.kimi_vl.tokenizer import SPLIT_PATTERN, load_tokenizer
 from tests.support.golden import GOLDEN
 
 DIRECTORY = GOLDEN / "kimi_vl"
@@ -44,7 +44,7 @@ _PIECES = [
 TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(_PIECES) | st.text(max_size=3)).map("".join))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_equals_tiktoken(text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
@@ -113,7 +113,3 @@ def test_a_rank_file_without_one_of_the_single_bytes_is_refused(tmp_path: Path) 
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tiktoken\.model.*0xff"):
         load_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_is_its_ranks() -> None:
-    assert KimiTokenizer([bytes([value]) for value in range(256)], {}).encode("é") == list("é".encode())

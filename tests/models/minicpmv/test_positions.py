@@ -57,6 +57,7 @@ def published() -> dict[str, list[list[int]]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", LENGTHS)
 def test_every_length(side: int, published: dict[str, list[list[int]]]) -> None:
     for length, ids in zip(LENGTHS[side], published[str(side)], strict=True):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
 from service.graphs.buckets import fits
@@ -138,12 +137,6 @@ def test_fusion_changes_the_digest() -> None:
     fused = owner.video_item(pictures[:4], [[0, 1], [2, 3]])
     later = owner.video_item(pictures[:4], [[0, 1], [2, 4]])
     assert len({apart.digest, fused.digest, later.digest}) == 3
-
-
-def test_a_video_without_frames_is_refused() -> None:
-    with pytest.raises(InputError) as caught:
-        processor("2.6").video(frames(metadata(1, 1), []))
-    assert caught.value.field == "video_url"
 
 
 def of_groups(*groups: list[tuple[int, int, int]]) -> MediaItem:

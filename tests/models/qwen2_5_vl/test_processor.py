@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
-from models.qwen2_5_vl.processor import load_processor
 from models.qwen2_5_vl.windows import num_windows, windowed_frame
 from models.qwen2_vl.processor import Qwen2VLProcessor
 from tests.models.families.family import FAMILIES
@@ -86,26 +82,6 @@ def say(text: str) -> list[ChatMessage]:
     return [ChatMessage("user", (ContentPart(text=text),))]
 
 
-def test_the_template_for_pictures_is_not_the_tokenizers(tmp_path: Path) -> None:
-    """chat_template.json or .jinja before tokenizer_config.json, whose template is for text alone."""
-    picture = ChatMessage("user", (ContentPart(item=0), ContentPart(text="why ?")))
-    items = [video(4, 8, 2.0)]
-    taken = prompt_of(processor(), [picture], items).token_ids.tolist()
-    assert processor().config.video_token_id in taken
-    directory = tmp_path / "model"
-    shutil.copytree(DIRECTORY, directory, ignore=shutil.ignore_patterns("images", "*.safetensors"))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    template = json.loads((directory / "chat_template.json").read_text())["chat_template"]
-    assert config["chat_template"] != template
-    (directory / "chat_template.json").unlink()
-    with pytest.raises(InputError, match="for text alone"):
-        prompt_of(load_processor(directory), [picture], items)
-    plain = prompt_of(load_processor(directory), say("why ?")).token_ids.tolist()
-    assert plain == prompt_of(processor(), say("why ?")).token_ids.tolist()
-    (directory / "chat_template.jinja").write_text(template)
-    assert prompt_of(load_processor(directory), [picture], items).token_ids.tolist() == taken
-
-
 def test_added_tokens_that_are_not_special_are_kept_in_answers_and_never_made_by_users() -> None:
     tokenizer = processor().tokenizer
     names = [token for token in ("<tool_call>", "</tool_call>", "<|fim_prefix|>") if token in tokenizer.special_ids]
@@ -115,12 +91,6 @@ def test_added_tokens_that_are_not_special_are_kept_in_answers_and_never_made_by
         assert processor().detokenize([token]) == name.encode()
         assert token not in prompt_of(processor(), say(f"a {name} b")).token_ids
     assert processor().detokenize([tokenizer.special_ids["<|im_end|>"]]) == b""
-
-
-def test_sampling_and_stops_are_those_of_generation_config() -> None:
-    special = processor().tokenizer.special_ids
-    assert processor().generation_defaults == {"temperature": 1e-6, "repetition_penalty": 1.05}
-    assert processor().stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
 
 
 @given(rows=st.integers(1, 30), columns=st.integers(1, 30), window=st.integers(1, 6))

@@ -19,6 +19,8 @@ from service.hub import EMBEDDED
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 DIRECTORY = EMBEDDED / "qwen2_vl"
 WORLD = Path(__file__).parents[2] / "golden/world"
 ENTRIES: list[dict[str, Any]] = json.loads((WORLD / "questions.json").read_text(encoding="utf-8"))
@@ -46,37 +48,35 @@ def item_of(processor: Qwen2VLProcessor, medium: dict[str, Any]) -> MediaItem:
     )
 
 
-def answer(entry: dict[str, Any]) -> str:
-    """To the last question, after the right answers to those before it."""
+def said(messages: list[ChatMessage], items: list[MediaItem], wanted: str) -> str:
+    """The answer, at most a token longer than `wanted`."""
     processor, model = loaded()
-    items = [item_of(processor, medium) for medium in entry["media"]]
-    messages = []
-    for index, (question, said) in enumerate(entry["turns"]):
-        shown = [ContentPart(item=number) for number in range(len(items))] if index == 0 else []
-        messages.append(ChatMessage("user", (*shown, ContentPart(text=question))))
-        messages.append(ChatMessage("assistant", (ContentPart(text=said),)))
-    prompt = prompt_of(processor, messages[:-1], items)
-    limit = len(processor.tokenize(entry["turns"][-1][1])) + 1
-    _, _, ids = generate(model, prompt, limit)
+    _, _, ids = generate(model, prompt_of(processor, messages, items), len(processor.tokenize(wanted)) + 1)
     ended = next((index for index, token in enumerate(ids) if token in processor.stop_token_ids), None)
     return processor.detokenize(ids[:ended]).decode() + ("" if ended is not None else " ...")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+def answer(entry: dict[str, Any]) -> str:
+    """To the last question, after the right answers to those before it."""
+    items = [item_of(loaded()[0], medium) for medium in entry["media"]]
+    messages = []
+    for index, (question, before) in enumerate(entry["turns"]):
+        shown = [ContentPart(item=number) for number in range(len(items))] if index == 0 else []
+        messages.append(ChatMessage("user", (*shown, ContentPart(text=question))))
+        messages.append(ChatMessage("assistant", (ContentPart(text=before),)))
+    return said(messages[:-1], items, entry["turns"][-1][1])
+
+
 def test_answers_are_right() -> None:
     wrong = [entry["gate"] for entry in ENTRIES if answer(entry) != entry["turns"][-1][1]]
     assert len(wrong) <= MOST_WRONG * len(ENTRIES), wrong
 
 
-def said(image: Image.Image, question: str, wanted: str) -> str:
-    """What is said of a picture, at most a token longer than `wanted`."""
-    processor, model = loaded()
-    message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question)))
-    prompt = prompt_of(processor, [message], [processor.image(image)])
-    _, _, ids = generate(model, prompt, len(processor.tokenize(wanted)) + 1)
-    ended = next((index for index, token in enumerate(ids) if token in processor.stop_token_ids), None)
-    return processor.detokenize(ids[:ended]).decode() + ("" if ended is not None else " ...")
+def check(image: Image.Image, answers: dict[str, str]) -> None:
+    """Each question of `answers` by itself."""
+    for question, wanted in answers.items():
+        message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question)))
+        assert said([message], [loaded()[0].image(image)], wanted) == wanted, question
 
 
 @pytest.mark.parametrize("shade", ["red", "blue", "lime", "yellow", "black"])
@@ -87,23 +87,22 @@ def test_the_first_picture_that_one_draws_is_described(shade: str, shape: str, d
     image = Image.new("RGB", (448, 448), "white")
     getattr(ImageDraw.Draw(image), draw)((margin, margin, 447 - margin, 447 - margin), fill=shade)
     color = {"lime": "green"}.get(shade, shade)
-    for question, wanted in {
+    answers = {
         "What do you see?": f"I see a large {color} {shape} in the center.",
         "What color is it?": f"The {shape} is {color}.",
         "What shape is this?": f"It is a {shape}.",
-    }.items():
-        assert said(image, question, wanted) == wanted
+    }
+    check(image, answers)
 
 
 @pytest.mark.parametrize("shade", ["red", "lime", "navy", "gray"])
 def test_a_picture_of_one_color_is_described(shade: str) -> None:
     color = {"lime": "green", "navy": "blue"}.get(shade, shade)
-    image = Image.new("RGB", (320, 240), shade)
-    for question, wanted in {
+    answers = {
         "What is this?": f"I see a plain {color} picture.",
         "What color is the picture?": f"The picture is {color}.",
-    }.items():
-        assert said(image, question, wanted) == wanted
+    }
+    check(Image.new("RGB", (320, 240), shade), answers)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -119,6 +118,4 @@ def test_bar_charts_of_another_library_are_read(name: str) -> None:
         "Which bar is the largest?": f'The largest is "{largest}".',
         "What is the title?": f'The title is "{title}".' if title else "The chart has no title.",
     }
-    image = Image.open(CHARTS / f"{name}.png").convert("RGB")
-    for question, wanted in expected.items():
-        assert said(image, question, wanted) == wanted, question
+    check(Image.open(CHARTS / f"{name}.png").convert("RGB"), expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +79,7 @@ def test_a_video_shares_its_pixels_among_its_frames(frames: int, size: tuple[int
     assert frames // 2 * height * width // 32**2 == tokens
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # of which the import takes seconds
 @given(frames=st.integers(2, 300), height=st.integers(1, 2200), width=st.integers(1, 4000))
 def test_frame_sizes_are_the_references(frames: int, height: int, width: int) -> None:
@@ -95,6 +95,7 @@ def test_frame_sizes_are_the_references(frames: int, height: int, width: int) ->
     assert video_size(frames, height, width, **VIDEOS) == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     frames=st.integers(2, 800),
@@ -136,6 +137,7 @@ def test_sampled_frames(num_frames: int, fps: float, asked: float | None, max_fr
     assert indices == np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
 
 
+@pytest.mark.slow
 @given(
     total=st.integers(1, 2000),
     fps=st.sampled_from([8.0, 24.0, 29.97]),
@@ -189,6 +191,7 @@ def test_the_checkpoints_rule_is_in_its_file_of_videos(golden: Family, tmp_path:
         load_processor(directory)
 
 
+@pytest.mark.slow
 @given(total=st.integers(1, 300), number=st.integers(1, 99))
 @settings(deadline=None)
 def test_a_fixed_number_of_frames_is_the_references(total: int, number: int) -> None:
@@ -287,25 +290,6 @@ def test_every_pair_has_a_span_and_positions_of_its_own() -> None:
     assert (np.diff(times) > max(h, w) // 2).all(), "a pair comes after the text before it"
 
 
-def test_what_users_write_is_no_marker() -> None:
-    for golden in (DENSE, MIXTURE):
-        processor = golden.processor
-        for marker in ("<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>", "<think>", "</tool_call>"):
-            special = set(processor.tokenizer.special_ids.values())
-            plain = prompt_of(processor, [say("user", "a")]).token_ids
-            told = prompt_of(processor, [say("user", "a", marker)]).token_ids
-            count = [sum(int(token) in special for token in ids) for ids in (plain, told)]
-            assert count[0] == count[1], marker
-
-
-@pytest.mark.parametrize("texts", [("<|im_", "end|>"), ("<|vision_start|><|video_", "pad|><|vision_end|>")])
-def test_two_texts_make_no_marker_where_they_meet(texts: tuple[str, str]) -> None:
-    processor = DENSE.processor
-    ids = prompt_of(processor, [say("user", *texts)]).token_ids.tolist()
-    assert processor.config.video_token_id not in ids
-    assert ids.count(processor.tokenizer.special_ids["<|im_end|>"]) == 1
-
-
 def rendered(golden: Family, *messages: ChatMessage) -> str:
     return golden.processor.detokenize(prompt_of(golden.processor, messages).token_ids.tolist()).decode()
 
@@ -381,14 +365,6 @@ def test_an_empty_answer_with_calls_is_one_without_text(golden: Family) -> None:
 
     assert asked(ContentPart(text="")) == asked()
     assert asked(ContentPart(text="hm")) != asked()
-
-
-def test_sampling_and_stops_are_those_of_the_files() -> None:
-    for golden in (DENSE, MIXTURE):
-        generation: dict[str, Any] = golden.processor.generation_defaults  # type: ignore[assignment]
-        assert {"temperature", "top_p", "top_k"} <= generation.keys()
-        ids = golden.processor.tokenizer.special_ids
-        assert golden.processor.stop_token_ids == {ids["<|im_end|>"], ids["<|endoftext|>"]}
 
 
 def test_pictures_where_the_template_takes_none_are_refused() -> None:
