@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.interfaces.errors import InputError
+from service.api.spoken_text.normalising.english_words import TABLES
 from service.api.spoken_text.normalising.language import Language, language_of
 from service.api.spoken_text.normalising.numbers import HAN_DIGITS, ONES
 
@@ -56,26 +57,7 @@ ATTRIBUTES = {
 STRENGTHS = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1.0, "x-strong": 1.25}
 """Seconds of the strengths of a break, which SSML leaves to the processor."""
 ENTITIES = {"lt;": "<", "gt;": ">", "amp;": "&", "quot;": '"', "apos;": "'"}
-ENGLISH_SIGNS = {
-    ".": "dot",
-    ",": "comma",
-    ":": "colon",
-    ";": "semicolon",
-    "-": "dash",
-    "_": "underscore",
-    "/": "slash",
-    "\\": "backslash",
-    "@": "at",
-    "#": "hash",
-    "&": "and",
-    "+": "plus",
-    "*": "star",
-    "=": "equals",
-    "%": "percent",
-    "$": "dollar",
-    "!": "exclamation mark",
-    "?": "question mark",
-}
+ENGLISH_SIGNS = TABLES.table("SPELLED")
 
 
 def is_ssml(text: str) -> bool:

@@ -18,22 +18,24 @@ def month_number(name: str) -> int:
     return next(index for index, month in enumerate(MONTHS, 1) if month[:3] == name[:3])
 
 
+def _year_of(match: re.Match[str]) -> str:
+    return f" {year(int(match['year']))}" if match["year"] else ""
+
+
 def spoken_date(match: re.Match[str]) -> str:
     """Groups month (a number or a name), day, and perhaps year; an impossible date stays."""
     name, day = match["month"], int(match["day"])
     month = int(name) if name.isdigit() else month_number(name)
     if not (1 <= month <= 12 and 1 <= day <= DAYS[month - 1]):
         return match[0]
-    spoken = f"{MONTHS[month - 1]} {ordinal(day)}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
+    return f"{MONTHS[month - 1]} {ordinal(day)}{_year_of(match)}"
 
 
 def day_first(match: re.Match[str]) -> str:
     month, day = month_number(match["month"]), int(match["day"])
     if not 1 <= day <= DAYS[month - 1]:
         return match[0]
-    spoken = f"the {ordinal(day)} of {MONTHS[month - 1]}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
+    return f"the {ordinal(day)} of {MONTHS[month - 1]}{_year_of(match)}"
 
 
 def days(match: re.Match[str]) -> str:
@@ -41,8 +43,7 @@ def days(match: re.Match[str]) -> str:
     month, first, last = month_number(match["month"]), int(match["first"]), int(match["last"])
     if not 1 <= first < last <= DAYS[month - 1]:
         return match[0]
-    spoken = f"{MONTHS[month - 1]} {ordinal(first)} to {ordinal(last)}"
-    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
+    return f"{MONTHS[month - 1]} {ordinal(first)} to {ordinal(last)}{_year_of(match)}"
 
 
 def slash_date(match: re.Match[str]) -> str:
@@ -140,6 +141,5 @@ def season(match: re.Match[str]) -> str:
     """1990/91."""
     if int(match[2]) != (int(match[1]) + 1) % 100:
         return match[0]
-    return (
-        f"{year(int(match[1]))} to {year(int(match[1]) + 1).split()[-1] if int(match[2]) else year(int(match[1]) + 1)}"
-    )
+    last = year(int(match[1]) + 1)
+    return f"{year(int(match[1]))} to {last.split()[-1] if int(match[2]) else last}"

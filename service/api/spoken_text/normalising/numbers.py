@@ -9,14 +9,9 @@ ONES = (
 TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
 SCALES = ("", "thousand", "million", "billion", "trillion", "quadrillion")
 ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
+    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
     "twelve": "twelfth",
-}
+}  # fmt: skip
 LARGEST = 10**18 - 1
 
 HAN_DIGITS = "零一二三四五六七八九"
