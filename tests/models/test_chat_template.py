@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
@@ -103,12 +101,6 @@ def layout(tmp_path: Path, *, multimodal: bool) -> Path:
 
 
 SAID = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is it")))
-
-
-def test_a_picture_beside_a_text_only_template_in_the_tokenizers_file(tmp_path: Path) -> None:
-    given, usual = load_processor(layout(tmp_path, multimodal=True)), load_processor(GOLDEN / "qwen2_vl")
-    item = usual.image(Image.new("RGB", (56, 56)))
-    assert prompt_of(given, [SAID], [item]).token_ids.tolist() == prompt_of(usual, [SAID], [item]).token_ids.tolist()
 
 
 def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
@@ -223,18 +215,3 @@ def test_a_template_that_fails_on_a_conversation_makes_no_other_error(fault: str
     with pytest.raises(InputError, match=r"cannot render these messages \(\w+Error\)") as refused:
         template.render([{"role": "user", "content": "secret"}])
     assert "secret" not in str(refused.value)
-
-
-def test_checkpoints_that_share_a_template_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[object] = []
-    from_string = ImmutableSandboxedEnvironment.from_string
-
-    def count(environment: ImmutableSandboxedEnvironment, source: Any, *rest: Any) -> Any:
-        compiled.append(source)
-        return from_string(environment, source, *rest)
-
-    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
-    source = "{{ bos_token }} shared {{ messages[0].content }}"
-    for token in ("<s>", "<t>"):
-        assert ChatTemplate(source, {"bos_token": token}).render(TURN) == f"{token} shared hi"
-    assert len(compiled) == 1

@@ -10,7 +10,6 @@ import pytest
 
 from models.checkpoints.published import stop_token_ids
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.errors import CheckpointError
 from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "kimi_vl", "minicpmv_2_5", "minicpmv_2_6")
@@ -35,6 +34,7 @@ def test_an_answer_ends_at_the_eos_ids_of_the_file_and_at_named_special_tokens(
     assert stop_token_ids(generation, {"<end>": 9}, ("<end>", "<other>"), default) == expected | {9}
 
 
+@pytest.mark.slow
 @fact_of_own_fixture
 @pytest.mark.parametrize("generation", [None, {"eos_token_id": None}], ids=["no file", "null"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,24 +55,3 @@ def test_without_other_ids_those_of_config_json_end_an_answer(
         stops = load(directory).stop_token_ids
         assert expected <= stops <= named | expected
         assert None not in stops
-
-
-@fact_of_own_fixture
-@pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
-@pytest.mark.parametrize(
-    "field", ["vocab_size", "max_position_embeddings", "rope_theta", "rms_norm_eps", "num_hidden_layers"]
-)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fields_of_the_language_model_that_are_missing_are_named(
-    tmp_path: Path, family: str, field: str, absent: bool
-) -> None:
-    """By the first process that reads the files, whether it needs them or not."""
-    directory = copy_checkpoint(GOLDEN / family, tmp_path / "checkpoint")
-    config = json.loads((directory / "config.json").read_text())
-    text = config.get("text_config", config)
-    text[field] = None
-    if absent:
-        del text[field]
-    (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=rf"config\.json: .*{field}"):
-        resolve(family_of(directory).processor)(directory)

@@ -41,7 +41,7 @@ def places(fields: dict[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tupl
 def mutants(content: str, step: int) -> Iterator[tuple[str, Any, str]]:
     """Name of a field, what it holds, and the file. step: each field gets every so many of the wrong values."""
     for number, place in enumerate(places(json.loads(content))):
-        for wrong in WRONG[number % step :: step]:
+        for wrong in [wrong for index, wrong in enumerate(WRONG) if (number + index) % step == 0]:
             changed = json.loads(content)
             section = changed
             for name in place[:-1]:
@@ -86,7 +86,7 @@ def load(directory: Path) -> None:
     resolve(family.model)(directory, torch.device("meta"), torch.bfloat16, "random")
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], name: str, step: int) -> None:
     directory = checkpoint(name)

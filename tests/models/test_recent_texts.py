@@ -6,10 +6,7 @@ import threading
 
 import pytest
 
-from models.kimi_vl.tokenizer import load_tokenizer as load_kimi
 from models.text.recent_texts import LONGEST, OVERHEAD, RecentTexts
-from models.text.tokenizer import load_tokenizer
-from tests.support.golden import GOLDEN
 from tests.support.waiting import GENEROUS
 
 
@@ -67,12 +64,3 @@ def test_one_thread_does_not_wait_for_the_text_of_another() -> None:
     go_on.set()
     thread.join()
     assert recent.ids(slow) == [4]
-
-
-def test_tokenizers_keep_texts() -> None:
-    text = "some words <|im_end|> of no weight " * 20
-    qwen, kimi = load_tokenizer(GOLDEN / "qwen2_vl"), load_kimi(GOLDEN / "kimi_vl")
-    for tokenizer, encode in ((qwen, qwen.encode_plain), (kimi, kimi.encode)):
-        fresh = encode(text)
-        assert list(tokenizer._recent._kept) == [text]
-        assert encode(text) == fresh and tokenizer.decode(fresh).decode() == text

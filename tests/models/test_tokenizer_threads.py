@@ -15,6 +15,7 @@ TURNS = 4
 """Of the other thread. It has one before the call and one behind it at most where the call lets nobody run."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "kimi_vl"])
 def test_other_threads_run_meanwhile(family: str) -> None:
     directory = GOLDEN / family

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -138,3 +140,29 @@ def test_dense_matches_naive() -> None:
     out = dense_attention(q, k, v)
     for index in range(3):
         torch.testing.assert_close(out[index].double(), naive(q[index], k[index], v[index]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pictures", [1, 8])
+def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
+    """Pairs of rows of different pictures are not computed."""
+    patches, heads, width = 64, 2, 16
+    segments = cu([patches] * pictures)
+    q = torch.randn(patches * pictures, heads, width)
+    with torch.profiler.profile(with_flops=True, record_shapes=True) as profile:
+        varlen_attention(q, q, q, segments, segments)
+    calls = [event for event in profile.events() if event.name == "aten::scaled_dot_product_attention"]
+    assert [call.input_shapes[0] for call in calls] == [[1, heads, patches, width]] * pictures
+
+
+@pytest.mark.slow
+def test_the_first_call_does_not_bring_in_the_compiler() -> None:
+    program = """
+import sys
+import torch
+from models.layers.attention import varlen_attention
+q, ends = torch.ones(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
+with torch.inference_mode():
+    varlen_attention(q, q, q, ends, ends)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

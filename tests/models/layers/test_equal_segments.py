@@ -11,7 +11,7 @@ from torch import Tensor
 from models.interfaces.capturable import EXACT
 from models.layers import equal_segments
 from models.layers.attention import attend_segments
-from models.layers.equal_segments import bounds, exact_buckets
+from models.layers.equal_segments import exact_buckets
 from models.layers.one_segment import attend_packed
 from models.layers.packed import rotate_packed
 from tests.models.kernels.checking import relative_error, replayed, upcast
@@ -95,13 +95,6 @@ def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypat
     assert exact_buckets(listed, [(2, 784), (8, 784)], 64, weight) == [frames]
     assert [bucket["patches"] for bucket in exact_buckets(listed, alone, 72, weight)] == [784]
     assert exact_buckets(listed, alone, 128, weight) == []
-
-
-def test_bounds_are_left_out_in_exact_buckets_only() -> None:
-    ends = torch.tensor([0, 8], dtype=torch.int32)
-    sizes = {"patches": 8, "sequences": 1, "max_seqlen": 8}
-    assert bounds(ends, sizes) is ends
-    assert bounds(ends, sizes | {EXACT: 1}) is None
 
 
 @pytest.mark.gpu

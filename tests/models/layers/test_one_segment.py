@@ -12,7 +12,6 @@ from models.interfaces.capturable import EXACT
 from models.layers import equal_segments, one_segment
 from models.layers.attention import attend_segments
 from models.layers.one_segment import (
-    FEATURES,
     attend_lengthened,
     attend_packed,
     dense_buckets,
@@ -89,23 +88,6 @@ def test_a_cpu_does_not_take_it() -> None:
     assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
 
 
-def test_the_kernel_is_compiled_in_the_first_pass_of_any_size(monkeypatch) -> None:
-    """The metric of compilations while serving would show it otherwise."""
-    allow_one_segment(monkeypatch)
-    seen: list[tuple[int, ...]] = []
-
-    def spy(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
-        seen.append((qkv.shape[1], qkv.shape[2]))
-        return lengthen(qkv, cos, sin, cu_seqlens, with_values)
-
-    monkeypatch.setattr(one_segment, "lengthen", spy)
-    one_segment._prepare.cache_clear()
-    qkv, cos, sin, _ = inputs(10, 0, 24, torch.float32)
-    for _ in range(2):
-        attend_packed(qkv, (cos, sin), torch.tensor([0, 4, 10], dtype=torch.int32), 10)
-    assert seen == [(3 * HEADS, 24)]
-
-
 @pytest.mark.parametrize("accepted", [True, None])
 def test_a_refusal_tries_equal_head_dims_then_the_general_attention_and_is_said_once(
     accepted, monkeypatch, caplog
@@ -131,19 +113,6 @@ def test_a_refusal_tries_equal_head_dims_then_the_general_attention_and_is_said_
     assert len(caplog.records) == (0 if accepted else 1)
 
 
-def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
-    allow_one_segment(monkeypatch)
-
-    def fail(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(one_segment, "attend_lengthened", fail)
-    qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
-    with pytest.raises(torch.OutOfMemoryError):
-        attend_packed(qkv, (cos, sin), ends, 64)
-    assert not one_segment._values_lengthened
-
-
 def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> None:
     monkeypatch.setattr(one_segment, "pays", lambda *_: True)
     listed = [{"patches": p, "sequences": 32, "max_seqlen": p, "windows": p // 32} for p in (1024, 2048, 2400, 16384)]
@@ -163,16 +132,6 @@ def test_dense_buckets_are_those_for_one_segment_and_the_exact_ones(monkeypatch)
     equal = {"patches": 1568, "sequences": 2, "max_seqlen": 784, EXACT: 1}
     assert dense_buckets(listed, [(2, 784), (8, 784)], 80, 4, weight) == [one, equal]
     assert dense_buckets(listed, [(2, 784)], 64, 4, weight) == [equal]
-
-
-def test_lengthened_heads(monkeypatch) -> None:
-    qkv, cos, sin, ends = inputs(2, 1, 16, torch.float32)
-    long = lengthen(qkv, cos, sin, ends, True)
-    assert long.shape == (3, 3, HEADS, 16 + FEATURES)
-    assert long[0, :, 0, 16].tolist() == [1, 1, -1]
-    assert long[1, :, 0, 16].tolist() == [0, 0, -far(torch.float32)]
-    assert not long[..., 17:].any() and not long[2, ..., 16:].any() and not long[:, 2, :, :16].any()
-    assert torch.equal(long[2, :2, :, :16], qkv[:2, 2 * HEADS :])
 
 
 @pytest.mark.gpu
