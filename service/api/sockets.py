@@ -17,8 +17,12 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.record import RequestRecord
+from service.media.limits import AudioLimits
 
 log = logging.getLogger(__name__)
+
+MAX_MESSAGE = AudioLimits.max_bytes
+"""Bytes of a message, which may have reference audio."""
 
 # Close codes (RFC 6455).
 GOING_AWAY = 1001

@@ -9,6 +9,7 @@ ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_0
 # The codec delay is a fixed number of samples: at lower rates it is more than 100 ms.
 MP3_RATES = ALL_RATES[:6]
 AAC_RATES = ALL_RATES[:4]
+OPUS_RATES = (48_000, 24_000, 16_000, 12_000, 8_000)
 G711_RATE = 8_000
 LAME = "lame"
 """A codec of its own (service.media.lame), not FFmpeg's."""
@@ -36,14 +37,7 @@ class AudioFormat:
 FORMATS = {
     "mp3": AudioFormat("audio/mpeg", MP3_RATES, LAME),
     # Without page_duration (microseconds) the muxer buffers a whole second of audio.
-    "opus": AudioFormat(
-        "audio/ogg",
-        (48_000, 24_000, 16_000, 12_000, 8_000),
-        "libopus",
-        "ogg",
-        container_options={"page_duration": "20000"},
-        extension="ogg",
-    ),
+    "opus": AudioFormat("audio/ogg", OPUS_RATES, "libopus", "ogg", {}, {"page_duration": "20000"}, extension="ogg"),
     "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
     # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
     "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),

@@ -30,7 +30,6 @@ from service.link.engine_link import EngineLink, InlineLink, ProcessLink
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
 from service.link.standby import EngineStart, Standby, standby_for
-from service.media.limits import AudioLimits
 from service.processes.engine_config import configs_of_starts, engine_config
 from service.processes.listener import url_of
 from service.processes.progress import log_phase, start_progress
@@ -169,7 +168,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
-        ws_max_size=AudioLimits.max_bytes,
+        ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop
         server_header=False,
     )
