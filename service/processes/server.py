@@ -24,6 +24,7 @@ from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.bounded_sockets import BoundedSocket
 from service.api.http.connections import BoundedConnection
+from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink, ProcessLink
