@@ -83,7 +83,8 @@ def hits(rig: WorkerRig) -> tuple[float, float]:
     return counts["hit"], counts["query"]
 
 
-@pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=graphs)
     for number, (voice, found) in enumerate(
