@@ -11,6 +11,7 @@ from torch import Tensor
 from models.voxcpm2.solver import euler_times, sinusoid, time_span
 from tests.models.voxcpm2.golden import CONFIG, INPUTS, MODES, PREFILLS, captured, clip, expected, model, utterance
 from tests.support.paged import PagedCache
+from tests.support.slow import slow
 from tests.support.speech import SpeechRig
 
 HIDDEN, AUDIO = 1e-4, 2e-4
@@ -143,7 +144,9 @@ def test_prompt_layout_and_hidden_states_agree_with_the_reference(mode: str) -> 
     close(network.stop_logits(lm), f"{mode}.stop_logits", HIDDEN)
 
 
-@pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (8, ()), (0, (2, 4))], ids=["exact", "padded", "replayed"])
+@pytest.mark.parametrize(
+    ("rows", "buckets"), [slow(0, (), id="exact"), slow(8, (), id="padded"), pytest.param(0, (2, 4), id="replayed")]
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_speech_of_each_mode_agrees_with_the_reference(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
     rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
@@ -153,7 +156,9 @@ def test_speech_of_each_mode_agrees_with_the_reference(mode: str, rows: int, buc
         close(audio[5][: expected()[name[0]].shape[-1]], name[0], AUDIO)
 
 
-@pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (7, ()), (0, (3, 8))], ids=["exact", "padded", "replayed"])
+@pytest.mark.parametrize(
+    ("rows", "buckets"), [slow(0, (), id="exact"), pytest.param(7, (), id="padded"), slow(0, (3, 8), id="replayed")]
+)
 def test_all_modes_in_one_batch_agree_with_the_reference(rows: int, buckets: tuple[int, ...]) -> None:
     slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
     rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())

@@ -86,6 +86,7 @@ def test_length_cap() -> None:
     assert processor().max_patches([5] * 18) == 118
 
 
+@pytest.mark.slow
 def test_needs_no_torch() -> None:
     code = "import sys; import models.voxcpm2.processor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=DIRECTORY.parents[2], check=False).returncode == 0
