@@ -29,7 +29,7 @@ def test_every_metric_of_the_engine_has_the_label() -> None:
     assert {spec.name for spec in SPECS} >= OF_ENGINES | OF_OTHERS
 
 
-OF_EITHER = ("engine_client.py", "engine_sleep.py", "operations.py")
+OF_EITHER = ("engine_client.py", "engine_sleep.py", "health_routes.py")
 """Also run by, or tell of, who supervises the engine."""
 
 
