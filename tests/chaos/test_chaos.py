@@ -110,7 +110,7 @@ def test_the_engine_is_killed(patient: Patient) -> None:
     plain = Listener(patient, "/v1/audio/speech", long_speech())
     talk = SocketListener(patient, long_speech()["input"], min_len=200, max_len=200)
     for listener in (*streams, events, plain, talk):
-        assert listener.begun.wait(GENEROUS)
+        assert listener.begun.wait(2 * GENEROUS)
     whole = Listener(patient, "/v1/chat/completions", {**endless(), "stream": False})
     wait(lambda: patient.metric('reprise_http_requests_in_progress{endpoint="chat"}') == 3, what="the answer runs")
     with no_engine_starts(patient):

@@ -175,7 +175,7 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
         wait(lambda: phases(server) == ["ready", "ready"], 2 * GENEROUS, "it is there again")
     well = {"status": "ok", "engine": "ready", "restarts": 1, "engines": ["ready", "ready"]}
     # Whichever process answers: the other one may have heard of it first.
-    wait(lambda: httpx.get(f"{server.url}/health", timeout=GENEROUS).json() == well, what="both know")
+    wait(lambda: httpx.get(f"{server.url}/health", timeout=GENEROUS).json().items() >= well.items(), what="both know")
     restarts = [metric(server, "reprise_engine_restarts_total", f'engine="{index}"') for index in range(2)]
     assert restarts == [float(index == doomed) for index in range(2)]
 
