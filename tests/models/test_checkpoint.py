@@ -222,6 +222,7 @@ def test_what_a_generation_config_says_of_sampling() -> None:
     assert sampling_defaults({}) == {}
 
 
+@pytest.mark.slow
 def test_a_model_is_built_without_initial_values_and_without_the_compiler() -> None:
     program = f"""
 import sys

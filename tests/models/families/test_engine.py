@@ -23,6 +23,7 @@ from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.prompts import prompt_of
 from tests.support.routes import replayed_if_captured as replayed_if_captured
+from tests.support.slow import slow
 
 TOLERANCE = 1e-4
 PAGE = 4
@@ -49,7 +50,7 @@ def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
 
 @pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("chunks", "graphs"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("family", families())
 def test_golden_tokens_in_a_batch(family: Family, chunks: bool, graphs: bool, device: str) -> None:
     """Requests that ask for log probabilities beside others."""
@@ -99,7 +100,7 @@ def cut_inside(prompt: Prompt) -> int:
     return cut
 
 
-@pytest.mark.parametrize("cached", [True, False], ids=["from the encoder cache", "encoded again"])
+@pytest.mark.parametrize("cached", [pytest.param(True, id="from the encoder cache"), slow(False, id="encoded again")])
 @pytest.mark.parametrize("family", families(*WITH_FEATURES))
 def test_a_prefix_hit_that_ends_inside_a_picture(family: Family, cached: bool) -> None:
     """The rest of the picture brings its embeddings and features. Static buffers are filled with NaN before."""
