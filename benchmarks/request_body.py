@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from benchmarks.measure.record import Row, record
 from service.api.chat.schema import ChatRequestBody
-from service.api.http.field_warnings import unread_fields
+from service.api.http.errors import unread_fields
 from service.api.http.json_body import parse
 
 ROUNDS = 100

@@ -21,8 +21,8 @@ from benchmarks.roofline.speech import FLOOR_MS
 from benchmarks.steps.full_size import captured, load, show
 from benchmarks.steps.speech import CONTEXT, MODEL, captured_decode
 from models.protocol import SpeechModel
-from service.engine.speech.codec_stream import CodecStream
 from service.engine.speech.inputs import emitted
+from service.engine.speech.runner import CodecStream
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 

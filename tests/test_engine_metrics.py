@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from service.link.messages import EngineState, ModelState
-from service.metrics.engine import OF_ENGINES, OF_OTHERS, labelled, without_engines
 from service.metrics.metrics import SPECS, Metrics
-from service.metrics.page import families, merged, text
+from service.metrics.page import OF_ENGINES, OF_OTHERS, families, labelled, merged, text, without_engines
 
 ROOT = Path(__file__).parents[1]
 ENGINE_SIDE = ("service/engine", "service/graphs", "models")

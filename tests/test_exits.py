@@ -54,7 +54,7 @@ def test_a_process_without_such_threads_ends_as_usual() -> None:
 CTRL_C = """
 import signal, sys, weakref
 
-from service.system.exits import ended_by_ctrl_c
+from service.system.children import ended_by_ctrl_c
 
 
 class Module:

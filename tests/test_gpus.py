@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.hub.catalog import load_catalog
-from service.link.host_threads import num_threads, thread_variables
-from service.link.standby import engine_environment
+from service.link.standby import engine_environment, num_threads, thread_variables
 from service.processes.engine_config import engine_configs, engine_gpus, supervised
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
@@ -85,7 +84,7 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 24)
-    monkeypatch.setattr("service.link.host_threads.SMALL_BYTES", 0)
+    monkeypatch.setattr("service.link.standby.SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: FOUR)
     settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})

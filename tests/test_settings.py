@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from models.interfaces.cpus import default_threads
-from service.cli.setting_texts import choices, describe, panel
+from service.cli.serve_help import choices, describe, panel
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
 

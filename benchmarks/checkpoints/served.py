@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.checkpoints.published import GOLDEN, make
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
-from service.cli.bench.words import WORDS
+from service.cli.bench.traffic import WORDS
 
 TINY_MODEL = "qwen2_vl"
 """The miniature; its directory has this name, too."""

@@ -15,7 +15,7 @@ from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_types import Kind, Shape, Variant
 from models.layers.kernels.gpu import INTERPRETER as H100
 from service.tuning.gemms import Operands
-from service.tuning.timer import Run
+from service.tuning.run import Run
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from models.layers.kernels import gemm_configs
 from models.layers.norms import RMSNorm
 from models.layers.rotary import rotate_and_cache
 from models.voxcpm2.stack import Stack
-from service.tuning.timer import Run
+from service.tuning.run import Run
 
 EPS = 1e-5
 CONTEXT = 400

@@ -13,7 +13,7 @@ from service.hub.catalog import load_catalog
 from service.processes.listener import bind
 from service.processes.server import create_server
 from service.settings.settings import Settings
-from service.system.descriptors import raise_descriptor_limit
+from service.system.children import raise_descriptor_limit
 from service.system.logs import configure_logging
 
 

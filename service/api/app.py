@@ -18,30 +18,27 @@ from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
-from service.api.chat.prompt_messages import MAX_VIDEOS
+from service.api.chat.prompt import MAX_VIDEOS
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.engines.shared_usage import UsageRow
-from service.api.http import docs_page
+from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, KeyRing
+from service.api.http.auth import AuthMiddleware, HostRule, KeyRing, OriginMiddleware
 from service.api.http.errors import install_error_handlers
-from service.api.http.hosts import HostRule
 from service.api.http.json_body import prepare
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.openapi import install_openapi
-from service.api.http.origin import OriginMiddleware
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
 from service.api.realtime.events import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
-from service.api.speech.lora_voices import lora_voices
 from service.api.speech.schema import SpeechRequestBody
-from service.api.speech.voices_at_start import make_voices
+from service.api.speech.voices import lora_voices, make_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
@@ -56,7 +53,7 @@ from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.system.versions import server_version, version_of
+from service.system.packages import server_version, version_of
 from service.voices.store import VoiceStore
 
 PROBES = ("/health", "/ready")

@@ -14,12 +14,10 @@ from starlette.requests import HTTPConnection, Request
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.engines.transcripts import SharedTranscripts, Transcripts
-from service.api.http.admission import Admission
-from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, shutting_down
-from service.api.http.field_warnings import FieldWarnings, unread_fields
+from service.api.http.admission import Admission, Turns
+from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
-from service.api.http.turns import Turns
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar_checks import GrammarChecks
 from service.api.tracing import Tracing
@@ -31,8 +29,7 @@ from service.media.loader import MediaLoader
 from service.metrics.history import History
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings
-from service.voices.reference_cache import ReferenceCache
-from service.voices.store import VoiceStore
+from service.voices.store import ReferenceCache, VoiceStore
 
 T = TypeVar("T")
 

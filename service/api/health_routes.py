@@ -16,7 +16,7 @@ from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, get, operation
 from service.hub.catalog import DEMO_NOTICES, HostedModel
 from service.metrics.metrics import CONTENT_TYPE
-from service.system.versions import server_version
+from service.system.packages import server_version
 
 router = APIRouter()
 

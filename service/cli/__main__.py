@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from service.cli.standard_streams import open_closed_streams
-from service.system.exits import ended_by_ctrl_c
+from service.system.children import ended_by_ctrl_c
 from service.system.packages import is_ours, unusable
 
 

@@ -17,13 +17,19 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from models.interfaces.errors import CheckpointError
-from service.cli.captions import cues, write_srt, write_vtt
-from service.cli.client import ServerError, is_media_name, user_message
+from service.cli.client import (
+    STDOUT,
+    ServerError,
+    is_media_name,
+    is_standard_output,
+    user_message,
+    write_audio,
+    write_to_standard_output,
+)
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
-from service.cli.outputs import STDOUT, is_standard_output, write_audio, write_to_standard_output
-from service.cli.playback import PlaybackError, play, require_playback
+from service.cli.playback import PlaybackError, cues, play, require_playback, write_srt, write_vtt
 from service.media.audio_formats import FORMATS, NAMES
-from service.settings.byte_sizes import GIB
+from service.settings.types import GIB
 
 T = TypeVar("T")
 

@@ -24,11 +24,10 @@ from service.hub.catalog import embedded_models
 from service.media.audio_formats import FORMATS, LAME
 from service.processes.api_process_count import api_process_count, connections_of_each, with_count
 from service.processes.engine_config import engine_gpus
-from service.settings.byte_sizes import GIB
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
-from service.system.children import hidden_by_python_path, shadowing_packages
-from service.system.descriptors import attainable_limit, connections_within
+from service.settings.types import GIB
+from service.system.children import attainable_limit, connections_within, hidden_by_python_path, shadowing_packages
 from service.system.packages import PackageError, begin_check, check_installed, end_check
 
 MIN_CACHE = 20 * GIB

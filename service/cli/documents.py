@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from service.cli.setting_texts import choices, panel, shown_default
+from service.cli.serve_help import choices, panel, shown_default
 from service.media.file_formats import table
 from service.metrics.metrics import GROUPS, PREFIX
 from service.settings.settings import Settings

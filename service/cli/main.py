@@ -24,17 +24,30 @@ from service.cli.bench.run import BenchError
 from service.cli.client import ServerError
 from service.cli.commands import ask, models, ps, pull, say
 from service.cli.conversation import chat
-from service.cli.plain_help import PlainCommand, PlainGroup, summary_of
 from service.cli.playback import PlaybackError
-from service.cli.serve_help import ServeCommand
-from service.cli.setting_texts import describe, placeholder, shown_default
+from service.cli.serve_help import (
+    PlainCommand,
+    PlainGroup,
+    ServeCommand,
+    describe,
+    placeholder,
+    shown_default,
+    summary_of,
+)
 from service.link.config import ConfigurationError
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
 from service.system.children import shadowing_packages
 from service.system.logs import configure_logging
-from service.system.packages import PackageError, begin_check, check_installed, end_check, is_ours, unusable
-from service.system.versions import server_version
+from service.system.packages import (
+    PackageError,
+    begin_check,
+    check_installed,
+    end_check,
+    is_ours,
+    server_version,
+    unusable,
+)
 from service.tuning.command import tune
 
 log = logging.getLogger("reprise")
@@ -167,7 +180,7 @@ def _serve(settings: Settings) -> int:
     from service.link.standby import begin_engines
     from service.processes.engine_config import configs_of_processes, supervised
     from service.processes.listener import bind
-    from service.system.exits import end_soon, ended_by_ctrl_c
+    from service.system.children import end_soon, ended_by_ctrl_c
 
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:

@@ -21,19 +21,15 @@ import torch
 from models.checkpoints.registry import Family, family_of, resolve
 from models.layers import kernels
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
-from service.engine.core.start_phases import StartPhases
-from service.engine.core.worker import ModelWorker, WorkerContext
+from service.engine.core.worker import ModelWorker, StartPhases, WorkerContext
 from service.engine.engine import Engine
-from service.engine.memory.memory import device_name, device_room, plan_pages, total_memory, with_gpu_bytes
-from service.engine.memory.usage import process_age
-from service.engine.startup.compilations import Compilations
-from service.engine.startup.precompile import precompile, stamp_file
-from service.graphs.allocator import claim_workspace
+from service.engine.memory.memory import device_name, device_room, plan_pages, process_age, total_memory, with_gpu_bytes
+from service.engine.startup.precompile import Compilations, precompile, stamp_file
 from service.graphs.observations import Observations
-from service.graphs.pool import GraphPool
+from service.graphs.pool import GraphPool, claim_workspace
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
-from service.link.host_threads import num_threads
 from service.link.messages import EngineState, Outputs
+from service.link.standby import num_threads
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +171,7 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 def engine_stream(device: torch.device) -> AbstractContextManager[object]:
     """The engine's own stream, since graphs cannot be captured on the default one. Its priority is between those of the
-    speech codec (service.engine.speech.codec_stream)."""
+    speech codec (service.engine.speech.runner)."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))

@@ -9,8 +9,9 @@ captures the bucket whose absence made calls run eagerly or with more padding.
 from __future__ import annotations
 
 import logging
+import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,12 +21,140 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable, Plan
-from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size
+from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size, round_up
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
-from service.graphs.demand import Demand
 from service.graphs.observations import EagerReason, Observations, Route
 from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
-from service.graphs.trials import RouteTrial
+
+_MIN_CALLS = 16.0
+"""Calls before anything is proposed."""
+_MIN_GAIN = 0.05
+"""Share of the currently computed rows that a new captured graph must save."""
+_HALVE_AT = 4096.0
+"""Calls after which all counts are halved, so that old demand fades."""
+_MAX_ROUNDED = 4096
+"""Number of sizes whose rounding is remembered; pictures come in any number of sizes."""
+
+
+class Demand:
+    """Calls by their required sizes, rounded up (`round_up`); old calls count less."""
+
+    def __init__(self, bucket_list: Sequence[Bucket]) -> None:
+        self._bucket_list = bucket_list
+        self._calls: dict[BucketKey, float] = {}
+        self._rounded: dict[BucketKey, BucketKey | None] = {}
+        self._total = 0.0
+
+    def note(self, required: Bucket) -> None:
+        """Counts one call. Calls larger than every bucket of the list are not counted: no captured graph could serve
+        them."""
+        exact = key_of(required)
+        if exact not in self._rounded:
+            if len(self._rounded) >= _MAX_ROUNDED:
+                self._rounded.clear()
+            rounded = self._round(required)
+            self._rounded[exact] = None if rounded is None else key_of(rounded)
+        key = self._rounded[exact]
+        if key is None:
+            return
+        self._calls[key] = self._calls.get(key, 0.0) + 1.0
+        self._total += 1.0
+        if self._total > _HALVE_AT:
+            self._calls = {key: calls / 2 for key, calls in self._calls.items() if calls >= 1.0}
+            self._total = sum(self._calls.values())
+
+    def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
+        """The bucket that would save the most padded rows; None when none would save a twentieth of all rows.
+
+        A call that runs eagerly now counts double.
+        """
+        if self._total < _MIN_CALLS:
+            return None
+        captured = list(captured)
+        barred = {key_of(bucket) for bucket in (*captured, *unavailable)}
+        calls = [(dict(key), count) for key, count in self._calls.items()]
+        now = [_size(cheapest(captured, required)) or 2 * _size(required) for required, _ in calls]
+        best, best_gain = None, _MIN_GAIN * sum(size * count for size, (_, count) in zip(now, calls, strict=True))
+        for candidate, _ in calls:
+            if key_of(candidate) in barred:
+                continue
+            gain = sum(
+                max(0, size - _size(candidate)) * count
+                for size, (required, count) in zip(now, calls, strict=True)
+                if fits(candidate, required)
+            )
+            if gain > best_gain:
+                best, best_gain = candidate, gain
+        return best
+
+    def _round(self, required: Bucket) -> Bucket | None:
+        """`required` with its primary size rounded up, and with the other sizes of the next larger bucket of the list,
+        so that a captured graph also serves calls of similar sizes."""
+        bucket = cheapest(self._bucket_list, required)
+        if bucket is None:
+            return None
+        name = primary_size(bucket)
+        return dict(bucket) | {name: min(bucket[name], round_up(required[name]))}
+
+
+def _size(bucket: Bucket | None) -> int:
+    return bucket[primary_size(bucket)] if bucket else 0
+
+
+# Which route a captured bucket takes if its capture could not decide it: measured on calls in service.
+#
+# A capture is timed on fillers. If eager execution is not much slower there, the first calls of the bucket alternate
+# between the routes, and the one with the shorter median is taken from then on. Now and then a call takes the other
+# route, so that a change is noticed.
+
+_NEAR = 1.5
+"""A bucket is always replayed if its eager call takes longer than this many replays at the capture."""
+_SAMPLES = 5
+"""Number of latest durations that are kept of each route."""
+_ENOUGH = 3
+"""Number of durations of each route that a choice needs."""
+_GAIN = 0.03
+"""The other route must be faster by this share to replace the one in use."""
+_EVERY = 128
+"""Calls between two samples of the route that is not in use."""
+
+
+class RouteTrial:
+    """The trial of one captured bucket. `route` returns the route of the next call, `observe` records how long a call
+    took."""
+
+    def __init__(self, captured: RouteSeconds | None) -> None:
+        """captured: seconds at the capture; None without a GPU, where nothing is measured."""
+        self._open = captured is not None and captured.eager <= _NEAR * captured.replay
+        self._seconds: dict[Route, deque[float]] = {"replay": deque(maxlen=_SAMPLES), "eager": deque(maxlen=_SAMPLES)}
+        self._warm: set[Route] = set()
+        self._current: Route = "replay"
+        self._calls = 0
+
+    def route(self) -> Route:
+        if not self._open:
+            return "replay"
+        self._calls += 1
+        other: Route = "eager" if self._current == "replay" else "replay"
+        if min(map(len, self._seconds.values())) < _ENOUGH:
+            return other if self._calls % 2 == 0 else self._current
+        return other if self._calls % _EVERY == 0 else self._current
+
+    def close(self) -> None:
+        """Ends the trial because eager calls fail: every later call is replayed."""
+        self._open = False
+
+    def observe(self, route: Route, seconds: float) -> None:
+        """Records the duration of a call. The first call of a route does not count, since it may allocate and choose
+        kernels."""
+        if route not in self._warm:
+            self._warm.add(route)
+            return
+        self._seconds[route].append(seconds)
+        if min(map(len, self._seconds.values())) >= _ENOUGH:
+            medians = {name: statistics.median(taken) for name, taken in self._seconds.items()}
+            self._current = RouteSeconds(**medians).faster(self._current, gain=_GAIN)
+
 
 log = logging.getLogger(__name__)
 

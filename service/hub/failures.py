@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from service.system.disk import no_space
+from service.system.access import no_space
 
 # The client library below is httpx in huggingface_hub 1 and httpx2 in 2; HfHubHTTPError derives from its HTTPError.
 TransportError: type[Exception] = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")

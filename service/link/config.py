@@ -58,7 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     sharers: int = 1
     """Number of engines that share the host's processors, this one included."""
     threads: int | None = None
-    """Number of threads that compute on the host; None: service.link.host_threads chooses."""
+    """Number of threads that compute on the host; None: service.link.standby chooses."""
     memory_share: float = 0.9
     page_size: int = PAGE_SIZE
     kv_cache_tokens: int | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.media import g711
 from service.media.audio_formats import FORMATS, LAME, AudioFormat, content_type
-from service.system.shielded import shielded
+from service.system.concurrency import shielded
 
 if TYPE_CHECKING:
     from service.media.ffmpeg_audio import Codec, TempoAndRate

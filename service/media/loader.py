@@ -15,8 +15,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
-from service.confined.fair_semaphore import FairSemaphore
-from service.confined.workers import WorkerLost, WorkerPool
+from service.confined.workers import FairSemaphore, WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher

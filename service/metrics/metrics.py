@@ -28,21 +28,36 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from service.graphs.observations import Observation
 from service.link.messages import EngineState, ModelState, ProcessUsage
-from service.metrics.buckets import (
-    COUNT,
-    FIRST_AUDIO,
-    FIRST_TOKEN,
-    INTER_TOKEN,
-    LOAD,
-    PREDICTION,
-    RATIO,
-    REALTIME_FACTOR,
-    REQUEST,
-    SLACK,
-    STEP,
-    TOKENS,
-    WORK,
-)
+
+MILLISECONDS = (
+    0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005,
+    0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02,
+)  # fmt: skip
+"""0.2 to 20 ms, the range of steps on a GPU. Each bound is at most half above the one before it, and between 0.8 and 3
+ms, the range of decode steps, at most a third: a step that becomes slower by that much falls into another bucket."""
+STEP = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+INTER_TOKEN = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+FIRST_TOKEN = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1,
+    0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+REQUEST = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
+)  # fmt: skip
+FIRST_AUDIO = (
+    0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1,
+    0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30,
+)  # fmt: skip
+REALTIME_FACTOR = (0.02, 0.05, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1, 1.25, 1.5, 2, 5, 10)
+WORK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""Seconds of the work around the steps."""
+LOAD = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+RATIO = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
+PREDICTION = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4)
+SLACK = (-5, -1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
+COUNT = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
 
 PREFIX = "reprise"
 ENDPOINTS = ("chat", "speech", "voices", "realtime")

@@ -26,7 +26,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
-from service.link.attached import AttachedLink, FollowedEngine
+from service.link.engine_link import AttachedLink, FollowedEngine
 from service.link.silence import START_TIMEOUT
 from service.metrics.metrics import Metrics
 from service.metrics.page import families, of_any_process, text
@@ -50,12 +50,11 @@ from service.processes.control import (
     Transcript,
     Wake,
 )
+from service.processes.listener import CONNECTIONS, SharedListener
 from service.processes.server import Server, quiet_uvicorn, server_config
-from service.processes.shared_listener import CONNECTIONS, SharedListener
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.system.children import wait_for_end_of_parent
-from service.system.exits import end_soon
+from service.system.children import end_soon, wait_for_end_of_parent
 from service.system.heap import keep_freed_memory
 from service.system.logs import configure_logging
 

@@ -39,9 +39,9 @@ from service.processes.control import (
     Wake,
 )
 from service.processes.engines import EngineProcesses
-from service.processes.shared_listener import CONNECTIONS
+from service.processes.listener import CONNECTIONS
 from service.system.children import python_command, python_environment
-from service.system.shielded import shielded
+from service.system.concurrency import shielded
 
 log = logging.getLogger("reprise")
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from service.api.engines.engine_sleep import SleepState
+from service.api.engines.engine_client import SleepState
 from service.metrics.page import Families
 
 ALIVE_SECONDS = 0.5

@@ -16,9 +16,8 @@ from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
 from service.link.silence import START_TIMEOUT
 from service.link.standby import EngineStart, Standby
-from service.metrics.engine import labelled, without_engines
 from service.metrics.metrics import Metrics
-from service.metrics.page import Families, merged
+from service.metrics.page import Families, labelled, merged, without_engines
 from service.processes.control import EngineNews
 from service.processes.engine_config import configs_of_starts
 from service.processes.progress import log_phase, phase_of

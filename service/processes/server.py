@@ -22,20 +22,18 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
-from service.api.http.bounded_sockets import BoundedSocket
-from service.api.http.connections import BoundedConnection
+from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, InlineLink, ProcessLink
-from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
-from service.link.standby import EngineStart, Standby, standby_for
+from service.link.standby import EngineStart, Standby, standby_for, thread_variables
 from service.processes.engine_config import configs_of_starts, engine_config
 from service.processes.listener import url_of
 from service.processes.progress import log_phase, start_progress
 from service.settings.settings import Settings
-from service.system.descriptors import possible_connections, raise_descriptor_limit
+from service.system.children import possible_connections, raise_descriptor_limit
 from service.system.heap import keep_freed_memory
 
 log = logging.getLogger("reprise")

@@ -15,9 +15,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.link.config import Device, DType, LoadFormat, Quantization
-from service.settings.byte_sizes import MIB
 from service.settings.reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
 from service.settings.types import (
+    MIB,
     ApiCount,
     Bytes,
     Count,

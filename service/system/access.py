@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+
+
+def no_space(error: OSError) -> bool:
+    """Whether the error means that no space is left: on the device, in the quota, or within the limit of file sizes."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 _MEDIA_HOST = re.compile(r"[a-z0-9._-]+(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 """A name or an IPv4 address, and a port."""

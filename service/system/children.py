@@ -3,13 +3,84 @@ name."""
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+EXIT_GRACE = 2.0
+"""Seconds in which threads may end by themselves."""
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """For a process that imports: Ctrl-C ends it at once. A KeyboardInterrupt may be lost in a callback of Python's
+    imports, after which a server would start, or come out of them as another error. A SIGINT that is ignored, as in the
+    background of a shell, stays so."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def end_soon(status: int) -> None:
+    """For a process that has served and is about to end: it ends with this status although some of its threads go on,
+    such as one that decodes a large picture that nobody waits for any more. Python would wait for them."""
+    timer = threading.Timer(EXIT_GRACE, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+
+
+log = logging.getLogger(__name__)
+
+MAX_DESCRIPTORS = 1 << 16
+DESCRIPTORS_PER_CONNECTION = 1.25
+OWN_DESCRIPTORS = 32
+"""Uploads, decoding, the engine and its restarts take some, too."""
+
+
+def attainable_limit() -> int:
+    """The limit on open files after raise_descriptor_limit; resource.RLIM_INFINITY if there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return soft
+    return max(soft, MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS))
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit on open files towards the hard one: it is often 1024, fewer than max_connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (limit := attainable_limit()) != soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def connections_within(limit: int, wanted: int) -> int:
+    """How many of the wanted connections a limit on open files has room for; at least one."""
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(1, min(int(limit / DESCRIPTORS_PER_CONNECTION), limit - OWN_DESCRIPTORS)))
+
+
+def possible_connections(wanted: int) -> int:
+    """At most as many as the limit on open files has room for. At that limit, asyncio would try to accept a connection
+    thousands of times a second and log each failure, and an engine that died could not be started again."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (most := connections_within(limit, wanted)) < wanted:
+        log.warning("%d open files are allowed, so at most %d connections (max_connections: %d)", limit, most, wanted)
+    return most
+
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """Holds `models` and `service`: the checkout, or where the package is installed."""

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from service.system.children import python_environment
+
+
+def server_version() -> str:
+    return version_of("reprise-server") or "0+checkout"
+
+
+def version_of(package: str) -> str:
+    """The installed version; empty where the package is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
 
 IMPORTED_LATER = ("PIL.Image", "av", "soundfile", "lameenc", "simplejpeg", "tokenizers", "llguidance")
 """Modules that are first imported in other processes or for the first request."""

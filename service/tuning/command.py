@@ -12,7 +12,7 @@ from models.interfaces.errors import CheckpointError
 
 if TYPE_CHECKING:
     from models.layers.kernels.gpu import Gpu
-    from service.tuning.shapes import Task
+    from service.tuning.run import Task
 
 
 def tune(
@@ -47,7 +47,7 @@ def tune(
 def _tasks_of(names: list[str]) -> list[Task]:
     """What is to be measured for these models, each once. Exits if one cannot be located or read."""
     from service.hub import locate
-    from service.tuning.shapes import tasks_of
+    from service.tuning.run import tasks_of
 
     try:
         found = [task for name in names for task in tasks_of(Path(locate(name, load_format="random").directory))]

@@ -15,9 +15,9 @@ from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.processes.api_process_count import count_for
 from service.processes.engine_config import engine_config
-from service.settings.byte_sizes import GIB, parse_bytes
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
+from service.settings.types import GIB, parse_bytes
 from service.system.gpus import visible_gpus
 
 

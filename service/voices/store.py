@@ -17,8 +17,10 @@ import secrets
 import shutil
 import threading
 import time
+import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -26,8 +28,51 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from service.system.disk import no_space
-from service.voices.names import LONGEST_NAME, name_key
+from service.system.access import no_space
+
+LONGEST_NAME = 64
+"""Characters of a voice's name, before it is normalised; ids are shorter."""
+NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
+INVISIBLE = re.compile("[\u034f\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Marks that nobody sees: with them, two names would look the same."""
+
+
+def is_name(name: str) -> bool:
+    """Whether a voice may have this name, which is in the composed form (NFC). The vowel signs and tones of letters
+    outside ASCII, as Hindi and Thai have them, belong to their letters."""
+    letters = "".join("x" if _is_sign(mark) and not before.isascii() else mark for before, mark in pairwise(f" {name}"))
+    return NAME.fullmatch(letters) is not None
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc") and not INVISIBLE.match(character)
+
+
+def name_key(name: str) -> str:
+    """Equal for names that differ only in case or in compatible characters (ligatures, full-width letters, long s)."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+CACHED_REFERENCES = 64
+"""Encoded reference audio of up to a minute: a third of a megabyte each."""
+
+
+class ReferenceCache:
+    """Patches of the reference audio that was encoded last, by a digest of samples and model (LRU)."""
+
+    def __init__(self) -> None:
+        self._patches: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+    def get(self, key: bytes) -> np.ndarray | None:
+        if key in self._patches:
+            self._patches.move_to_end(key)
+        return self._patches.get(key)
+
+    def put(self, key: bytes, patches: np.ndarray) -> None:
+        self._patches[key] = patches
+        if len(self._patches) > CACHED_REFERENCES:
+            self._patches.popitem(last=False)
+
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.media import MediaItem, Prompt
-from service.api.engines.engine_choice import HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
+from service.api.engines.engines import HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
 from service.link.messages import ChatRequest, EncodeReference, SamplingParams, SpeechRequest
 from tests.support.processes import ROOT
 
@@ -113,7 +113,7 @@ def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_all_processes_choose_alike(seed: str) -> None:
     """Python's own hashes differ from process to process."""
-    code = "from service.api.engines.engine_choice import ranked; print(ranked(b'key', range(8)))"
+    code = "from service.api.engines.engines import ranked; print(ranked(b'key', range(8)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONHASHSEED": seed}
     )

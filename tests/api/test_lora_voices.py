@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from service.api.speech.lora_voices import lora_voices
+from service.api.speech.voices import lora_voices
 from service.cli.main import app
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog

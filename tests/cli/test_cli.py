@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from benchmarks.servers.footprint import children
 from service.cli.client import user_message
 from service.cli.main import app, main
-from service.cli.setting_texts import choices
+from service.cli.serve_help import choices
 from service.media.audio_out import wav_header
 from service.settings.settings import Settings
 from tests.cli.conftest import AnswerWith, chat_stream

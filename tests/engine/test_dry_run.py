@@ -19,8 +19,7 @@ from models.checkpoints.registry import family_of, resolve
 from service.cli.main import app
 from service.engine.core.worker import MemoryRequirements
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
-from service.engine.memory.live_bytes import LiveBytes
-from service.engine.memory.memory import MemoryPlanError, peak_bytes
+from service.engine.memory.memory import LiveBytes, MemoryPlanError, peak_bytes
 from service.engine.speech.worker import SpeechWorker
 from service.hub.catalog import embedded_models
 from service.link.config import ConfigurationError, EngineConfig, ModelConfig

@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine.core.pages import OutOfPages, PagePool
-from service.engine.core.slots import SlotPool
+from service.engine.core.pages import OutOfPages, PagePool, SlotPool
 
 NUM_PAGES = 12
 

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from service.engine.memory.memory import peak_bytes
-from service.graphs.allocator import PeakMemory, Segment, claim_workspace, peak_memory, release_cached
-from service.graphs.pool import CaptureError, GraphPool
+from service.graphs.pool import (
+    CaptureError,
+    GraphPool,
+    PeakMemory,
+    Segment,
+    claim_workspace,
+    peak_memory,
+    release_cached,
+)
 from tests.support.fake_cuda import GPU, FakeCuda
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.interfaces.capturable import EXACT, Bucket
 from service.graphs.buckets import cheapest, chosen_buckets, fits, row_buckets, spanning
-from service.graphs.demand import Demand
+from service.graphs.runner import Demand
 
 BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket
 from service.graphs.observations import Observations, Route
 from service.graphs.pool import GraphPool, RouteSeconds
-from service.graphs.runner import GraphRunner
-from service.graphs.trials import RouteTrial
+from service.graphs.runner import GraphRunner, RouteTrial
 from tests.support.tiny_chat import tiny_item, tiny_model
 
 NEAR = RouteSeconds(eager=1.1, replay=1.0)

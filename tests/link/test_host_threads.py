@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.link.config import EngineConfig, ModelConfig
-from service.link.host_threads import MAX_THREADS, SMALL_BYTES, num_threads, thread_variables
+from service.link.standby import MAX_THREADS, SMALL_BYTES, num_threads, thread_variables
 from tests.support.processes import served
 from tests.support.victims import SMALL
 

@@ -14,9 +14,8 @@ import pytest
 from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError
-from service.link.attached import AttachedLink, FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import ProcessLink
+from service.link.engine_link import AttachedLink, FollowedEngine, ProcessLink
 from service.link.messages import Abort, ChatRequest, Detach, SamplingParams, Stop
 from service.metrics.metrics import Metrics
 from service.processes.engines import AnnouncedLink

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.media.addresses import DENIED, is_public
+from service.media.fetch import DENIED, is_public
 
 
 @pytest.mark.parametrize(

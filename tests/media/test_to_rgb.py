@@ -14,12 +14,10 @@ import pytest
 from PIL import Image, ImagePalette
 
 from models.interfaces.errors import InputError
-from service.media import to_rgb as module
-from service.media.decoding_memory import decoding_bytes
-from service.media.image_decode import decode_image, open_image
-from service.media.jpeg_limits import SCAN, components_of_first_scan
+from service.media import image_decode as module
+from service.media.decoding_memory import SCAN, components_of_first_scan, decoding_bytes
+from service.media.image_decode import decode_image, open_image, to_rgb
 from service.media.limits import ImageLimits
-from service.media.to_rgb import to_rgb
 from tests.media.samples import encoded
 from tests.support.slow import slow
 
@@ -143,7 +141,7 @@ import sys
 
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits
-from service.media.orientation import UPRIGHT
+from service.media.decoding_memory import UPRIGHT
 
 
 def kibibytes(name: str) -> int:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from service.api.engines.shared_usage import UsageTable
-from service.processes import shared_listener
-from service.processes.shared_listener import CONNECTIONS, PATIENCE, SharedListener
+from service.processes import listener as shared_listener
+from service.processes.listener import CONNECTIONS, PATIENCE, SharedListener
 
 
 class Process:

@@ -24,22 +24,21 @@ from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
 from service.api.engines import engine_client
 from service.api.engines.shared_usage import UsageTable
-from service.link.attached import FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import EngineExit, ProcessLink
+from service.link.engine_link import EngineExit, FollowedEngine, ProcessLink
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
 from service.link.standby import EngineStart
 from service.metrics.metrics import Metrics
 from service.processes import engines as engines_module
-from service.processes import sleep as sleep_module
+from service.processes import supervisor as sleep_module
 from service.processes.api_config import WORK_KINDS, ApiConfig, plain_settings
 from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.api_processes import ApiProcess, ApiProcesses
 from service.processes.control import ControlChannel, EngineNews, Notice, Report
 from service.processes.engines import EngineProcesses
 from service.processes.server import Server, server_config
-from service.processes.sleep import sleep_once, sleep_when_idle
+from service.processes.supervisor import sleep_once, sleep_when_idle
 from service.settings.settings import load_settings
 from tests.support.api_processes import api_pids, only
 from tests.support.fake_chat import fake_catalog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.structured.grammar import check_bounds
 from service.api.structured.grammar_worker import problem
-from service.api.structured.schema_values import Unfit, shown
+from service.api.structured.schema_form import Unfit, shown
 from service.engine.chat.guided.guidance import Guidance
 from tests.support.waiting import wait
 

@@ -15,7 +15,7 @@ from benchmarks.kernels.offline import ARCHITECTURES
 from models.layers.kernels import gemm_configs, gemm_store, gemm_types, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from service.cli.main import app
-from service.tuning.shapes import Task, tasks_of
+from service.tuning.run import Task, tasks_of
 from tests.support.optional import needed
 from tests.support.processes import ROOT
 from tests.support.slow import slow

@@ -21,11 +21,9 @@ from service.api.chat.sampling import choice_count, derived_seed, sampling_param
 from service.api.chat.schema import ChatRequestBody, CompletionTokensDetails, PromptTokensDetails, Usage
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tool_calls import ToolCallParser
-from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
-from service.api.chat.tools import ToolUse, tool_use
+from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
-from service.api.engines.request_stream import RequestGroup
-from service.api.engines.step_report import StepReport, step_report
+from service.api.engines.request_stream import RequestGroup, StepReport, step_report
 from service.api.http.record import RequestRecord
 from service.hub.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts

@@ -11,7 +11,7 @@ from service.api.chat.detokenizer import FinishReason, TokenLogprob
 from service.api.chat.refused_fields import RefusedFields
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
 from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
-from service.api.engines.step_report import StepReport
+from service.api.engines.request_stream import StepReport
 from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
 
 # Requests

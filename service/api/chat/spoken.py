@@ -20,18 +20,16 @@ from service.api.chat.refused_fields import NOT_SPOKEN, refuse
 from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
 from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
 from service.api.context import ServerContext
-from service.api.engines.request_stream import EngineError
-from service.api.engines.step_report import step_report
+from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
 from service.api.speech.captions import with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, prepare, solver_steps
+from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions, VoiceOptions
 from service.api.speech.script import Script
 from service.api.speech.speaker import find_voice
-from service.api.speech.text_limits import SpokenTooLong, max_written_chars
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import FORMATS, SPOKEN, STREAMED
 from service.system.concurrency import merged

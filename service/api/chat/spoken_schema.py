@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.api.chat.refused_fields import UnspokenFields
-from service.api.engines.step_report import StepReport
+from service.api.engines.request_stream import StepReport
 from service.api.speech.schema import SampleRate
 from service.media.audio_formats import SpokenFormat
 

@@ -1,6 +1,6 @@
 """Calls in the text of an answer, separated from it while it is generated.
 
-The text is constrained (service/api/chat/tool_grammar.py), so a call that has begun continues as a call: its name, then
+The text is constrained (service/api/chat/tools.py), so a call that has begun continues as a call: its name, then
 its arguments, then the closing tag. The format is that of models/text/tools.py.
 """
 

@@ -5,24 +5,220 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Literal
+
+import msgspec
 
 from models.interfaces import resizing
-from service.api.engines.engine_sleep import EngineSleep
-from service.api.engines.in_flight_requests import InFlightRequests
-from service.api.engines.request_stream import EngineError, EngineLost, Request, RequestGroup, RequestStream
+from service.api.engines.request_stream import (
+    EngineError,
+    EngineLost,
+    Request,
+    RequestGroup,
+    RequestStream,
+    count_rejection,
+    observe_tokens,
+)
 from service.api.tracing import engine_trace
 from service.link.engine_link import EngineExit, EngineLink
 from service.link.messages import (
     Abort,
+    ChatDelta,
+    ChatRequest,
     Command,
     Drain,
+    EncodeReference,
     EngineState,
+    Failed,
     Outputs,
+    ReferenceEncoded,
+    SpeechDelta,
+    SpeechRequest,
     Stop,
 )
 from service.link.silence import Silence
 from service.metrics.metrics import Metrics
+
+# The sleep of an idle engine: it is stopped, which frees the GPU and the memory of its process, and is started again
+# for the next request.
+#
+#     awake -> asleep: Stop is sent, the process ends -> waking: it is started again -> awake
+#
+# While it is not awake, commands are held, and they are sent in their order once the engine is ready.
+
+SleepState = Literal["awake", "asleep", "waking"]
+
+
+class EngineSleep:
+    """The state of one engine, and the commands that are held for it.
+
+    after: seconds without a request after which the engine is stopped; None: never, or another process decides.
+    clock: the clock of these seconds.
+    metrics: None if another process reports the engine's metrics.
+    """
+
+    def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
+        self.state: SleepState = "awake"
+        """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when the first request is held for a sleeping engine."""
+        self._after = after
+        self._clock = clock
+        self._metrics = metrics
+        self._busy_at = clock()
+        self._called = asyncio.Event()
+        self._called_at = 0.0
+        self._held: list[Command] = []
+
+    @property
+    def awake(self) -> bool:
+        return self.state == "awake"
+
+    def note_work(self) -> None:
+        """Records that requests are in progress, or that the engine has just become ready."""
+        self._busy_at = self._clock()
+
+    @property
+    def due(self) -> bool:
+        """Whether an engine that is awake and ready has been idle for long enough."""
+        return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
+
+    def begin(self) -> None:
+        """Starts to hold commands: the engine has been told to stop, or will be."""
+        self.state = "asleep"
+        self._called.clear()
+        self._observe("engine_asleep", 1.0)
+
+    def hold(self, command: Command) -> None:
+        """Keeps a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
+        it is for; other commands are dropped if no request is held."""
+        if isinstance(command, Abort):
+            self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
+        elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
+            self._held.append(command)
+            self.call()
+        elif self._held:
+            self._held.append(command)
+
+    def call(self) -> None:
+        """Wakes the engine, since a request needs it."""
+        if self.state == "asleep" and not self._called.is_set():
+            self._called.set()
+            self._called_at = self._clock()
+            self.on_call()
+
+    async def called(self) -> None:
+        """Waits until a request needs the engine."""
+        await self._called.wait()
+
+    def started(self) -> None:
+        """Records that the engine is starting."""
+        if self.state == "asleep":
+            self.state = "waking"
+
+    def end(self) -> list[Command]:
+        """The engine is awake: returns the held commands in order. Requests count as arriving now, so that their wait
+        for the start does not count as time in the queue."""
+        self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
+        return [_arriving(command) for command in self._awake()]
+
+    def give_up(self) -> None:
+        """Drops the held commands, since the engine could not be started."""
+        self._awake()
+
+    def _awake(self) -> list[Command]:
+        self.state = "awake"
+        self.note_work()
+        self._observe("engine_asleep", 0.0)
+        held, self._held = self._held, []
+        return held
+
+    def _observe(self, name: str, value: float) -> None:
+        if self._metrics is not None:
+            self._metrics.observe(name, value)
+
+
+def _arriving(command: Command) -> Command:
+    if isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
+        return msgspec.structs.replace(command, arrival=time.monotonic())
+    return command
+
+
+class InFlightRequests:
+    """The streams of one engine's requests, by id. note_work: called when a request comes or ends."""
+
+    def __init__(self, metrics: Metrics, note_work: Callable[[], None]) -> None:
+        self.on_load: Callable[[int], None] = lambda in_flight: None
+        """Called with the number of requests in flight when it has changed."""
+        self.on_loss: Callable[[RequestStream, EngineError], bool] = lambda stream, error: False
+        """Called for a request that fails before any of its answer has come; True: another engine has taken it over."""
+        self._metrics = metrics
+        self._note_work = note_work
+        self._streams: dict[str, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their ids."""
+        return iter(self._streams)
+
+    def find(self, request_id: str) -> RequestStream | None:
+        return self._streams.get(request_id)
+
+    def add(self, stream: RequestStream) -> None:
+        self._note_work()
+        self._streams[stream.request.request_id] = stream
+        self.on_load(len(self._streams))
+
+    def remove(self, request_id: str) -> RequestStream | None:
+        """The stream of the request, which is not in flight any more; None if it was not."""
+        stream = self._streams.pop(request_id, None)
+        self._note_work()
+        self.on_load(len(self._streams))
+        return stream
+
+    def take(self, outputs: Outputs) -> None:
+        """Delivers deltas and failures to the streams that they are for."""
+        now = time.monotonic()
+        if outputs.chat:
+            observe_tokens(self._metrics, self._streams, outputs.chat, now)
+        for delta in outputs.chat:
+            self._deliver(delta, now, last=delta.finish_reason is not None)
+        for audio in outputs.speech:
+            self._deliver(audio, now, last=audio.finished)
+        for encoded in outputs.encoded:
+            self._deliver(encoded, now, last=True)
+        for failed in outputs.failed:
+            self._on_failed(failed)
+
+    def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:  # aborted while its last deltas were on their way
+            return
+        stream.last_delivery = now
+        stream.deliver(delta, last=last)
+        if last:
+            self.remove(delta.request_id)
+
+    def _on_failed(self, failed: Failed) -> None:
+        stream = self.remove(failed.request_id)
+        if stream is None:
+            return
+        error = EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after)
+        if stream.last_delivery is not None or not self.on_loss(stream, error):
+            count_rejection(self._metrics, stream.request, failed.code)
+            stream.fail(error)
+
+    def fail_all(self, error: EngineError) -> None:
+        """Fails all requests, except for those that another engine takes over."""
+        streams, self._streams = self._streams, {}
+        self.on_load(0)
+        for stream in streams.values():
+            if stream.last_delivery is not None or not self.on_loss(stream, error):
+                stream.fail(error)
+
 
 log = logging.getLogger(__name__)
 

@@ -3,14 +3,83 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 from weakref import WeakSet
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from service.api.tracing import EngineTrace
-from service.link.messages import ChatDelta, ChatRequest, EncodeReference, ReferenceEncoded, SpeechDelta, SpeechRequest
+from service.link.messages import (
+    ChatDelta,
+    ChatRequest,
+    EncodeReference,
+    ReferenceEncoded,
+    SpeechDelta,
+    SpeechRequest,
+    StepCounts,
+)
+from service.metrics.metrics import Metrics
+
+
+def observe_tokens(
+    metrics: Metrics, streams: Mapping[str, RequestStream], deltas: Sequence[ChatDelta], now: float
+) -> None:
+    """TTFT and ITL of streams by request id, before their last delivery is set to `now`. Rows of a step mostly share
+    model and gap, so equal observations are made together."""
+    tokens: Counter[str] = Counter()
+    gaps: Counter[tuple[str, float]] = Counter()
+    for delta in deltas:
+        stream = streams.get(delta.request_id)
+        count = len(delta.token_ids)
+        if stream is None or not count:
+            continue
+        model = stream.request.model
+        tokens[model] += count
+        if stream.last_delivery is None:
+            metrics.observe("time_to_first_token_seconds", now - stream.request.arrival, model=model)
+        else:
+            gaps[model, (now - stream.last_delivery) / count] += count
+    for model, count in tokens.items():
+        metrics.observe("generated_tokens_total", count, model=model)
+    for (model, gap), count in gaps.items():
+        metrics.observe_often("inter_token_duration_seconds", gap, count, model=model)
+
+
+def count_rejection(metrics: Metrics, request: Request, code: str) -> None:
+    """Counts queue timeouts, and full queues of chat; those of speech are counted in the engine."""
+    endpoint = "chat" if isinstance(request, ChatRequest) else "speech"
+    if code == "queue_timeout" or (code == "overloaded" and endpoint == "chat"):
+        reason = "queue_full" if code == "overloaded" else code
+        metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """total: steps that included the request, all choices together. replayed: those that replayed a captured graph; the
+    others ran eagerly. batch_size: average number of rows of its steps, its own included. encoded_media: number of its
+    pictures and videos that went through the vision encoder; the others were in a cache."""
+
+    total: int
+    replayed: int
+    batch_size: float
+    encoded_media: int
+
+
+def step_report(counts: Sequence[StepCounts]) -> StepReport | UnsetType:
+    """The report for the choices of a request; UNSET before any has ended."""
+    total = sum(one.steps for one in counts)
+    if not total:
+        return UNSET
+    return StepReport(
+        total,
+        sum(one.replayed for one in counts),
+        round(sum(one.rows for one in counts) / total, 2),
+        sum(one.encoded_media for one in counts),
+    )
+
 
 Request = ChatRequest | SpeechRequest | EncodeReference
 Delta = TypeVar("Delta", ChatDelta, SpeechDelta, ReferenceEncoded)

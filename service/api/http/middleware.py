@@ -14,8 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.admission import SMALL_BYTES, Admission
+from service.api.http.auth import HostRule
 from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket, shutting_down
-from service.api.http.hosts import HostRule
 from service.api.http.record import RequestRecord
 from service.api.tracing import Tracing, enter
 from service.metrics.metrics import Metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.api.chat import prompt_messages
+from service.api.chat import prompt as prompt_messages
 from service.api.http.admission import Ticket
 from service.api.http.errors import bad_request
 from service.api.realtime.items import ConversationItem, new_id, pictures

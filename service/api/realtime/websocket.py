@@ -53,12 +53,12 @@ from service.api.realtime.items import (
     created_item,
     new_id,
 )
-from service.api.realtime.session_checks import check_update
 from service.api.realtime.session_config import (
     RealtimeConfig,
     ResponseParams,
     RetentionRatio,
     UnsupportedField,
+    check_update,
     shown,
     take_unsupported,
     updated,

@@ -10,8 +10,7 @@ import numpy as np
 
 from service.api.speech.delivery import AudioChunk
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
-from service.api.speech.script import Script
-from service.api.speech.writing import Line
+from service.api.speech.script import Line, Script
 
 AUDIBLE = 0.01
 """-40 dBFS: softer audio at the ends of a segment is not part of a word."""

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
-from service.api.speech.request import SMALL_TEXT, SpeechJob
-from service.api.speech.script import Script, ScriptReader
-from service.api.speech.text_limits import SpokenTooLong, max_spoken_chars
-from service.api.speech.writing import Line
+from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, max_spoken_chars
+from service.api.speech.script import Line, Script, ScriptReader
 from service.api.spoken_text.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
 

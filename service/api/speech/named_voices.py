@@ -19,7 +19,7 @@ from service.hub.catalog import HostedModel
 from service.link.messages import Pause, SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
-from service.system.shielded import shielded
+from service.system.concurrency import shielded
 from service.voices.named import load_named, save_named, voice_key, weights_of
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.engines.step_report import step_report
+from service.api.engines.request_stream import step_report
 from service.api.http.errors import bad_request
 from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
@@ -29,7 +29,14 @@ from service.api.http.streaming import (
 )
 from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
-from service.api.speech.request import SMALL_TEXT, SpeechJob, prepare
+from service.api.speech.request import (
+    MAX_WHOLE_CHARS,
+    MAX_WORDED_CHARS,
+    SMALL_TEXT,
+    SpeechJob,
+    max_spoken_chars,
+    prepare,
+)
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -38,7 +45,6 @@ from service.api.speech.schema import (
     SpeechUsage,
 )
 from service.api.speech.script import Script, read_script
-from service.api.speech.text_limits import MAX_WHOLE_CHARS, MAX_WORDED_CHARS, max_spoken_chars
 from service.link.messages import SpeechRequest
 from service.media.audio_formats import FORMATS, content_type
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.engines.step_report import StepReport
+from service.api.engines.request_stream import StepReport
 from service.api.spoken_text.lexicon import MAX_SPOKEN, MAX_WORD
 from service.api.spoken_text.text_splitting import Granularity
 from service.media.audio_formats import ResponseFormat

@@ -14,12 +14,11 @@ from service.api.http.record import RequestRecord
 from service.api.speech.named_voices import named_reference
 from service.api.speech.references import check_text, encode, encode_reference, encoder_of
 from service.api.speech.schema import SpeechOptions
-from service.api.spoken_text.text_cleaning import clean_text
+from service.api.spoken_text.markup import clean_text
 from service.api.tracing import phase
 from service.hub.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voices.names import LONGEST_NAME, name_key
-from service.voices.store import Voice, VoiceStoreError
+from service.voices.store import LONGEST_NAME, Voice, VoiceStoreError, name_key
 
 DEFAULT_VOICE = "default"
 OPENAI_VOICES = {

@@ -3,31 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import unicodedata
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from models.interfaces.errors import InputError
+from models.checkpoints.lora_folders import adapter_folders
+from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
+from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.forms import Form, FormLimits, form_boundary, read_form
 from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
 from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
-from service.api.speech.named_voices import described_reference, spoken_text
+from service.api.speech.named_voices import described_reference, named_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
-from service.hub.catalog import HostedModel
+from service.hub.catalog import Catalog, HostedModel
 from service.media.reference_level import level_reference
-from service.voices.names import is_name, name_key
-from service.voices.store import ID, Voice, VoiceStoreError
+from service.settings.reading import SettingsError
+from service.settings.settings import Settings
+from service.voices.store import ID, Voice, VoiceStoreError, is_name, name_key
+
+
+def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
+    """Folder of each adapter by the name_key of its voice. SettingsError for a folder that is not an adapter, and
+    unless exactly one speech model is hosted."""
+    if settings.lora_voices is None:
+        return {}
+    hosted = len(catalog.of_kind("speech"))
+    if hosted != 1:
+        raise SettingsError(f"lora_voices: adapters are of one speech model, and {hosted} are hosted")
+    try:
+        folders = adapter_folders(settings.lora_voices.expanduser().absolute())
+    except CheckpointError as error:
+        raise SettingsError(str(error)) from error
+    voices: dict[str, str] = {}
+    for folder in folders:
+        key = name_key(folder.name)
+        if not is_name(unicodedata.normalize("NFC", folder.name)) or ID.fullmatch(key):
+            raise SettingsError(
+                f"lora_voices: {folder.name!r} cannot be a voice's name, which is 1 to 64 letters, digits, spaces or "
+                "any of . - _ '"
+            )
+        if key in reserved:
+            raise SettingsError(f"lora_voices: {folder.name!r} is the name of a built-in voice")
+        if key in voices:
+            raise SettingsError(f"lora_voices: {voices[key]!r} and {folder.name!r} are the same name")
+        voices[key] = folder.name
+    return voices
+
+
+log = logging.getLogger(__name__)
+
+LOOKING_INTERVAL = 0.25
+"""Seconds between two checks whether the server has anything else to do."""
+
+
+async def make_voices(context: ServerContext) -> None:
+    """Make, or read from disk, the voices that the setting voices_at_start names, one after another and only while
+    the server answers no request. A voice that fails is made at its first use."""
+    models = context.catalog.of_kind("speech")
+    if not models:
+        return
+    wanted = {(model.name, name): model for name in names(context) for model in models}
+    context.voices_left.update(dict.fromkeys(wanted))
+    try:
+        await context.engine.wait_ready()
+    except EngineError:
+        return  # the server ends, and says why
+    for (model_name, name), model in wanted.items():
+        await _idle(context)
+        try:
+            await named_reference(context, model, name, OPENAI_VOICES.get(name, ""), wanted=False)
+        except (ApiError, EngineError) as error:
+            log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model_name, error)
+        context.voices_left.pop((model_name, name), None)
+
+
+def names(context: ServerContext) -> tuple[str, ...]:
+    settings = context.settings
+    if not settings.fixed_voices or settings.voices_at_start == "none":
+        return ()
+    return (DEFAULT_VOICE, *OPENAI_VOICES) if settings.voices_at_start == "all" else (DEFAULT_VOICE,)
+
+
+async def _idle(context: ServerContext) -> None:
+    """Waits until no request is in progress in any process of the server."""
+    while True:
+        if context.ready and context.admission.idle:
+            return
+        await asyncio.sleep(LOOKING_INTERVAL)
+
 
 router = APIRouter()
 

@@ -13,7 +13,7 @@ from models.interfaces.errors import InputError
 from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
-from service.settings.unique_keys import DuplicateKey, load_yaml
+from service.settings.reading import DuplicateKey, load_yaml
 
 MAX_FILE_ENTRIES = 5000
 MAX_WORD, MAX_SPOKEN = 64, 200

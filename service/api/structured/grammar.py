@@ -15,9 +15,8 @@ from typing import Any
 import llguidance
 import msgspec
 
-from service.api.structured.schema_form import MAX_DEPTH, as_grammar, schema_form, target
-from service.api.structured.schema_values import Unfit
-from service.link.grammar_limits import MAX_GRAMMAR_BYTES
+from service.api.structured.schema_form import MAX_DEPTH, Unfit, as_grammar, schema_form, target
+from service.link.sampling_limits import MAX_GRAMMAR_BYTES
 
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 """Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request

@@ -21,12 +21,11 @@ import msgspec
 from service.api.http.errors import ApiError, bad_request
 from service.api.structured.grammar import check_bounds
 from service.api.structured.grammar_worker import Tried, TryGrammar
-from service.api.structured.schema_values import Unfit, shown
+from service.api.structured.schema_form import Unfit, shown
 from service.confined.channel import WorkerChannel
-from service.confined.fair_semaphore import FairSemaphore
-from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
-from service.link.grammar_limits import SLOW_SECONDS
-from service.settings.byte_sizes import MIB
+from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
+from service.link.sampling_limits import SLOW_SECONDS
+from service.settings.types import MIB
 
 log = logging.getLogger(__name__)
 

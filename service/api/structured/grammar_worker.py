@@ -27,7 +27,7 @@ from service.api.structured.closed_objects import Path, children
 from service.api.structured.schema_form import without
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
-from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
+from service.link.sampling_limits import CHECK_LIMITS, CHECK_STACK_BYTES
 
 _STEPS = 16
 """Tokens of each answer that is followed."""

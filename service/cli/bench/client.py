@@ -20,9 +20,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from service.cli.bench.connection import Connection, peer_of
 from service.cli.bench.spec import Assignment, Record
-from service.cli.bench.traffic import converse, payload, questions
+from service.cli.bench.traffic import Connection, converse, payload, peer_of, questions
 
 READY = b"ready\n"
 

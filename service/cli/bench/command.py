@@ -22,10 +22,9 @@ from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
-from service.cli.client import ApiClient, ServerError
-from service.cli.numbers import counted
+from service.cli.client import ApiClient, ServerError, counted
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
-from service.cli.plain_help import PlainCommand, PlainGroup
+from service.cli.serve_help import PlainCommand, PlainGroup
 from service.media.audio_formats import NAMES
 
 LATE_SECONDS = 0.05

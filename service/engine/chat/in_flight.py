@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.guided.masks import MaskJob, Unread
-from service.engine.chat.pacing import ChunkWork
+from service.engine.chat.pacing import ChunkBudget, ChunkWork
 from service.engine.chat.runner import PendingSampling
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence

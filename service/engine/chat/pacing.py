@@ -4,15 +4,206 @@ launches."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.engine.chat.chunk_budget import ChunkBudget
-from service.engine.chat.costs import ChatCosts
-from service.engine.chat.itl_budget import Gaps
+from service.engine.chat.costs import ChatCosts, PrefillCost
 from service.graphs.runner import GraphRunner
+
+_FEW = 32
+"""Fewer tokens than this are not worth a step of their own: they wait for a gap with more room."""
+_GAIN = 0.05
+"""Relative gain in tokens per second for which a prompt that does not end in this step is cut to a captured size."""
+_CHUNK_SHARE = 4
+"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
+make progress."""
+
+
+def chunk_tokens(max_step_tokens: int, rows: int) -> int:
+    """Maximum number of prefill tokens in a step with `rows` decode rows."""
+    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
+
+
+@dataclass
+class ChunkBudget:
+    """The budget of one step. The scheduler asks how many tokens each chunk may hold, and spends them.
+
+    tokens: limit on the tokens of all chunks.
+    seconds: limit on the predicted time of all chunks.
+    room: another limit in seconds, what the gap between two tokens has left. Where it allows fewer than _FEW tokens,
+        and not all of `tokens`, `min_tokens` are allowed instead.
+    sizes: tokens of the captured prefills, ascending; empty if chunks need not fit them.
+    """
+
+    tokens: int
+    seconds: float = math.inf
+    room: float = math.inf
+    min_tokens: int = 0
+    cost: PrefillCost = field(default_factory=PrefillCost)
+    sizes: tuple[int, ...] = ()
+
+    used: int = 0
+    """Tokens of the chunks so far."""
+    pairs: int = 0
+    """Pairs of a query and a cached key in the chunks so far."""
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of the chunks so far."""
+        return self.cost.seconds(self.padded(self.used), self.pairs) if self.used else 0.0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the gap has no room for a chunk."""
+        return not self.min_tokens and self._within(self.room, 0) < self._few
+
+    @property
+    def _few(self) -> int:
+        return min(_FEW, self.tokens)
+
+    def padded(self, tokens: int) -> int:
+        """Tokens that a replay would compute for `tokens`: the captured size, or `tokens` if no captured size holds
+        them."""
+        index = bisect_left(self.sizes, tokens)
+        return self.sizes[index] if index < len(self.sizes) else tokens
+
+    def affords(self, context: int) -> int:
+        """Tokens that the next chunk may hold after `context` cached keys."""
+        paced = self._within(self.room, context)
+        if self.used + paced < self._few:
+            paced = self.min_tokens - self.used
+        return max(0, min(self.tokens - self.used, self._within(self.seconds, context), paced))
+
+    def spend(self, tokens: int, context: int) -> None:
+        """Spends tokens; a negative number gives them back."""
+        self.used += tokens
+        self.pairs += tokens * context
+
+    def excess(self, *, finished: bool) -> int:
+        """Tokens to give back, so that a smaller captured prefill can be replayed, which has less padding or keeps to
+        the seconds. finished: the chunks end their prompts, so the tokens that are given back need a step of their own.
+        """
+        below = bisect_right(self.sizes, self.used) - 1
+        if below < 0 or self.sizes[below] == self.used or self.padded(self.used) == self.used:
+            return 0
+        size = self.sizes[below]
+        if size >= self.min_tokens and self.predicted > min(self.seconds, self.room):
+            return self.used - size
+        whole, cut = (self.cost.seconds(self.padded(tokens), 0) for tokens in (self.used, size))
+        if finished:
+            pays = cut + self.cost.seconds(self.padded(self.used - size), 0) < whole
+        else:
+            pays = cut * self.used < (1 - _GAIN) * whole * size
+        return self.used - size if pays else 0
+
+    def _within(self, seconds: float, context: int) -> int:
+        """Further tokens after `context` keys with which the whole step stays within `seconds`."""
+        launch, token, pair = self.cost.coefficients
+        each = token + pair * context
+        if math.isinf(seconds) or not each:
+            return self.tokens if seconds > 0 else -self.used
+        paced = int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
+        return self._as_measured(paced, seconds, context)
+
+    def _as_measured(self, paced: int, seconds: float, context: int) -> int:
+        """`paced` further tokens according to the coefficients, or more if a larger captured size was launched lately
+        and did not take longer. A smaller size is assumed to take no longer than a larger one."""
+        for size in reversed(self.sizes):
+            more = size - self.used
+            if more <= paced:
+                return paced
+            measured = size <= self.tokens and self.cost.measured_lately(size)
+            if measured and self.cost.seconds(size, self.pairs + more * context) <= seconds:
+                return more
+        return paced
+
+
+_AIM = 0.9
+"""Share of the target that predictions may fill; the rest allows for their errors."""
+_MIN_DECODE_RATE = 0.15
+"""Decode rows keep at least this share of their token rate, however long the target is."""
+_MIN_OTHER_SHARE = 1 / 3
+"""Other work gets at least this share of the time, however little the target leaves."""
+
+_MAX_PUT_OFF = 3
+"""Gaps in a row in which other work is put off for launches of other models."""
+
+
+class Gaps:
+    """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
+
+    A gap has room up to the target for the inter-token latency, or up to where the rows would fall below
+    _MIN_DECODE_RATE, but always for _MIN_OTHER_SHARE, so that prompts make progress even when the rows leave no time.
+    Work that cannot be cut to the room may run once nothing is owed. The excess over the room is then owed, and the
+    following gaps pay it back.
+
+    Launches of other models on the GPU fall into a gap, too, and leave less room in it. What is put off for them is due
+    in the next gap. If they cannot wait and take that one as well, and the next, it runs nevertheless.
+    """
+
+    def __init__(self, target: float | None) -> None:
+        """target: seconds; None: no limit."""
+        self._target = target
+        self._spent = 0.0
+        self._owed = 0.0
+        self._taken = 0.0
+        self._put_off = 0
+        """Number of last gaps in which other models launched and work was put off."""
+
+    @property
+    def paced(self) -> bool:
+        return self._target is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether other models should leave the rest of this gap alone: work is due in it, or was launched."""
+        return self._put_off > 0 or self._spent > 0
+
+    @property
+    def free(self) -> bool:
+        """Nothing was spent in this gap, and nothing is owed; nothing was taken that counts."""
+        return not self._spent and not self._owed and not self._counted
+
+    def room(self, decode_seconds: float) -> float:
+        """Seconds that are left in this gap beside a decode step of `decode_seconds` (0: not measured yet)."""
+        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - self._counted)
+
+    def spend(self, seconds: float) -> None:
+        """Records that other work was launched."""
+        if self.paced:
+            self._spent += seconds
+
+    def others_launched(self, seconds: float) -> None:
+        """Records a launch of another model."""
+        if self.paced:
+            self._taken += seconds
+
+    def close(self, decode_seconds: float, *, put_off: bool = False) -> None:
+        """Ends the gap, since the next tokens of the rows were launched. decode_seconds: 0 without rows, in which case
+        nothing is owed. put_off: work that might have run in this gap is waiting."""
+        self._put_off = self._put_off + 1 if put_off and self._taken > 0 and decode_seconds > 0 else 0
+        self._taken = 0.0
+        if self._spent or self._owed:
+            self._owed = max(0.0, self._owed + self._spent - self._whole(decode_seconds)) if decode_seconds else 0.0
+            self._spent = 0.0
+
+    @property
+    def _counted(self) -> float:
+        """Seconds that other models took of this gap, unless they took too many before."""
+        return self._taken if self._put_off < _MAX_PUT_OFF else 0.0
+
+    def _whole(self, decode_seconds: float) -> float:
+        """Seconds that a gap has for other work, before any are spent."""
+        if self._target is None:
+            return math.inf
+        limit = _AIM * self._target
+        at_least = decode_seconds * _MIN_OTHER_SHARE / (1 - _MIN_OTHER_SHARE)
+        room = min(limit, decode_seconds / _MIN_DECODE_RATE if decode_seconds else limit) - decode_seconds
+        return max(at_least, room)
+
 
 ITL_TARGET = 0.0125
 """Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
@@ -40,7 +231,7 @@ class Pacing:
     gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
-        """itl_target: seconds, see service.engine.chat.itl_budget."""
+        """itl_target: seconds, see service.engine.chat.pacing."""
         self.costs = ChatCosts()
         self.gaps = Gaps(itl_target)
         self._max_step_tokens = max_step_tokens

@@ -16,8 +16,7 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.guided.mask_table import MaskTable
-from service.engine.chat.guided.masks import MaskJob
+from service.engine.chat.guided.masks import MaskJob, MaskTable
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
@@ -27,8 +26,7 @@ from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
 from service.engine.chat.warmup import ScratchRuns
-from service.engine.core.faults import RepeatableLaunchError, repeatable_launch
-from service.engine.core.oom_retry import with_second_try
+from service.engine.core.faults import RepeatableLaunchError, repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.graphs.buffers import upload_arrays

@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
-from service.engine.chat.chunk_budget import ChunkBudget, chunk_tokens
-from service.engine.chat.decode_rows import DecodeRows
-from service.engine.chat.scheduler_output import BlockAllocation, Chunk, Step, sampler_needs
+from service.engine.chat.pacing import ChunkBudget, chunk_tokens
+from service.engine.chat.scheduler_output import BlockAllocation, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
-from service.engine.core.pages import Digest, PagePool, pages_for
-from service.engine.core.slots import SlotPool
+from service.engine.core.pages import Digest, PagePool, SlotPool, pages_for
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
 """Assumed prefill time of a token until one was measured."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
-from service.engine.chat.chunk_budget import chunk_tokens
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import cu_seqlens
+from service.engine.chat.pacing import chunk_tokens
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     CachedPrefillStep,

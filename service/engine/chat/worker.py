@@ -17,22 +17,18 @@ from models.interfaces.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance
-from service.engine.chat.guided.mask_hosts import hosts_of
-from service.engine.chat.guided.masks import MaskJob
+from service.engine.chat.guided.masks import MaskJob, hosts_of
 from service.engine.chat.in_flight import InFlight, Launch
-from service.engine.chat.limits import ChatLimits
-from service.engine.chat.outbox import Outbox
+from service.engine.chat.outbox import Outbox, phase_times, token_infos, with_times
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.requests import ChatRequests
-from service.engine.chat.results import phase_times, token_infos, with_times
+from service.engine.chat.requests import ChatLimits, ChatRequests
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
-from service.engine.core.pages import PagePool, pages_for
+from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
-from service.engine.core.slots import SlotPool
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.runner import GraphRunner
 from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs

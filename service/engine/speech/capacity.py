@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
-from service.engine.core.pages import PagePool, pages_for
-from service.engine.core.slots import SlotPool
+from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.references import VoicePages
 from service.engine.speech.stream import Phase, Stream
-from service.engine.speech.voice_pages import VoicePages
 
 
 class Room:

@@ -13,14 +13,14 @@ from itertools import pairwise
 
 from models.interfaces.capturable import Bucket
 from service.engine.speech.costs import SpeechCosts
-from service.engine.speech.prefill import (
+from service.engine.speech.stream import (
     FindCapturedBucket,
     PrefillChunk,
     PrefillSize,
+    Stream,
     eager_cost_key,
     replayed_cost_key,
 )
-from service.engine.speech.stream import Stream
 
 _LEAST_IDLE = 0.1
 """Share of the GPU that prefills are assumed to get at least, however many streams are heard."""

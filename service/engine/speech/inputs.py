@@ -12,8 +12,8 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import RESULT_FLAGS, SpeechModel
 from service.engine.core.pages import block_tables, kv_slots
-from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
+from service.engine.speech.stream import PrefillChunk
 
 
 def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:

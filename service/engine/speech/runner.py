@@ -7,7 +7,8 @@ step's patches are decoded to audio while the next step runs. A decode step take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -19,14 +20,12 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket
 from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import SpeechModel
-from service.engine.core.faults import repeatable_launch
-from service.engine.core.oom_retry import with_second_try
+from service.engine.core.faults import repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.readback import Readback
 from service.engine.core.worker import WorkerContext
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
-from service.engine.speech.codec_stream import CodecStream
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
@@ -42,12 +41,73 @@ from service.engine.speech.inputs import (
     slots_of,
     slots_plan,
 )
-from service.engine.speech.page_copies import make_copies
-from service.engine.speech.prefill import PrefillChunk, PrefillSize, eager_cost_key, replayed_cost_key
 from service.engine.speech.sequence import SpeechSequence
+from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream, eager_cost_key, replayed_cost_key
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
+
+_PATIENT_ROWS = 32
+"""Up to here the codec takes what the steps leave free of the GPU: steps of few rows leave much, and chat may run
+beside them. Steps of more rows would hold up all of their own audio, so the codec goes first then."""
+_BELOW_STEPS, _ABOVE_STEPS = 0, -2
+"""Priorities; that of the engine's stream, on which steps run, is -1."""
+
+
+class CodecStream:
+    """Where one model's codec is launched: on a GPU, in a CUDA stream with a lower priority than the steps'. A second
+    one, with a higher priority, only gives this to graphs that are captured on it. No other stream touches the codec's
+    streaming state."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams = {
+            priority: torch.cuda.Stream(device, priority=priority)
+            for priority in (_BELOW_STEPS, _ABOVE_STEPS)
+            if device.type == "cuda"
+        }
+
+    @property
+    def beside(self) -> bool:
+        """Whether the codec runs in parallel with the next step, not before it."""
+        return bool(self._streams)
+
+    @contextmanager
+    def after_steps(self) -> Iterator[None]:
+        """Launches inside go to the codec's CUDA stream, after everything launched before."""
+        if not self._streams:
+            yield
+            return
+        stream = self._streams[_BELOW_STEPS]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            yield
+
+    def capture_stream(self, bucket: Bucket) -> torch.cuda.Stream | None:
+        """The stream whose priority a captured graph of the codec has."""
+        return self._streams.get(_BELOW_STEPS if bucket["rows"] <= _PATIENT_ROWS else _ABOVE_STEPS)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keeps a tensor's memory until what the codec has been given to do is done."""
+        if self._streams:
+            tensor.record_stream(self._streams[_BELOW_STEPS])
+
+
+def make_copies(streams: Sequence[Stream], pages_of_layers: Sequence[Tensor]) -> None:
+    """Makes the copies that these streams wait for. pages_of_layers: models.layers.kv_cache.allocate_together.
+
+    All sources are read before a page is written: by now one may belong to a stream that gets a copy of another. So if
+    memory runs out, no page has been written, and all copies are still to be made.
+    """
+    copies = [stream.page_copy for stream in streams if stream.page_copy is not None]
+    if not copies:
+        return
+    pages = upload_arrays({"pages": np.array(copies, dtype=np.int64).T}, pages_of_layers[0].device)["pages"]
+    sources = [layers.index_select(1, pages[0]) for layers in pages_of_layers]
+    for layers, read in zip(pages_of_layers, sources, strict=True):
+        layers.index_copy_(1, pages[1], read)
+    for stream in streams:
+        stream.page_copy = None
 
 
 @dataclass(frozen=True, eq=False)

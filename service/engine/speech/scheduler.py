@@ -15,16 +15,136 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 from service.engine.core.pages import PagePool
 from service.engine.speech.adapters import AdapterSlots
-from service.engine.speech.background import BackgroundShare
 from service.engine.speech.capacity import Room
-from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast, Prompts
-from service.engine.speech.policy import Policy, Refusal
-from service.engine.speech.prefill import PrefillChunk, PrefillSize
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
+
+
+def most_urgent(ready: Sequence[Stream], slacks: Mapping[Stream, float]) -> Stream:
+    """Whose number of solver steps the next decode step has."""
+
+    def rank(stream: Stream) -> tuple[bool, float, float]:
+        return (not stream.waits_for_first_patch, slacks.get(stream, math.inf), stream.last_launch)
+
+    return min(ready, key=rank)
+
+
+def choose_rows(
+    group: Sequence[Stream],
+    slacks: Mapping[Stream, float],
+    forecast: Forecast,
+    *,
+    horizon: float,
+    far_ahead: float,
+    cheapest: bool,
+    background: bool,
+    room_wanted: bool,
+    prefill_before: float,
+) -> tuple[Stream, ...]:
+    """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams with
+    less slack than `horizon` are always among them, as far as the largest bucket holds them.
+
+    far_ahead: streams with more slack come after those without a live listener. room_wanted: streams with enough slack
+    are ordered by the patches they have left, so that one ends soon. cheapest: only rows that need the step take part.
+    background: streams without a live listener come before all others.
+    prefill_before: seconds of the prefill right before this step, which count with it: prompts come between decode
+    steps however large these are.
+    """
+
+    def rank(stream: Stream) -> tuple[int, float]:
+        if stream.waits_for_first_patch:
+            return (0, -math.inf)
+        slack = slacks.get(stream, 0.0) if stream.live else math.inf
+        if background and not stream.live:
+            return (-1, stream.last_launch)
+        if slack < horizon:
+            return (0, slack)
+        if room_wanted:
+            return (1, forecast.patches_left(stream))
+        if stream.live:
+            return (3 if slack > far_ahead else 1, slack)
+        return (2, stream.last_launch)
+
+    solver_steps, buckets = group[0].solver_steps, forecast.buckets
+    ranked = sorted(group, key=rank)
+    most = min(len(group), buckets[-1])
+    urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
+    counts = sorted({*(bucket for bucket in buckets if urgent <= bucket <= most), most})
+
+    def rows_per_second(count: int) -> float:
+        return count / (prefill_before + forecast.decode(solver_steps, count))
+
+    return tuple(ranked[: counts[0] if cheapest else max(counts, key=rows_per_second)])
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits set by the operator and by the hardware.
+
+    buckets: ascending batch sizes; the last is the largest batch.
+    max_streams: request slots. max_waiting: requests that may wait for one.
+    patch_seconds: seconds of audio of a patch.
+    first_audio_target: seconds after which a listener without audio counts as waiting in silence.
+    refuse_after: seconds; a request whose first audio is predicted to come later is refused.
+    max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
+    guard: seconds of slack never spent (transport, jitter of the host).
+    far_ahead: seconds; streams with more slack than this come after streams without a live listener.
+    prefill_tokens: prompt positions that one step computes at most. min_chunk: and of a chunk at least, where the
+        prompt has more left and cannot be replayed whole.
+    """
+
+    buckets: tuple[int, ...]
+    max_streams: int
+    patch_seconds: float
+    max_waiting: int = 256
+    first_audio_target: float = 2.0
+    refuse_after: float = 2.0
+    max_load: float = 0.8
+    guard: float = 0.02
+    far_ahead: float = 2.0
+    prefill_tokens: int = 2048
+    min_chunk: int = 64
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not admitted. retry_after: seconds, None where trying again would not help."""
+
+    reason: Literal["queue_full", "first_audio", "load", "too_long"]
+    message: str
+    retry_after: float | None
+
+
+# The share of a model's time that work without a live listener is guaranteed: speech that is not heard while it is
+# made, and reference audio. It usually gets more, while listeners have audio in hand.
+
+SHARE = 0.2
+"""Share of the time of steps beside live streams."""
+LAG = 0.25
+"""Seconds of it that may be lacking before listeners have to wait."""
+
+
+class BackgroundShare:
+    """Counts the seconds of its share that one kind of such work lacks."""
+
+    def __init__(self) -> None:
+        self._lacking = 0.0
+
+    @property
+    def overdue(self) -> bool:
+        return self._lacking >= LAG
+
+    def owes(self, seconds: float) -> bool:
+        """Whether a launch of so many predicted seconds is due."""
+        return self._lacking >= max(LAG, (1 - SHARE) * seconds)
+
+    def count(self, seconds: float, *, served: float, waits: bool) -> None:
+        """Counts a launch. served: the part of it that was such work. waits: whether more of it could have run."""
+        self._lacking = max(0.0, self._lacking + (SHARE - served) * seconds) if waits else 0.0
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
 from service.engine.core.step_counts import RequestStats
+from service.engine.speech.references import voice_pages
 from service.engine.speech.stream import Phase, Playback, Stream
-from service.engine.speech.voice_pages import voice_pages
 from service.link.messages import SpeechRequest, SpeechSegment
 
 MAX_SEED = 2**63 - 1

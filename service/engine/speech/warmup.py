@@ -17,8 +17,8 @@ from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.graphs import SpeechGraphs
 from service.engine.speech.inputs import PromptArrays, prefill_plan, slots_plan
-from service.engine.speech.prefill import eager_cost_key, replayed_cost_key
 from service.engine.speech.runner import SpeechRunner
+from service.engine.speech.stream import eager_cost_key, replayed_cost_key
 from service.graphs.buckets import powers_of_two
 from service.graphs.runner import GraphRunner
 

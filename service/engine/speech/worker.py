@@ -23,16 +23,14 @@ from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, R
 from service.engine.memory.memory import peak_bytes
 from service.engine.speech import warmup as scratch
 from service.engine.speech.adapters import AdapterFiles
-from service.engine.speech.background import BackgroundShare
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.in_flight import InFlight, Launch, Timing
 from service.engine.speech.inputs import slot_state
-from service.engine.speech.policy import Policy
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import SpeechRunner
-from service.engine.speech.scheduler import SpeechScheduler, Step
+from service.engine.speech.scheduler import BackgroundShare, Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner

@@ -10,8 +10,7 @@ import pytest
 
 from service.api.structured.grammar import form_grammar, json_schema_grammar
 from service.api.structured.grammar_worker import problem
-from service.api.structured.schema_form import schema_form, without
-from service.api.structured.schema_values import Unfit, shown
+from service.api.structured.schema_form import Unfit, schema_form, shown, without
 from tests.api.chat.test_grammar import accepts
 from tests.support.grammars import check_grammar
 from tests.support.zod import FORMATS as ZOD

@@ -20,10 +20,9 @@ from service.api.structured.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from service.api.structured.schema_form import schema_form
-from service.api.structured.schema_values import Unfit
+from service.api.structured.schema_form import Unfit, schema_form
 from service.api.structured.string_formats import LIBRARY_FORMATS, PATTERNED_FORMATS
-from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
+from service.link.sampling_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
 

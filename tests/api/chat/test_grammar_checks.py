@@ -20,7 +20,7 @@ from service.api.structured import grammar_checks
 from service.api.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from service.api.structured.grammar_checks import GrammarChecks
 from service.confined.workers import WorkerLimits
-from service.settings.byte_sizes import MIB
+from service.settings.types import MIB
 from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
 from tests.support.servers import RunningServer

@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 from service.api.structured.grammar import json_schema_grammar
-from service.api.structured.schema_form import schema_form
-from service.api.structured.schema_values import Unfit
-from service.link.grammar_limits import LIMITS
+from service.api.structured.schema_form import Unfit, schema_form
+from service.link.sampling_limits import LIMITS
 from tests.api.chat.test_grammar import BYTES, accepts
 from tests.support.grammars import check_grammar
 from tests.support.schemas import UNSUPPORTED

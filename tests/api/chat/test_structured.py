@@ -16,7 +16,7 @@ from openai import OpenAI
 from PIL import Image, ImageDraw
 from pydantic import BaseModel
 
-from service.api.structured.schema_values import Unfit
+from service.api.structured.schema_form import Unfit
 from tests.api.chat.test_grammar import LARGE, REFUSED, TOO_LARGE
 from tests.support.processes import ServerProcess
 

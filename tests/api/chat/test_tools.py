@@ -14,8 +14,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from models.interfaces.media import Tool
 from service.api.chat.schema import ChatRequestBody
-from service.api.chat.tool_grammar import Reasoning, tool_grammar
-from service.api.chat.tools import ToolUse, arguments_of, tool_use
+from service.api.chat.tools import Reasoning, ToolUse, arguments_of, tool_grammar, tool_use
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.api.http.bounded_sockets import FREE_FRAGMENTS, MAX_CONTROLS, MIN_FRAGMENT, TRY_LATER
+from service.api.http.connections import FREE_FRAGMENTS, MAX_CONTROLS, MIN_FRAGMENT, TRY_LATER
 from tests.api.http.raw import PATIENCE, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import wait

@@ -10,7 +10,7 @@ import pytest
 from markupsafe import escape
 
 from service.api.chat.refused_fields import NOT_SPOKEN, REFUSED
-from service.api.http.docs_page import render
+from service.api.http.openapi import render
 from tests.support.servers import RunningServer
 
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
 from service.api.http.record import RequestRecord
-from service.confined.fair_semaphore import FairSemaphore
+from service.confined.workers import FairSemaphore
 from service.metrics.metrics import Metrics
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.system.descriptors import possible_connections
+from service.system.children import possible_connections
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS

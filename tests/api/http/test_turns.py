@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from service.api.http.turns import Turns
+from service.api.http.admission import Turns
 
 
 async def test_a_burst_passes_in_order_a_few_in_each_turn() -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.api.spoken_text.markup import MarkupStripper, strip_markup
-from service.api.spoken_text.text_cleaning import clean_text
+from service.api.spoken_text.markup import MarkupStripper, clean_text, strip_markup
 from tests.support.growth import is_linear
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from service.api.speech.references import encode
 from service.link.messages import EncodeReference, ReferenceEncoded
-from service.voices.reference_cache import ReferenceCache
+from service.voices.store import ReferenceCache
 
 
 class Encoder:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
 from service.api.speech.request import SpeechJob
-from service.api.speech.script import Script, ScriptReader, read_script
+from service.api.speech.script import Line, Script, ScriptReader, read_script
 from service.api.speech.speaker import Speaker
-from service.api.speech.writing import Line
 from service.api.spoken_text.alignment import Alignment, common_words, inverse
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.normalising.text import normalise

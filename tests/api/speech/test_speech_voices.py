@@ -28,8 +28,7 @@ from service.link.config import EngineConfig
 from service.link.engine_link import InlineLink
 from service.settings.settings import load_settings
 from service.voices import store as voices
-from service.voices.names import LONGEST_NAME
-from service.voices.store import UNFINISHED, VoiceStore, VoiceStoreError
+from service.voices.store import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server

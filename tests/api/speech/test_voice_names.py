@@ -16,8 +16,7 @@ from service.link.engine_link import InlineLink
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
-from service.voices.names import is_name, name_key
-from service.voices.store import VoiceStore, VoiceStoreError
+from service.voices.store import VoiceStore, VoiceStoreError, is_name, name_key
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.servers import running_server
 

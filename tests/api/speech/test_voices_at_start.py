@@ -12,9 +12,9 @@ import pytest
 
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError
-from service.api.speech import voices_at_start
+from service.api.speech import voices as voices_at_start
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
-from service.api.speech.voices_at_start import make_voices
+from service.api.speech.voices import make_voices
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
 from service.link.engine_link import InlineLink

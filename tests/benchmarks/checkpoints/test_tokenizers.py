@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_words
-from service.cli.bench.words import WORDS, text
+from service.cli.bench.traffic import WORDS, text
 from tests.support.golden import GOLDEN
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine.chat.encoder_cache import EncoderCache
+from service.engine.chat.encoder import EncoderCache
 
 LIMIT = 100
 SIZES = {b"a": 40, b"b": 40, b"c": 60, b"d": 160}

@@ -15,10 +15,10 @@ import pytest
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.api.structured.grammar import json_schema_grammar
-from service.api.structured.schema_values import Unfit
+from service.api.structured.schema_form import Unfit
 from service.engine.chat.guided import matchers
 from service.engine.chat.guided.matchers import build_tokenizer
-from service.link.grammar_limits import LIMITS
+from service.link.sampling_limits import LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema
 from tests.support.slow import slow

@@ -16,7 +16,6 @@ import torch
 from service.api.structured.grammar import choice_grammar, regex_grammar
 from service.engine.chat.guide import Guide
 from service.engine.chat.guided.guidance import Guidance
-from service.engine.chat.guided.mask_hosts import MaskThread
 from service.engine.chat.guided.mask_server import (
     BROKEN,
     COMPLETE,
@@ -28,15 +27,14 @@ from service.engine.chat.guided.mask_server import (
     Ready,
     Reply,
 )
-from service.engine.chat.guided.mask_table import MaskTable
-from service.engine.chat.guided.masks import Unread
+from service.engine.chat.guided.masks import MaskTable, MaskThread, Unread
 from service.engine.chat.guided.matchers import build_tokenizer
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
-from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 from service.link.messages import ChatRequest, SamplingParams
+from service.link.sampling_limits import MAX_GRAMMAR_BYTES
 from service.link.silence import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import ChatCosts, PrefillCost
-from service.engine.chat.itl_budget import Gaps
+from service.engine.chat.pacing import ChunkBudget, Gaps
 from service.engine.chat.replay_choice import CACHED_PREFILL_TOKENS
 
 SIZES = CACHED_PREFILL_TOKENS["cuda"]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.media import Prompt
-from service.engine.chat.chunk_budget import ChunkBudget
-from service.engine.chat.itl_budget import Gaps
-from service.engine.chat.pacing import Pacing
+from service.engine.chat.pacing import ChunkBudget, Gaps, Pacing
 from service.engine.chat.scheduler_output import Step
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients

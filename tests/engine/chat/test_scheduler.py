@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.costs import PrefillCost
+from service.engine.chat.pacing import ChunkBudget
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.core.pages import PagePool
-from service.engine.core.slots import SlotPool
+from service.engine.core.pages import PagePool, SlotPool
 from service.link.messages import ChatRequest, SamplingParams
 from tests.support.tiny_chat import tiny_prompt
 

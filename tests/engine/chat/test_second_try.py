@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from service.engine.chat import runner as chat_runner
-from service.engine.core import oom_retry as second_try
+from service.engine.core import faults as second_try
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine

@@ -11,10 +11,8 @@ from models.interfaces.capturable import Bucket
 from service.engine.core.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.policy import Policy, Refusal
-from service.engine.speech.prefill import FindCapturedBucket, PrefillSize, replayed_cost_key
-from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import Playback, Stream, VoicePage
+from service.engine.speech.scheduler import Policy, Refusal, SpeechScheduler, Step
+from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream, VoicePage, replayed_cost_key
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.prefill import eager_cost_key
+from service.engine.speech.stream import eager_cost_key
 from tests.engine.speech.simulator import measured_costs
 
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.core.pages import PagePool
-from service.engine.speech.policy import Policy
-from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk, PrefillSize
-from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Stream, VoicePage
+from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
+from service.engine.speech.stream import FindCapturedBucket, Phase, PrefillChunk, PrefillSize, Stream, VoicePage
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,

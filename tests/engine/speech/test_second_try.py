@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.speech.page_copies import make_copies
+from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy
 from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
 from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream

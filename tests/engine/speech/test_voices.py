@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2
 from service.engine.core.worker import Control, Request
-from service.engine.speech.page_copies import make_copies
+from service.engine.speech.references import voice_pages
+from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy, Stream
-from service.engine.speech.voice_pages import voice_pages
 from service.link.messages import Abort, SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment

@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from service.engine.chat.guide import Guide
-from service.engine.chat.guided.mask_hosts import MaskHost
 from service.engine.chat.guided.mask_server import (
     BROKEN,
     Build,
@@ -32,7 +31,7 @@ from service.engine.chat.guided.mask_server import (
     Ready,
     Reply,
 )
-from service.engine.chat.guided.masks import GuidedRow, MaskJob, Unread
+from service.engine.chat.guided.masks import GuidedRow, MaskHost, MaskJob, Unread
 from service.engine.chat.sequence import ChatSequence
 from service.link.silence import Silence
 

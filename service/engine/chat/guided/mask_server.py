@@ -30,7 +30,7 @@ import numpy as np
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.engine.chat.guided.matchers import build_matcher, build_tokenizer
-from service.link.grammar_limits import deep_executor, deep_thread
+from service.link.sampling_limits import deep_executor, deep_thread
 from service.system.heap import give_back_freed_memory
 from service.system.logs import configure_logging
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import llguidance
 
 from models.interfaces.processor import ChatProcessor
-from service.link.grammar_limits import LIMITS
+from service.link.sampling_limits import LIMITS
 
 log = logging.getLogger(__name__)
 
