@@ -17,7 +17,7 @@ NEEDED = {
     "service.processes.server",
     "service.api.app",
     "service.hub.catalog",
-    "models.qwen2_vl.processor",
+    "models.qwen_vl.processor",
 }
 
 

@@ -9,36 +9,40 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 42_800,
-    "service/api": 16_700,
-    "service/cli": 3_250,
+    "service": 41_550,
+    "service/api": 15_900,
+    "service/cli": 3_200,
     "service/confined": 400,
-    "service/engine": 10_650,
-    "service/graphs": 1_400,
+    "service/engine": 10_450,
+    "service/graphs": 1_350,
     "service/hub": 950,
     "service/link": 1_700,
     "service/media": 3_050,
-    "service/metrics": 650,
-    "service/processes": 1_950,
-    "service/settings": 750,
+    "service/metrics": 600,
+    "service/processes": 1_900,
+    "service/settings": 650,
     "service/system": 600,
     "service/tuning": 500,
     "service/voices": 500,
-    "models": 19_500,
+    "models": 19_200,
     "models/checkpoints": 1_100,
     "models/interfaces": 700,
-    "models/layers": 8_900,
-    "models/text": 850,
+    "models/layers": 8_700,
+    "models/qwen_vl": 2_200,
+    "models/text": 900,
     "models/voxcpm2": 3_350,
     "training": 6_450,
-    "benchmarks": 12_650,
-    "tests": 67_450,
+    "benchmarks": 8_950,
+    "tests": 55_450,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 58_400
+WORDS = 43_300
 """The most words of README, CHANGELOG and docs."""
 
-ROOMS = {"service": (16, 45), "service/api": (12, 44), "service/engine": (9, 16), "models": (11, 33)}
+FILES = 261
+"""The most Python files of service."""
+
+ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (9, 24)}
 """By package: the most rooms (its modules and packages), and the most pairs of which one imports the other."""
 
 MAY_IMPORT = {
@@ -127,6 +131,10 @@ def test_nothing_that_serves_imports_training() -> None:
 def test_a_room_keeps_its_budget(room: str) -> None:
     lines = sum(len(path.read_text().splitlines()) for path in (ROOT / room).rglob("*.py"))
     assert lines <= LINES[room]
+
+
+def test_service_keeps_its_number_of_files() -> None:
+    assert len(list((ROOT / "service").rglob("*.py"))) <= FILES
 
 
 def test_the_documentation_keeps_its_budget() -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.checkpoints.codec_weights import Values, codec_tensors
 from models.checkpoints.checkpoint import published_shapes
 from models.layers.decoder import DecoderConfig, decoder_rules
-from models.qwen2_5_vl import config as qwen2_5_vl_config
-from models.qwen2_5_vl import model as qwen2_5_vl
-from models.qwen2_vl import config as qwen2_vl_config
-from models.qwen2_vl.model import Qwen2VL, vision_rules
+from models.qwen_vl import config as qwen2_vl_config
+from models.qwen_vl.model import Qwen2VL, vision_rules
+from models.qwen_vl.v2_5 import config as qwen2_5_vl_config
+from models.qwen_vl.v2_5 import model as qwen2_5_vl
 from models.voxcpm2 import config as voxcpm2_config
 from models.voxcpm2.network import VoxCPM2Network, network_rules
 

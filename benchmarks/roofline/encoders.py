@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.roofline.h100 import BYTES, FLOPS
 from models.interfaces.capturable import Plan
 from models.protocol import VisionEncoder
-from models.qwen3_vl.vision import Qwen3VLEncoder
+from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
 
 def encoder_floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) -> float:

@@ -161,7 +161,7 @@ def test_a_standby_process_imports_what_an_engine_needs_and_opens_no_gpu() -> No
     command = [sys.executable, "-c", PREPARED, str(EMBEDDED)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     imported = done.stdout.split()
-    needed = {"models.qwen2_vl.model", "models.voxcpm2.processor", "service.engine.chat.worker"}
+    needed = {"models.qwen_vl.model", "models.voxcpm2.processor", "service.engine.chat.worker"}
     if find_spec("triton") is not None:
         needed |= {"triton", "models.layers.kernels.paged_decode"}
     assert needed <= set(imported)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, ContentPart
-from models.qwen2_vl.processor import load_processor
+from models.qwen_vl.processor import load_processor
 from models.text.chat_template import ChatTemplate, load_chat_template
 from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of

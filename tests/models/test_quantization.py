@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.quantization import eight_bit_prefills
 from models.checkpoints.registry import family_of, resolve
 from models.layers.e4m3 import COLUMNS, E4M3, E4M3Linear, E4M3Weight
-from models.qwen2_vl.model import load_model
+from models.qwen_vl.model import load_model
 from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, TOKENS, processor, prompt
 from tests.support.chat_golden import generate, golden_prompt, rounding_error
 from tests.support.golden import GOLDEN, inputs, prompts, read_json

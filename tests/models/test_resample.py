@@ -15,9 +15,9 @@ from PIL import Image
 from models.interfaces import resizing
 from models.interfaces.resizing import bicubic_weights, resize
 from models.layers.resample import resample, resized
-from models.qwen2_vl.config import VisionConfig
-from models.qwen2_vl.items import resized_item
-from models.qwen2_vl.patches import patch_rows
+from models.qwen_vl.config import VisionConfig
+from models.qwen_vl.items import resized_item
+from models.qwen_vl.patches import patch_rows
 
 SIDES = st.integers(1, 130)
 FUSES_PRODUCTS = platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686")

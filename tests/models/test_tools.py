@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from models.interfaces.media import ChatMessage, ContentPart, Tool, ToolCall
 from models.kimi_vl.processor import load_processor as load_kimi
 from models.minicpmv.processor import load_processor as load_minicpm
-from models.qwen2_5_vl.processor import load_processor as load_qwen_2_5
-from models.qwen2_vl.processor import load_processor as load_qwen
-from models.qwen3_vl.processor import load_processor as load_qwen_3
+from models.qwen_vl.processor import load_processor as load_qwen
+from models.qwen_vl.v2_5.processor import load_processor as load_qwen_2_5
+from models.qwen_vl.v3.processor import load_processor as load_qwen_3
 from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
 from models.text.tokenizer import SpecialTokens
 from models.text.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts

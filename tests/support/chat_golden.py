@@ -24,7 +24,7 @@ from models.interfaces.media import (
 )
 from models.interfaces.processor import ChatProcessor
 from models.protocol import ChatModel, VisionEncoder
-from models.qwen2_vl.pictures import VideoLimits
+from models.qwen_vl.pictures import VideoLimits
 from tests.support.golden import GOLDEN as GOLDEN
 from tests.support.golden import inputs, read_json
 from tests.support.paged import PagedCache

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoints.registry import family_of
-from models.qwen2_vl.processor import load_processor
+from models.qwen_vl.processor import load_processor
 from tests.support.processes import ROOT
 from training.vision.checkpoint import make
 from training.vision.gates import NAMES, NOT_PROMISED, Scores

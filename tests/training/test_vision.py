@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from models.interfaces.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
-from models.qwen2_vl.model import load_model
-from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from models.qwen_vl.model import load_model
+from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed

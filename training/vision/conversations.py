@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.qwen2_vl.positions import mrope_positions
+from models.qwen_vl.positions import mrope_positions
 from training.vision.charts import chart_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from models.interfaces.resizing import resize
-from models.qwen2_vl.pictures import smart_resize
+from models.qwen_vl.pictures import smart_resize
 from training.vision.fonts import font
 from training.vision.palette import COLORS, INKS, RGB, Look, color_on, ground_color, outline
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from models.qwen2_vl.processor import load_processor
+from models.qwen_vl.processor import load_processor
 from service.engine.chat.guided import guidance as guidance_module
 from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.guided.mask_server import BROKEN

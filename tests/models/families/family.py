@@ -19,7 +19,7 @@ from torch import Tensor
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Bucket, Plan
 from models.interfaces.media import MediaItem, Prompt, media_digest
-from models.qwen2_vl.pictures import VideoLimits
+from models.qwen_vl.pictures import VideoLimits
 from tests.models.minicpmv import golden as minicpmv
 from tests.support.chat_golden import golden_prompt, golden_video, golden_video_limits
 from tests.support.encoder_replay import random_item

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from models.interfaces.capturable import Bucket
 from models.interfaces.media import MediaItem
 from models.kimi_vl.pictures import ImageSettings
-from models.qwen2_vl.pictures import smart_resize
+from models.qwen_vl.pictures import smart_resize
 from service.graphs.buckets import cheapest, fits
 from service.graphs.packing import combine, pack
 from tests.models.families.family import ALL, FAMILIES, Family, families

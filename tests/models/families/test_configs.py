@@ -16,9 +16,9 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.kimi_vl.config import load_config as load_kimi
 from models.minicpmv.config import load_config as load_minicpmv
-from models.qwen2_5_vl.config import load_config as load_qwen2_5
-from models.qwen2_vl.config import load_config as load_qwen2
-from models.qwen3_vl.config import load_config as load_qwen3
+from models.qwen_vl.config import load_config as load_qwen2
+from models.qwen_vl.v2_5.config import load_config as load_qwen2_5
+from models.qwen_vl.v3.config import load_config as load_qwen3
 from tests.models.families.family import FAMILIES
 from tests.models.families.test_loading import ABSENT, change, json_of
 from tests.support.block_fp8 import FP8

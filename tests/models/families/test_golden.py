@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.layers.packed import add_table_rows, byte_lookup
-from models.qwen2_vl.positions import frame_pair_seconds, time_positions
+from models.qwen_vl.positions import frame_pair_seconds, time_positions
 from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
 from tests.support.chat_golden import encode, fill, generate, largest_difference
 from tests.support.golden import with_most

@@ -18,8 +18,8 @@ from models.checkpoints import checkpoint, weight_files
 from models.checkpoints.checkpoint import published_shapes
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
-from models.qwen3_vl.config import load_config
-from models.qwen3_vl.model import decoder_config, decoder_rules, vision_rules
+from models.qwen_vl.v3.config import load_config
+from models.qwen_vl.v3.model import decoder_config, decoder_rules, vision_rules
 from tests.models.families.family import FAMILIES, META, QWEN, Family, families
 from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import generate, largest_difference

@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
-from models.qwen2_vl.model import Qwen2VL, load_model
-from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from models.qwen_vl.model import Qwen2VL, load_model
+from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of

@@ -13,9 +13,9 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
-from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
-from models.qwen2_vl.positions import mrope_positions
-from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from models.qwen_vl.pictures import official_video_limits, sample_frames, smart_resize
+from models.qwen_vl.positions import mrope_positions
+from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED
 from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of

@@ -14,10 +14,10 @@ from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
-from models.qwen2_vl.pictures import smart_resize
-from models.qwen3_vl.config import load_config
-from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
-from models.qwen3_vl.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
+from models.qwen_vl.pictures import smart_resize
+from models.qwen_vl.v3.config import load_config
+from models.qwen_vl.v3.processor import Qwen3VLProcessor, load_processor
+from models.qwen_vl.v3.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
 from tests.models.families.family import FAMILIES, Family
 from tests.support.golden import copy_checkpoint, fact_of_own_fixture
 from tests.support.prompts import prompt_of

@@ -12,9 +12,9 @@ from models.interfaces.capturable import Bucket
 from models.interfaces.media import MediaItem
 from models.layers.one_segment import dense_buckets
 from models.layers.packed import byte_lookup
-from models.qwen2_vl.config import ImageSettings, VisionConfig
-from models.qwen2_vl.items import grid_of
-from models.qwen2_vl.patches import (
+from models.qwen_vl.config import ImageSettings, VisionConfig
+from models.qwen_vl.items import grid_of
+from models.qwen_vl.patches import (
     block_coordinates,
     byte_values,
     grid_frequencies,

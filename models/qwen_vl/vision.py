@@ -18,8 +18,8 @@ from models.layers.equal_segments import bounds
 from models.layers.mlp import MLP
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from models.qwen2_vl.config import ImageSettings, VisionConfig
-from models.qwen2_vl.patch_encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.config import ImageSettings, VisionConfig
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
 
 
 class Merger(nn.Module):

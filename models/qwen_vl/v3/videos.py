@@ -14,7 +14,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
-from models.qwen2_vl.pictures import DEFAULT_FPS, MAX_ASPECT
+from models.qwen_vl.pictures import DEFAULT_FPS, MAX_ASPECT
 
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
 _LEAST_SHARE = 1.05

@@ -20,11 +20,11 @@ from models.layers.mlp import MLP
 from models.layers.norms import RMSNorm
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
-from models.qwen2_5_vl.config import Qwen25VLConfig
-from models.qwen2_5_vl.windows import WindowedFrame, num_windows, windowed_frame
-from models.qwen2_vl.config import VisionConfig
-from models.qwen2_vl.items import grid_of
-from models.qwen2_vl.patch_encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.config import VisionConfig
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.items import grid_of
+from models.qwen_vl.v2_5.config import Qwen25VLConfig
+from models.qwen_vl.v2_5.windows import WindowedFrame, num_windows, windowed_frame
 
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""

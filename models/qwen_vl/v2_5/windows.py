@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.qwen2_vl.patches import block_coordinates
+from models.qwen_vl.patches import block_coordinates
 
 _CACHED_GRIDS = 64
 

@@ -1,6 +1,6 @@
 """The vision tower of Qwen3-VL with its mergers, as a capturable encoder.
 
-Rows are patches in the order of models/qwen2_vl/patches.py. A learned position table is interpolated to each grid, and
+Rows are patches in the order of models/qwen_vl/patches.py. A learned position table is interpolated to each grid, and
 the outputs of some blocks become features of the language model's first layers (DeepStack, arXiv:2406.04334).
 """
 
@@ -21,11 +21,11 @@ from models.layers.mlp import MLP
 from models.layers.packed import add_table_rows, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from models.qwen2_vl.config import ImageSettings
-from models.qwen2_vl.items import grid_of
-from models.qwen2_vl.patch_encoder import NORM_EPS, PatchEncoder
-from models.qwen2_vl.patches import block_coordinates
-from models.qwen3_vl.config import TowerConfig
+from models.qwen_vl.config import ImageSettings
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.items import grid_of
+from models.qwen_vl.patches import block_coordinates
+from models.qwen_vl.v3.config import TowerConfig
 
 _CACHED_GRIDS = 64
 _NEIGHBOURS = 4

@@ -15,8 +15,8 @@ from PIL import Image
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, MediaKind, VideoFrames, media_digest
 from models.interfaces.resizing import each, resized_or_left
-from models.qwen2_vl.config import ImageSettings, VisionConfig
-from models.qwen2_vl.pictures import smart_resize
+from models.qwen_vl.config import ImageSettings, VisionConfig
+from models.qwen_vl.pictures import smart_resize
 
 _LOW_DETAIL_PIXELS = 512 * 512
 

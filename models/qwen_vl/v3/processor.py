@@ -21,10 +21,10 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
-from models.qwen2_vl.positions import mrope_positions
-from models.qwen3_vl.config import Qwen3VLConfig, load_config
-from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
+from models.qwen_vl.items import common_size, grid_of, picture_size, resized_item
+from models.qwen_vl.positions import mrope_positions
+from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
+from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from models.text.processor import TextProcessor
@@ -38,7 +38,7 @@ _REASONING = ("<think>", "</think>")
 class Qwen3VLProcessor(TextProcessor):
     """ChatProcessor of Qwen3-VL, Instruct and Thinking.
 
-    Items are those of models/qwen2_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each
+    Items are those of models/qwen_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each
     pair in tenths of a second.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.checkpoints.published import read_config
 from models.interfaces.errors import CheckpointError
-from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, config_of
+from models.qwen_vl.config import Qwen2VLConfig, VisionConfig, config_of
 
 _DEPTH, _NUM_HEADS, _WINDOW_SIZE = 32, 16, 112
 _INTERMEDIATE_SIZE, _OUT_HIDDEN_SIZE = 3420, 3584

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.qwen2_5_vl.config import load_config
-from models.qwen2_vl.pictures import VideoLimits
-from models.qwen2_vl.processor import Qwen2VLProcessor, processor_of
+from models.qwen_vl.pictures import VideoLimits
+from models.qwen_vl.processor import Qwen2VLProcessor, processor_of
+from models.qwen_vl.v2_5.config import load_config
 
 
 def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) -> Qwen2VLProcessor:

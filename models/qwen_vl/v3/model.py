@@ -13,8 +13,8 @@ from models.checkpoints.weight_files import tensor_shape
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
 from models.layers.decoder import CausalDecoder, DecoderConfig
-from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
-from models.qwen3_vl.vision import Qwen3VLEncoder
+from models.qwen_vl.v3.config import Qwen3VLConfig, TowerConfig, load_config
+from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
 
 class Qwen3VL(nn.Module):

@@ -11,8 +11,8 @@ from models.checkpoints.checkpoint import LoadFormat, Quantization, load_paramet
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.rule import Rule
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
-from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
-from models.qwen2_vl.vision import Qwen2VLEncoder
+from models.qwen_vl.config import Qwen2VLConfig, VisionConfig, load_config
+from models.qwen_vl.vision import Qwen2VLEncoder
 
 ALIASES = (
     ("model.visual.", "visual."),

@@ -16,8 +16,8 @@ from models.interfaces.media import MediaItem
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload_frames
-from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
-from models.qwen2_vl.items import grid_of
+from models.qwen_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
+from models.qwen_vl.items import grid_of
 
 _PATCHES_PER_SEQUENCE = 64
 _MAX_SEQUENCES = 64

@@ -12,10 +12,10 @@ from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
-from models.qwen2_5_vl.config import Qwen25VLConfig, load_config
-from models.qwen2_5_vl.vision import Qwen25VLEncoder
-from models.qwen2_vl.config import VisionConfig
-from models.qwen2_vl.model import ALIASES
+from models.qwen_vl.config import VisionConfig
+from models.qwen_vl.model import ALIASES
+from models.qwen_vl.v2_5.config import Qwen25VLConfig, load_config
+from models.qwen_vl.v2_5.vision import Qwen25VLEncoder
 
 
 class Qwen25VL(nn.Module):

@@ -22,10 +22,10 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.qwen2_vl.config import Qwen2VLConfig, load_config
-from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
-from models.qwen2_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
-from models.qwen2_vl.positions import frame_pair_seconds, mrope_positions, time_positions
+from models.qwen_vl.config import Qwen2VLConfig, load_config
+from models.qwen_vl.items import common_size, grid_of, picture_size, resized_item
+from models.qwen_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
+from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import check_length, expand, repeated, tokenized_chat
 from models.text.processor import TextProcessor
@@ -38,7 +38,7 @@ _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 class Qwen2VLProcessor(TextProcessor):
     """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
 
-    models/qwen2_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
+    models/qwen_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
     array time_positions int32 [t].
     """
 
@@ -72,7 +72,7 @@ class Qwen2VLProcessor(TextProcessor):
         return resized_item("image", (picture,), size, vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        """Chooses frames as qwen-vl-utils does (models/qwen2_vl/pictures.py), but no more than the context can hold."""
+        """Chooses frames as qwen-vl-utils does (models/qwen_vl/pictures.py), but no more than the context can hold."""
         return sample_frames(metadata, fps=fps, max_frames=min(max_frames, self.video_limits.most_frames))
 
     def video(self, video: VideoFrames) -> MediaItem:
