@@ -13,7 +13,7 @@ BUSY = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from service.system import exits
+from service.system import children as exits
 
 exits.EXIT_GRACE = 0.01
 began = threading.Event()
@@ -33,7 +33,7 @@ exits.end_soon(3)
 IDLE = """
 import atexit
 
-from service.system import exits
+from service.system import children as exits
 
 exits.EXIT_GRACE = 600.0
 atexit.register(print, "tidied")

@@ -36,7 +36,7 @@ INTERFACES = (
         "torch",
         ">=2.11,<2.16",
         ("torch:UntypedStorage._cdata",),
-        ("live_bytes.py",),
+        ("memory.py",),
     ),
     Interface(
         "triton",
@@ -44,7 +44,7 @@ INTERFACES = (
         ("triton:AsyncCompileMode", "triton:knobs.cache.dir", "triton.runtime.jit:JITFunction.run"),
         ("precompile.py",),
     ),
-    Interface("triton", ">=3.6,<3.9", ("triton:knobs.compilation.listener",), ("compilations.py",)),
+    Interface("triton", ">=3.6,<3.9", ("triton:knobs.compilation.listener",), ("precompile.py",)),
     Interface(
         "uvicorn",
         ">=0.54,<1",
@@ -93,7 +93,7 @@ INTERFACES = (
                 "handle_text",
             )
         ),
-        ("bounded_sockets.py",),
+        ("connections.py",),
     ),
     Interface(
         "uvicorn",

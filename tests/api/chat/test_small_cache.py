@@ -21,7 +21,7 @@ def test_the_longest_sequence_is_what_context_and_cache_hold(
     monkeypatch: pytest.MonkeyPatch, pages: int, longest: int
 ) -> None:
     monkeypatch.setattr(fake_engine, "PAGES", pages)
-    with running_server(num_engines=2, page_size=PAGE_SIZE) as server:
+    with running_server(num_engines=2) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         for card in (client.models.list().data[0], client.models.retrieve("tiny")):
             assert card.to_dict()["max_model_len"] == longest
