@@ -23,6 +23,8 @@ from models.interfaces.capturable import Bucket, Capturable
 from service.graphs.buffers import StaticBuffers
 from service.graphs.observations import Route
 
+log = logging.getLogger(__name__)
+
 # torch's allocator of a GPU's memory: what a run takes of it, and giving back what it keeps.
 #
 # The allocator takes segments from the device and divides them among tensors. Many small ones hold no large tensor. A
@@ -124,8 +126,6 @@ def release_cached(device: torch.device) -> None:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
-
-log = logging.getLogger(__name__)
 
 TIMED_REPLAYS = 3
 """Of which the fastest counts."""

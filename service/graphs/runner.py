@@ -26,6 +26,8 @@ from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.observations import EagerReason, Observations, Route
 from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
 
+log = logging.getLogger(__name__)
+
 _MIN_CALLS = 16.0
 """Calls before anything is proposed."""
 _MIN_GAIN = 0.05
@@ -155,8 +157,6 @@ class RouteTrial:
             medians = {name: statistics.median(taken) for name, taken in self._seconds.items()}
             self._current = RouteSeconds(**medians).faster(self._current, gain=_GAIN)
 
-
-log = logging.getLogger(__name__)
 
 _MAX_CHOICES = 4096
 """Number of sizes whose graph is remembered; pictures come in any number of sizes."""

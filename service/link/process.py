@@ -31,6 +31,8 @@ from service.link.standby import STANDBY, EngineAddress
 from service.system.children import leave_signals_to_parent, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
+log = logging.getLogger("reprise.engine")
+
 DRIVER = "libcuda.so.1"
 
 
@@ -55,8 +57,6 @@ def _retain_context() -> None:
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
-
-log = logging.getLogger("reprise.engine")
 
 SHARED = "shared"
 """Argument of an engine that several API processes use (shared.py)."""

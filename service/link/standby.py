@@ -24,6 +24,8 @@ from models.interfaces import cpus
 from service.link.config import EngineConfig
 from service.system.children import python_command, python_environment, working_directory
 
+log = logging.getLogger(__name__)
+
 # Threads that compute on the host, and how they wait for each other.
 #
 # torch's threads synchronise at the end of each operation. By default, waiting OpenMP threads spin, each on a whole
@@ -67,8 +69,6 @@ def _are_small(config: EngineConfig) -> bool:
     sizes = [path.stat().st_size for model in config.models for path in Path(model.directory).glob("*.safetensors")]
     return 0 < sum(sizes) < SMALL_BYTES
 
-
-log = logging.getLogger(__name__)
 
 PREPARE_AFTER = 5.0
 """Seconds from an engine's readiness until the standby process is started, so that it does not delay the first

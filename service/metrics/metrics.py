@@ -29,6 +29,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from service.graphs.observations import Observation
 from service.link.messages import EngineState, ModelState, ProcessUsage
 
+log = logging.getLogger(__name__)
+
 MILLISECONDS = (
     0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005,
     0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02,
@@ -62,8 +64,6 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 PREFIX = "reprise"
 ENDPOINTS = ("chat", "speech", "voices", "realtime")
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from service.processes.progress import start_progress
 from service.processes.server import ABORT_GRACE, print_banner
 from service.settings.settings import Settings
 
+log = logging.getLogger("reprise")
+
 # Puts engines to sleep that several API processes use: all are stopped when there have been no requests for a while,
 # and all are started again for the next request.
 #
@@ -64,8 +66,6 @@ async def sleep_once(engines: EngineProcesses, processes: ApiProcesses) -> None:
     await processes.called.wait()
     engines.wake()
 
-
-log = logging.getLogger("reprise")
 
 ENGINE_GRACE = 10.0
 """Seconds that an engine may take to stop."""

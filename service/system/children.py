@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 EXIT_GRACE = 2.0
 """Seconds in which threads may end by themselves."""
 
@@ -42,8 +44,6 @@ def end_soon(status: int) -> None:
     timer.daemon = True
     timer.start()
 
-
-log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 1 << 16
 DESCRIPTORS_PER_CONNECTION = 1.25

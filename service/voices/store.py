@@ -30,6 +30,8 @@ from safetensors.numpy import load_file, save
 
 from service.system.access import no_space
 
+log = logging.getLogger(__name__)
+
 LONGEST_NAME = 64
 """Characters of a voice's name, before it is normalised; ids are shorter."""
 NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
@@ -73,8 +75,6 @@ class ReferenceCache:
         if len(self._patches) > CACHED_REFERENCES:
             self._patches.popitem(last=False)
 
-
-log = logging.getLogger(__name__)
 
 METADATA = "voice.json"
 LATENTS = "latents.safetensors"

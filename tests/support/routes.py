@@ -6,6 +6,7 @@ import pytest
 
 from service.graphs.observations import Route
 from service.graphs.pool import RouteSeconds
+from service.graphs.runner import RouteTrial
 
 
 @pytest.fixture
@@ -16,3 +17,4 @@ def replayed_if_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         return current
 
     monkeypatch.setattr(RouteSeconds, "faster", current)
+    monkeypatch.setattr(RouteTrial, "route", lambda self: "replay")

@@ -40,6 +40,8 @@ from service.link.messages import (
 from service.link.silence import Silence
 from service.metrics.metrics import Metrics
 
+log = logging.getLogger(__name__)
+
 # The sleep of an idle engine: it is stopped, which frees the GPU and the memory of its process, and is started again
 # for the next request.
 #
@@ -219,8 +221,6 @@ class InFlightRequests:
             if stream.last_delivery is not None or not self.on_loss(stream, error):
                 stream.fail(error)
 
-
-log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_SECONDS = 60.0

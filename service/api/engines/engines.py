@@ -18,6 +18,8 @@ from service.api.engines.shared_usage import UsageRow
 from service.link.messages import ChatRequest, Command, EngineState, SpeechAppend, SpeechRequest
 from service.metrics.metrics import Metrics
 
+log = logging.getLogger("reprise")
+
 # Which of several engines gets a request: the one that has its pictures or its prefix cached, unless that is full.
 #
 # Every API process makes the same choice on its own. Keys are hashes of a request's contents, and each key orders the
@@ -95,8 +97,6 @@ def _freest(request: Request, loads: Mapping[int, Load]) -> int:
 
     return min(lots, key=order)
 
-
-log = logging.getLogger("reprise")
 
 MOVABLE = frozenset({"overloaded", "out_of_memory"})
 """Codes of refusals after which another engine may accept the request."""

@@ -22,6 +22,8 @@ from service.api.http.errors import ApiError, ResponseCut
 from service.api.http.record import record_of
 from service.api.http.streaming import ClientTimeout
 
+log = logging.getLogger(__name__)
+
 # WebSocket connections with bounds on tiny frames, each of which costs the event loop as much as thousands of bytes,
 # and on the bytes of messages that no route has taken yet.
 #
@@ -152,8 +154,6 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.conn.send_close(code, reason)
         self.handle_parser_exception()
 
-
-log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, MIN_CHUNK = 1024, 64

@@ -22,6 +22,8 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.validation import explain, unreadable
 from service.system.access import no_space
 
+log = logging.getLogger(__name__)
+
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 HINTS = frozenset(
     (
@@ -60,7 +62,6 @@ class FieldWarnings:
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 500
 INSTEAD = {"completions": "/v1/chat/completions", "responses": "/v1/chat/completions"}

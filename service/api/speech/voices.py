@@ -34,6 +34,8 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.voices.store import ID, Voice, VoiceStoreError, is_name, name_key
 
+log = logging.getLogger(__name__)
+
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
     """Folder of each adapter by the name_key of its voice. SettingsError for a folder that is not an adapter, and
@@ -62,8 +64,6 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
         voices[key] = folder.name
     return voices
 
-
-log = logging.getLogger(__name__)
 
 LOOKING_INTERVAL = 0.25
 """Seconds between two checks whether the server has anything else to do."""

@@ -28,6 +28,8 @@ from service.graphs.observations import Route
 from service.graphs.packing import combine, pack
 from service.graphs.runner import GraphRunner, Run
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class Entry:
@@ -111,8 +113,6 @@ class EncoderCache:
     def _drop(self, digest: bytes) -> None:
         self.num_bytes -= self._entries.pop(digest).num_bytes
 
-
-log = logging.getLogger(__name__)
 
 _MAX_PARTS = 32
 """Number of parts that are packed together; the oldest come first."""

@@ -17,6 +17,8 @@ from service.engine.core.worker import WorkerContext
 from service.link.messages import ChatRequest, Failed
 from service.link.sampling_limits import sampling_problem
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ChatLimits:
@@ -54,9 +56,6 @@ class ChatLimits:
             message = f"the prompt is too long: {length} positions, at most {longest} allowed"
             return Failed(name, 400, "context_length_exceeded", message, "messages")
         return None
-
-
-log = logging.getLogger(__name__)
 
 
 class ChatRequests:

@@ -18,6 +18,8 @@ from service.graphs.observations import Observations
 from service.graphs.pool import release_cached
 from service.link.messages import Failed
 
+log = logging.getLogger(__name__)
+
 # A second try for a launch that ran out of memory.
 #
 # Before it raises, torch's allocator gives the device back what it keeps, but only whole segments. Of segments that
@@ -50,8 +52,6 @@ def with_second_try(launch: Callable[[], Result], context: WorkerContext, *, mod
         context.observations.count("memory_retries_total", model=model, kind=kind, outcome=outcome)
     return result
 
-
-log = logging.getLogger(__name__)
 
 _LAUNCH_ERRORS = (
     RuntimeError,

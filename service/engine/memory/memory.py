@@ -28,6 +28,8 @@ from service.graphs.pool import GraphPool
 from service.link.config import ConfigurationError, EngineConfig
 from service.link.messages import ProcessUsage
 
+log = logging.getLogger(__name__)
+
 STAT = Path("/proc/self/stat")
 _UTIME, _STIME, _THREADS, _START, _RSS = 11, 12, 17, 19, 21
 """Indexes of the fields 14, 15, 20, 22 and 24 of proc(5), counted after the name, which may hold spaces and
@@ -150,8 +152,6 @@ def _meta_tensors(value: object) -> Iterator[Tensor]:
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
-
-log = logging.getLogger(__name__)
 
 CPU_CACHE_TOKENS = 16384
 """Positions of a model's KV cache on a CPU if the setting kv_cache_tokens names none."""

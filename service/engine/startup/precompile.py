@@ -29,6 +29,8 @@ from service.engine.core.worker import ModelWorker
 from service.graphs.observations import Observations
 from service.link.config import EngineConfig, ModelConfig
 
+log = logging.getLogger(__name__)
+
 # Counts the kernels that Triton compiles and those that the GPU refuses, and logs each compilation while serving.
 #
 # Triton compiles a kernel when a batch first needs it, and nothing else runs meanwhile. So all kernels are compiled
@@ -84,8 +86,6 @@ class Compilations:
         """Counts a kernel that the GPU refused; its reference ran (models.layers.op names it in the log)."""
         self._observations.count("kernel_fallbacks_total", kernel=kernel)
 
-
-log = logging.getLogger(__name__)
 
 _PAGES = 2
 """The scratch page and one more."""

@@ -36,6 +36,8 @@ from service.link.config import EngineConfig
 from service.link.sampling_limits import deep_thread
 from service.system.children import python_command, python_environment
 
+log = logging.getLogger(__name__)
+
 _MAX_PROCESSES = 4
 _PROCESSORS_EACH = 4
 """Number of the host's processors for each mask server: it computes during a part of every step, while the engine and
@@ -151,9 +153,6 @@ def hosts_of(
     shared = SharedMasks(rows, words)
     count = min(_MAX_PROCESSES, max(1, cpus.available() // config.sharers // _PROCESSORS_EACH))
     return shared.masks, [MaskProcess(directory, vocab_limit, shared, config) for _ in range(count)]
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
