@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 from service.link.engine_link import InlineLink
 from tests.media.samples import encoded, picture, video
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHAPES = ROOT / "docs/images/shapes.png"
 SILENCE = 1e-3
-PCM_RATE = 48_000
+PCM_RATE = 24_000
 BRING = """
 const [kind, name, type, base64] = arguments;
 const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -164,7 +165,7 @@ def talker() -> FakeTalker:
 def talking_server(talker: FakeTalker, chats: Sequence[str] = (), talkers: int = 1) -> Iterator[RunningServer]:
     """A server that answers with the question and says 0.1 s for each segment. chats: further models that answer."""
     hosted = talking_catalog(talkers).models
-    more = [HostedModel((name,), "chat", hosted[0].checkpoint, hosted[0].load, 1) for name in chats]
+    more = [HostedModel((name,), "chat", Checkpoint(name, Path("/x")), hosted[0].load, 1) for name in chats]
     catalog = Catalog([*hosted, *more])
     with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices=False) as server:
         yield server

@@ -71,8 +71,8 @@ class FakeSpeechProcessor:
 def talking_catalog(talkers: int = 1) -> Catalog:
     chat = fake_catalog().models
     speech = [
-        HostedModel((f"talker-{n}" if n else "talker",), "speech", Checkpoint("x", Path("/x")), FakeSpeechProcessor, 1)
-        for n in range(talkers)
+        HostedModel((name,), "speech", Checkpoint(name, Path("/x")), FakeSpeechProcessor, 1)
+        for name in ("talker", *(f"talker-{n}" for n in range(1, talkers)))
     ]
     return Catalog([*chat, *speech])
 

@@ -15,6 +15,7 @@ from models.interfaces.processor import SpeechLayout
 from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
 from tests.models.voxcpm2.golden import PATCH_SHAPE
 from tests.support.audit import audit
+from tests.support.golden import fact_of_own_fixture
 from tests.support.slow import slow
 from tests.support.speech import SpeechRig, Utterance
 
@@ -174,6 +175,7 @@ def test_long_clips_are_encoded_in_pieces() -> None:
     torch.testing.assert_close(torch.cat(pieces, dim=-1), vae.encoder(padded[None, None])[0], **TOLERANCE)
 
 
+@fact_of_own_fixture
 @pytest.mark.slow
 def test_steps_can_be_captured() -> None:
     rig = SpeechRig(voice())
