@@ -71,7 +71,7 @@ class FakeSpeechProcessor:
 def talking_catalog(talkers: int = 1) -> Catalog:
     chat = fake_catalog().models
     speech = [
-        HostedModel((name,), "speech", Checkpoint(name, Path("/x")), FakeSpeechProcessor, 1)
+        HostedModel((name,), "speech", Checkpoint(name, Path("/", name)), FakeSpeechProcessor, 1)
         for name in ("talker", *(f"talker-{n}" for n in range(1, talkers)))
     ]
     return Catalog([*chat, *speech])
