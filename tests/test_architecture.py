@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_350,
     "training": 6_450,
     "benchmarks": 8_950,
-    "tests": 55_450,
+    "tests": 55_500,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 43_300
