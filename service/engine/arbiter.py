@@ -31,7 +31,7 @@ CPU_SHARE = 0.25
 """Share of a CPU's time that each worker with work gets, if there are no more than four."""
 MAX_OWED = 2.0
 """Seconds of its fair share that a worker can be owed."""
-PATIENCE = 1.0
+MAX_WAIT = 1.0
 """Seconds. No worker is passed over for longer, however long its launch would take."""
 
 
@@ -116,4 +116,4 @@ class Arbiter:
 
     def _overdue(self, worker: ModelWorker, now: float, share: float = SHARE) -> bool:
         waited = now - self._waiting_since[worker.name]
-        return waited > PATIENCE or waited * share > worker.smallest_launch()
+        return waited > MAX_WAIT or waited * share > worker.smallest_launch()

@@ -17,7 +17,7 @@ from service.media.resample import resample
 
 # Whether audio was cut short, where its container tells how much there was.
 #
-# libsndfile and FFmpeg read what is left of a WAV, MP3, Matroska or WebM file without a word; they refuse cut FLAC, AAC
+# libsndfile and FFmpeg read what is left of a WAV, MP3, Matroska or WebM file silently; they refuse cut FLAC, AAC
 # and M4A themselves. Nothing is known of what was streamed: MP3 without a Xing header, WebM of unknown size. Nor of
 # Ogg: its last page should have a flag, but valid files lack it, Android's recordings among them.
 

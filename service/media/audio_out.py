@@ -123,7 +123,7 @@ class EncoderPool:
         self._imported: Future[None] | None = None
 
     def import_ffmpeg(self) -> Future[None]:
-        """Import FFmpeg in a thread, once: it takes 150 ms, for which the first answer would wait."""
+        """Import FFmpeg in a thread, once. The first answer would wait for it, if it began with the answer."""
         if self._imported is None:
             self._imported = self._threads.submit(_import_ffmpeg)
         return self._imported

@@ -81,7 +81,7 @@ def _set_options(listener: socket.socket) -> None:
 
 CONNECTIONS = "connections"
 """The kind under which API processes tell each other the number of theirs."""
-PATIENCE = 0.01
+YIELD_SECONDS = 0.01
 """Seconds that a new connection is left to a process that has fewer."""
 LULL = 0.1
 """Seconds without an attempt after which the next one is about another connection."""
@@ -92,7 +92,7 @@ YIELD = 0.0001
 class SharedListener(Listener):
     """The socket on which several API processes accept connections. All of them wake up for a new one, and the same one
     tends to come first, so a process leaves it to others that have fewer connections. If none of them accepts it within
-    PATIENCE (it may be hung), it does so itself."""
+    YIELD_SECONDS (it may be hung), it does so itself."""
 
     def __init__(self, fileno: int, connections: Callable[[], int], row: UsageRow) -> None:
         """connections: number of its own. row: of a table with the kind CONNECTIONS."""
@@ -120,4 +120,4 @@ class SharedListener(Listener):
         if others != self._others or now - self._left_last > LULL:
             self._left_since, self._others = now, others
         self._left_last = now
-        return now - self._left_since < PATIENCE
+        return now - self._left_since < YIELD_SECONDS

@@ -86,7 +86,7 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]*")
 
 
 def _origin(value: str) -> str:
-    """As browsers send it: another spelling would match no page, without a word."""
+    """As browsers send it; another spelling would silently match no page."""
     if not _ORIGIN.fullmatch(value):
         raise ValueError("must be an origin such as https://app.example:3000, without a path, or *")
     return value

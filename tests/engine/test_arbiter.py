@@ -186,7 +186,7 @@ def test_who_has_work_that_cannot_be_launched_yet_keeps_nobody_waiting() -> None
 
 
 def test_overload_slows_everybody_and_starves_nobody() -> None:
-    """A tenth of the time, whether the launches are short or long; the longest come once in `PATIENCE` seconds."""
+    """A tenth of the time, whether the launches are short or long; the longest come once in `MAX_WAIT` seconds."""
     for cost, launches in ((0.002, 500), (0.05, 20), (0.2, 10)):
         chat, speech = FakeWorker("chat", cost), FakeWorker("speech", 0.01, deadline=-10.0, gain=0.0)
         both = arbiter(chat, speech)

@@ -12,7 +12,7 @@ import pytest
 
 from service.api.engines.shared_usage import UsageTable
 from service.processes import listener as shared_listener
-from service.processes.listener import CONNECTIONS, PATIENCE, SharedListener
+from service.processes.listener import CONNECTIONS, YIELD_SECONDS, SharedListener
 
 
 class Process:
@@ -71,8 +71,8 @@ def test_what_no_other_process_accepts_is_accepted_after_a_moment(pool: Pool) ->
     pool.connect()
     for _ in range(3):
         assert not first.try_to_accept()
-        pool.now += PATIENCE / 4
-    pool.now += PATIENCE / 2
+        pool.now += YIELD_SECONDS / 4
+    pool.now += YIELD_SECONDS / 2
     assert first.try_to_accept()
 
 

@@ -116,7 +116,7 @@ class ChatRequests:
     # Ends
 
     def abort(self, request_id: str) -> None:
-        """Ends a request without a word to its client. Others' requests, and those that have ended, are ignored."""
+        """Abort silently; unknown and finished ids are ignored."""
         if (sequence := self._sequences.get(request_id)) is not None:
             self.finish(sequence)
 
