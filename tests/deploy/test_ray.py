@@ -117,6 +117,7 @@ def ray_cluster() -> Iterator[Cluster]:
             "encoder_buckets": "256",
             "max_running": 8,
             "drain_timeout": DRAIN_SECONDS,
+            "write_timeout": 10 * GENEROUS,  # streams are not read while Ray scales
             "voices_dir": f"{name}/voices",
         }
         try:
@@ -257,7 +258,7 @@ def test_replicas_come_and_go_with_the_work(cluster: Cluster, updated: list[List
     wait(lambda: len(cluster.replicas()) == 1, 4 * GENEROUS, "an idle replica is given back")
     (old,) = cluster.replicas()
     with contextlib.ExitStack() as long, contextlib.ExitStack() as short:
-        long.enter_context(cluster.open(long_speech()))
+        streams = [long.enter_context(cluster.open(long_speech())).iter_raw()]
         for _ in range(2 * SCALED["work_per_replica"]):
             short.enter_context(cluster.open(long_speech()))
         wait(lambda: len(cluster.replicas()) == 2, 4 * GENEROUS, "a replica is added")
@@ -270,13 +271,18 @@ def test_replicas_come_and_go_with_the_work(cluster: Cluster, updated: list[List
             return cluster.scrape(new, ANSWERED) > 0
 
         wait(answers, 4 * GENEROUS, "the new replica answers")
-        long.enter_context(cluster.open(long_speech()))
-        wait(lambda: cluster.scrape(new, RUNNING) > 0, 4 * GENEROUS, "the new replica speaks")
+        streams.append(long.enter_context(cluster.open(long_speech())).iter_raw())
+        wait(lambda: cluster.scrape(new, SPOKEN) > 0, 4 * GENEROUS, "the new replica speaks")
         short.close()
         wait(lambda: len(cluster.replicas()) == 1, 4 * GENEROUS, "a replica is given back")
         (gone,) = both - set(cluster.replicas())
         made = cluster.scrape(gone, SPOKEN)
-        wait(lambda: cluster.scrape(gone, SPOKEN) > made, GENEROUS, "the replica speaks on")
+
+        def speaks_on() -> bool:
+            """What fills the buffers between is read."""
+            return all(next(stream) for stream in streams) and cluster.scrape(gone, SPOKEN) > made
+
+        wait(speaks_on, GENEROUS, "the replica speaks on")
     wait(lambda: not reachable(gone), GENEROUS, "the replica has ended")
 
 
