@@ -46,6 +46,29 @@ def allocate_together(
     return [{name: next(views[shape]) for name, shape in spec.rows.items()} for spec in specs], list(whole.values())
 
 
+STATE_INTERVAL = 64
+"""Chunks of prompts start at multiples of this many positions, and recurrent state is kept at multiples of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateRows:
+    """Where the recurrent state of the sequences of a batch is, which has either decode rows or prefill chunks.
+
+    layers: the tensors [rows, *shape] of each layer with state, by name (models.protocol.Decoder.state_specs). Row 0 is
+        scratch: padding and stopped rows read and write it, and no result may depend on it.
+    read: int64 [decode rows or prefills], the row with the state before; 0 for a prompt that begins, from zeros.
+    write: of the same shape, the row that gets the state after; it may be the one that is read.
+    snapshot_rows, snapshot_ends: int64 and int32 [prefills], the row that gets the state after so many tokens of the
+        chunk, a multiple of STATE_INTERVAL; row 0: none.
+    """
+
+    layers: Sequence[Mapping[str, Tensor]]
+    read: Tensor
+    write: Tensor
+    snapshot_rows: Tensor | None = None
+    snapshot_ends: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
     """Where the rows of one packed batch are in the cache. Tensors are on the device.
@@ -62,6 +85,7 @@ class PagedBatch:
     prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
     new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured
     graph needs. Only for batches without decode rows.
+    states: of decoders with recurrent state.
     """
 
     caches: Sequence[Mapping[str, Tensor]]
@@ -75,6 +99,7 @@ class PagedBatch:
     context_slots: Tensor | None = None
     prefill_tables: Tensor | None = None
     prefill_lens: Tensor | None = None
+    states: StateRows | None = None
 
     @classmethod
     def of_decode_rows(
@@ -84,6 +109,7 @@ class PagedBatch:
         slot_mapping: Tensor,
         block_tables: Tensor,
         seq_lens: Tensor,
+        states: StateRows | None = None,
     ) -> PagedBatch:
         """Every row advances one sequence by one token."""
         return cls(
@@ -93,6 +119,7 @@ class PagedBatch:
             num_decode_rows=seq_lens.shape[0],
             block_tables=block_tables,
             seq_lens=seq_lens,
+            states=states,
         )
 
     @classmethod
@@ -104,6 +131,7 @@ class PagedBatch:
         cu_seqlens: Tensor,
         block_tables: Tensor,
         seq_lens: Tensor,
+        states: StateRows | None = None,
     ) -> PagedBatch:
         """Prefill chunks with cached context or without; only their tokens and number are sizes of the batch."""
         return cls(
@@ -114,6 +142,7 @@ class PagedBatch:
             cu_seqlens_q=cu_seqlens,
             prefill_tables=block_tables,
             prefill_lens=seq_lens,
+            states=states,
         )
 
     @classmethod
@@ -123,6 +152,7 @@ class PagedBatch:
         page_size: int,
         slot_mapping: Tensor,
         cu_seqlens: Tensor,
+        states: StateRows | None = None,
     ) -> PagedBatch:
         """Whole prompts, or their first chunks: nothing is cached, so keys have the same bounds as queries."""
         return cls(
@@ -132,4 +162,5 @@ class PagedBatch:
             num_decode_rows=0,
             cu_seqlens_q=cu_seqlens,
             cu_seqlens_k=cu_seqlens,
+            states=states,
         )
