@@ -63,7 +63,12 @@ class Decoder(Protocol):
     0 for none."""
 
     def cache_specs(self) -> list[CacheSpec]:
-        """The cache of each layer."""
+        """The cache of each layer that has one."""
+        ...
+
+    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        """The recurrent state of each layer that has one, by name, without the axis of rows (StateRows in
+        models/layers/kv_cache.py); empty for models that only attend."""
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:

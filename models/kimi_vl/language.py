@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch import Tensor, nn
 
+from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.kimi_vl.config import TextConfig
 from models.layers.block import expert_rules, swiglu_rules
@@ -68,6 +69,9 @@ class LatentDecoder(nn.Module):
 
     def cache_specs(self) -> list[CacheSpec]:
         return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
+
+    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        return []
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [n] -> [n, hidden_size]."""

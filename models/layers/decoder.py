@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from models.interfaces.capturable import BufferSpec
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
 from models.layers.attention import cached_attention
@@ -149,6 +150,9 @@ class CausalDecoder(nn.Module):
         block = self.config.block
         row = (block.num_kv_heads, block.head_dim)
         return [CacheSpec({"k": row, "v": row}) for _ in self.layers]
+
+    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        return []
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [n] -> [n, hidden_size]."""
