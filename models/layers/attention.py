@@ -64,8 +64,8 @@ def attend_segments(
     kernel needs fewer programs, which need not search for their segments.
     """
     nq, heads, _ = q.shape
-    segment_k, index_k, _ = _segments(cu_seqlens_k, k.shape[0])
-    segment_q, index_q, inside_q = _segments(cu_seqlens_q, nq)
+    segment_k, index_k, _ = row_segments(cu_seqlens_k, k.shape[0])
+    segment_q, index_q, inside_q = row_segments(cu_seqlens_q, nq)
     length_q, length_k = cu_seqlens_q.diff(), cu_seqlens_k.diff()
     last = length_k.shape[0] - 1
     offset = (length_k - length_q)[segment_q.clamp(max=last)]
@@ -87,7 +87,7 @@ def attend_segments(
     return torch.cat(blocks) if blocks else q.new_zeros((0, heads, v.shape[-1]))
 
 
-def _segments(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def row_segments(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """For every packed row: number of its segment, index inside the segment, and whether it is in a segment at all."""
     index = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     segment = torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
@@ -177,7 +177,7 @@ def attend_prefill_pages(
     scale: float,
 ) -> Tensor:
     """paged_prefill_attention: dense attention of all rows over each table in turn; reads no tensor on the host."""
-    chunk, index, inside = _segments(cu_seqlens_q, q.shape[0])
+    chunk, index, inside = row_segments(cu_seqlens_q, q.shape[0])
     sequences = block_tables.shape[0]
     cached = (seq_lens - cu_seqlens_q.diff())[chunk.clamp(max=sequences - 1)]
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
@@ -214,9 +214,9 @@ def rotary_paged_decode_attention(
 ) -> Tensor:
     """rotate_and_cache for one new token of each sequence, then paged_decode_attention.
 
-    q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, D/2], None for no rotation. slot_mapping
-    int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
-    written. Returns [rows, Hq, D].
+    q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, R/2], R <= D, None for no
+    rotation. slot_mapping int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch
+    slot, which need not be written. Returns [rows, Hq, D].
     """
     q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
     return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
@@ -245,7 +245,8 @@ def cached_attention(
     """Causal attention of one layer over the cache: norms and rotates q and k, stores k and v, and attends.
 
     q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes: decode rows first, then prefill chunks. rotary: cos
-    and sin float32 [n, D/2]; None if there is no rotation or it has been done already. qk_norm: before the rotation.
+    and sin float32 [n, R/2], R <= D; None if there is no rotation or it has been done already. qk_norm: before the
+    rotation.
     """
     decodes = batch.num_decode_rows
     if decodes == 0:

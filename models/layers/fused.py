@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.layers.attention import dense_attention
 from models.layers.op import op
+from models.layers.precision import upcast
 from models.layers.rotary import rotate_half_split
 
 
@@ -20,6 +21,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """[..., 2 * inner], gate first -> silu(gate) * up [..., inner]; silu is rounded before it is multiplied."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+@op(cuda="models.layers.kernels.elementwise:sigmoid_mul")
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), rounded once: x [n, ..., width], gate of the same shape or [n, 1], any row stride."""
+    return (upcast(x) * torch.sigmoid(upcast(gate))).to(x.dtype)
 
 
 @op(cuda="models.layers.kernels.elementwise:quantize")

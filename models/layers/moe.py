@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.fused import silu_mul
-from models.layers.gemm import gemv
+from models.layers.fused import sigmoid_mul, silu_mul
+from models.layers.gemm import gemm, gemv
 from models.layers.mlp import SwiGLU
 from models.layers.op import op
 from models.layers.precision import upcast
@@ -169,17 +169,28 @@ def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts, and a shared SwiGLU for every row if the model has one."""
+    """Routed experts, and a shared SwiGLU for every row if the model has one, times sigmoid(shared_gate(x)) if it has
+    that."""
 
-    def __init__(self, router: Router, experts: Experts, shared: SwiGLU | None = None) -> None:
+    sixteen_bit_layers = frozenset({"shared_gate"})
+
+    def __init__(
+        self, router: Router, experts: Experts, shared: SwiGLU | None = None, shared_gate: nn.Linear | None = None
+    ) -> None:
         super().__init__()
         self.router = router
         self.experts = experts
         self.shared = shared
+        self.shared_gate = shared_gate
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, hidden_size] -> like x."""
-        return self._added(x, torch.zeros_like if self.shared is None else self.shared)
+        return self._added(x, torch.zeros_like if self.shared is None else self._shared)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        out = self.shared(x)
+        return out if self.shared_gate is None else sigmoid_mul(out, gemm(x, self.shared_gate.weight))
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + the routed experts of x, for a mixture without a shared SwiGLU: both [n, hidden_size] -> like

@@ -24,9 +24,11 @@ def _rms_norm_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @op(cuda="models.layers.kernels.norms:rms_norm", cpu=_rms_norm_host)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
+    """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight. A float32 weight multiplies
+    before the cast."""
     values = upcast(x)
-    return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (normed.to(torch.promote_types(x.dtype, weight.dtype)) * weight).to(x.dtype)
 
 
 @op(cuda="models.layers.kernels.norms:add_rms_norm")
@@ -45,10 +47,15 @@ class QKNorm(NamedTuple):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) in float32, cast to x's dtype, THEN times weight (as the published Llama code)."""
+    """x / sqrt(mean(x^2) + eps) in float32, cast to x's dtype, THEN times weight (as the published Llama code).
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    float32: the weight stays in float32 and multiplies before the cast, for norms that are published as w and multiply
+    by 1 + w, which 16 bits would round.
+    """
+
+    def __init__(self, hidden_size: int, eps: float, *, float32: bool = False) -> None:
         super().__init__()
+        self.float32_parameters = frozenset({"weight"} if float32 else ())
         self.weight = nn.Parameter(torch.empty(hidden_size))
         self.eps = eps
 

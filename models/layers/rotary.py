@@ -80,10 +80,11 @@ def rotary_cos_sin(
 
 
 def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (j, j + D/2): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
-    first, second = upcast(x).chunk(2, dim=-1)
+    """Pairs (j, j + R/2) of the first R <= D values: x [..., n, heads, D], cos and sin float32 [n, R/2] -> like x."""
+    half = cos.shape[-1]
+    first, second, rest = upcast(x).split((half, half, x.shape[-1] - 2 * half), dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
 @op(cuda="models.layers.kernels.rotary:rotate_and_cache")
@@ -98,7 +99,7 @@ def rotate_and_cache(
     qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of q [n, Hq, D] and k [n, Hkv, D], if any, then rotate_half_split by rotary (cos and sin float32
-    [n, D/2]; None: not at all).
+    [n, R/2], R <= D; None: not at all).
 
     Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q and k.
     """
