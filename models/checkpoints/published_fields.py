@@ -109,8 +109,15 @@ _CONFIG = {
     **_fields(_COUNT, "num_experts_per_tok moe_intermediate_size n_routed_experts n_shared_experts"),
     **_fields(_or_null(_INDEX), "decoder_sparse_step"),
     **_fields(_or_null(_INDICES), "mlp_only_layers"),
+    **_fields(_COUNT, "shared_expert_intermediate_size"),
     **_fields(_INDEX, "first_k_dense_replace"),
     **_fields(_POSITIVE, "routed_scaling_factor"),
+    # Qwen3.5.
+    **_fields(_or_null(_list_of(_TEXT, "strings")), "layer_types"),
+    **_fields(_or_null(_COUNT), "full_attention_interval"),
+    **_fields(_or_null(_SHARE), "partial_rotary_factor"),
+    **_fields(_COUNT, "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"),
+    **_fields(_COUNT, "linear_conv_kernel_dim"),
     # MiniCPM-V.
     **_fields(_COUNT, "query_num image_size"),
     **_fields(_or_null(_COUNT), "max_slice_nums scale_resolution"),

@@ -55,6 +55,13 @@ FAMILIES: tuple[Family, ...] = (
         "models.qwen_vl.v3.model:load_model",
     ),
     Family(
+        "qwen3_5",
+        "chat",
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        "models.qwen_vl.v3_5.processor:load_processor",
+        "models.qwen_vl.v3_5.model:load_model",
+    ),
+    Family(
         "minicpmv",
         "chat",
         ("MiniCPMV",),

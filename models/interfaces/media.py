@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 MediaKind = Literal["image", "video"]
+CallFormat = Literal["json", "xml"]
+"""How a call is written between its tags (models/text/tools.py)."""
 
 DIGEST_BYTES = 32
 

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.media import (
+    CallFormat,
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -31,6 +32,11 @@ class ChatProcessor(Protocol):
     vocab_size: int
     reasoning_markers: tuple[str, str] | None
     """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
+    call_format: CallFormat
+    """How answers write calls of tools."""
+    template_options: frozenset[str]
+    """Options of this model's chat template: of enable_thinking, preserve_thinking and reasoning_effort those that it
+    reads itself."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
@@ -65,7 +71,7 @@ class ChatProcessor(Protocol):
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
-        name. options: enable_thinking, add_vision_id. tools: written as models/text/tools.py says.
+        name. options: enable_thinking, add_vision_id, and those of template_options. tools: written as models/text/tools.py says.
 
         Raises models.interfaces.errors.InputError that names the field, or the option that would change nothing.
         """

@@ -47,6 +47,7 @@ class KimiVLProcessor:
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
+    template_options: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class KimiVLProcessor:
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
+        self.call_format = template.call_format
         self.images = images
         self.context_length = config.text.max_position_embeddings
         # Embedding rows after the reserved ids are padding, which is never generated. Reserved ids can be, since the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -19,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage
+from models.interfaces.media import CallFormat, ChatMessage
 from models.text.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,8 @@ _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 _PROBE = "a text to look for"
 _CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
-_OTHER_CALLS = re.compile(r"<function=|<arg_key>")
-"""Ways to write a call inside the same tags that are not a JSON object."""
+_OTHER_CALLS = "<arg_key>"
+"""What templates hold that write calls inside the same tags in another way than models/text/tools.py describes."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -84,22 +83,25 @@ class _Generation(Extension):
 class ChatTemplate:
     """A Jinja template in a sandbox.
 
+    variables: what it reads.
     knows_tools: it renders tools, calls and results itself, with calls as models/text/tools.py describes them.
+    call_format: the form of these calls.
     parts_only: the roles whose texts it shows only if they come as a list of parts. A string, which is a list of
         characters to it, it would leave out without an error.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
-            self._template, variables = _compiled(source)
+            self._template, self.variables = _compiled(source)
         except TemplateError as error:
             raise CheckpointError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
-        self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
+        self.knows_tools = "tools" in self.variables and CALL_START in source and _OTHER_CALLS not in source
+        self.call_format: CallFormat = "xml" if self.knows_tools and "<function=" in source else "json"
         roles = ("system", "user", "assistant", *(["tool"] if self.knows_tools else []))
         self.parts_only = frozenset(role for role in roles if self._shows_parts_only(role))
 
-    def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
+    def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: Any) -> str:
         """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
         message. options: variables that the template knows, such as enable_thinking."""
         # transformers always defines both.

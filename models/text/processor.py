@@ -18,6 +18,8 @@ class TextProcessor:
         sampling for a generation_config.json that names none.
     """
 
+    template_options: frozenset[str] = frozenset()
+
     def __init__(
         self,
         text: Mapping[str, Any],
@@ -29,6 +31,7 @@ class TextProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self.call_format = template.call_format
         # The embedding may have more rows than there are tokens; the rest is padding, which is never generated.
         self.vocab_size, rows = tokenizer.vocab_size, int(text["vocab_size"])
         if tokenizer.vocab_size > rows:

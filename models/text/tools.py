@@ -1,7 +1,8 @@
 """Tools in prompts: what templates are given, and a block of text for templates that do not support tools.
 
 A call stands in the text as <tool_call>, a JSON object with `name` and `arguments`, </tool_call>, and a result between
-<tool_response> and </tool_response>: the format of Hermes 2 Pro, which Qwen2.5 and Qwen3 were trained with.
+<tool_response> and </tool_response>: the format of Hermes 2 Pro, which Qwen2.5 and Qwen3 were trained with. Inside the
+same tags, Qwen3-Coder and Qwen3.5 write <function=NAME>, <parameter=KEY>, the value and closing tags, each in a line.
 """
 
 from __future__ import annotations

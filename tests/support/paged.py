@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.interfaces.capturable import BufferSpec
+from models.layers.kv_cache import CacheSpec, PagedBatch, StateRows
 
 
 @dataclass
 class PagedSequence:
-    """Pages of one sequence, in order, and the number of tokens whose keys are written."""
+    """Pages of one sequence, in order, the number of tokens whose keys are written, and the row of its state."""
 
     pages: list[int]
     length: int = 0
+    row: int = 0
 
 
 @dataclass
 class PagedCache:
-    """All caches of a model with a pool of shuffled pages; unused rows hold NaN so that reading them shows."""
+    """All caches and states of a model with a pool of shuffled pages; unused rows hold NaN so that reading them
+    shows."""
 
     specs: Sequence[CacheSpec]
     num_pages: int = 64
     page_size: int = 16
+    state_specs: Sequence[Mapping[str, BufferSpec]] = ()
+    num_states: int = 8
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
 
@@ -36,12 +41,21 @@ class PagedCache:
                 values[self.page_size :] = float("nan")
         generator = torch.Generator().manual_seed(7)
         self.free = (torch.randperm(self.num_pages - 1, generator=generator) + 1).tolist()
+        self.states = [
+            {
+                name: torch.full((self.num_states, *spec.shape), float("nan"), dtype=spec.dtype, device=self.device)
+                for name, spec in layer.items()
+            }
+            for layer in self.state_specs
+        ]
+        self.last_state = 0
 
     def new_sequence(self, bucket: int) -> PagedSequence:
         count = -(-bucket // self.page_size)
         pages, self.free = self.free[:count], self.free[count:]
         assert len(pages) == count, "the test's cache is too small"
-        return PagedSequence(pages)
+        self.last_state += 1
+        return PagedSequence(pages, row=self.last_state)
 
     def rows(self, sequence: PagedSequence, start: int, stop: int) -> list[int]:
         size = self.page_size
@@ -55,6 +69,12 @@ class PagedCache:
         for sequence in decodes:
             slot_mapping += self.rows(sequence, sequence.length, sequence.length + 1)
             sequence.length += 1
+        states = None
+        if self.states:
+            advanced = [*decodes, *(sequence for sequence, _ in prefills)]
+            read = self._tensor([sequence.row if sequence.length else 0 for sequence in advanced], torch.int64)
+            write = self._tensor([sequence.row for sequence in advanced], torch.int64)
+            states = StateRows(self.states, read, write)
         most = max((len(sequence.pages) for sequence in decodes), default=1)
         tables = [sequence.pages + [0] * (most - len(sequence.pages)) for sequence in decodes]
         has_past = any(sequence.length for sequence, _ in prefills)
@@ -75,6 +95,7 @@ class PagedCache:
             cu_seqlens_q=self._tensor(cu_q, torch.int32) if prefills else None,
             cu_seqlens_k=self._tensor(cu_k, torch.int32) if prefills else None,
             context_slots=self._tensor(context_slots, torch.int64) if has_past else None,
+            states=states,
         )
 
     def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:

@@ -68,7 +68,11 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     """config.json as published (rope_scaling, rope_theta) or as transformers 5 writes it (rope_parameters), and the two
     preprocessor files. Fields that determine the network must be present, since class defaults belong to other
     models."""
-    config = read_config(directory)
+    return config_of(directory, read_config(directory))
+
+
+def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
+    """load_config for a config.json that was read already."""
     text = section_of(config, "text_config")
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))

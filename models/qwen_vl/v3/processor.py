@@ -33,10 +33,12 @@ from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _REASONING = ("<think>", "</think>")
+_OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"})
+_THOUGHT = "a thought to look for"
 
 
 class Qwen3VLProcessor(TextProcessor):
-    """ChatProcessor of Qwen3-VL, Instruct and Thinking.
+    """ChatProcessor of Qwen3-VL, Instruct and Thinking, and of Qwen3.5.
 
     Items are those of models/qwen_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each
     pair in tenths of a second.
@@ -47,7 +49,12 @@ class Qwen3VLProcessor(TextProcessor):
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
-        self.reasoning_markers = _REASONING if _opens_reasoning(template) else None
+        self.template_options = _OPTIONS & template.variables
+        thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(_REASONING[0])
+        self.reasoning_markers = _REASONING if thinks else None
+        # Some templates take an earlier answer's reasoning out of its text; those of 3.8 leave the text as it is.
+        answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{_REASONING[1]}"}
+        self._divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         named = {*self._placeholders.values(), config.vision_start_token_id, config.vision_end_token_id}
@@ -94,13 +101,14 @@ class Qwen3VLProcessor(TextProcessor):
     ) -> TokenizedChat:
         """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
         if options.get("enable_thinking") and self.reasoning_markers is None:
-            raise InputError("enable_thinking", "this checkpoint of Qwen3-VL has no reasoning mode")
+            raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
         escape = unused_character(prompt_texts(messages, tools))
         escaped = escape_with(escape, self.tokenizer.escape)
         rendered = self.template.render(
             [self._turn(message, kinds, escaped) for message in messages],
             tools=escaped_tools(tools, escaped),
             add_vision_id=bool(options.get("add_vision_id", False)),
+            **{name: value for name, value in options.items() if name in self.template_options},
         )
         token_ids = self._bare_videos(self.tokenizer.encode(rendered, escape))
         return tokenized_chat(token_ids, messages, set(self._placeholders.values()))
@@ -147,7 +155,7 @@ class Qwen3VLProcessor(TextProcessor):
     def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         turn = template_turn(message, kinds.__getitem__, escaped)
         text = "".join(part.text or "" for part in message.content)
-        ends_reasoning = self.reasoning_markers is not None and message.reasoning is None and _REASONING[1] in text
+        ends_reasoning = self._divides_answers and message.reasoning is None and _REASONING[1] in text
         if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
             return turn
         # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.
@@ -157,24 +165,30 @@ class Qwen3VLProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> Qwen3VLProcessor:
     """Reads config.json, the two preprocessor files, generation_config.json, tokenizer.json and the chat template."""
+    return processor_of(directory, load_config(directory))
+
+
+def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
+    """load_processor for a configuration that was read already."""
     return Qwen3VLProcessor(
-        load_config(directory),
+        config,
         load_tokenizer(directory, spoken=frozenset(_REASONING)),
         load_chat_template(directory),
         read_optional_json(directory, "generation_config.json"),
     )
 
 
-def _opens_reasoning(template: ChatTemplate) -> bool:
-    """Whether the template opens the reasoning itself, as that of a Thinking checkpoint does. Templates of fine-tuned
-    ones may refuse a question without a system message, or the other way round."""
+def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
+    """The prompt of two questions with `earlier` turns between them; "" if it is refused. Templates of fine-tuned
+    checkpoints may refuse questions without a system message, or the other way round."""
     question: Turn = {"role": "user", "content": "?"}
-    for turns in ([question], [{"role": "system", "content": "?"}, question]):
+    turns = [question, *earlier, question] if earlier else [question]
+    for opening in ([], [{"role": "system", "content": "?"}]):
         try:
-            return template.render(turns).rstrip().endswith(_REASONING[0])
+            return template.render([*opening, *turns])
         except InputError:
             continue
-    return False
+    return ""
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:

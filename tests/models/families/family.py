@@ -147,8 +147,9 @@ class Family:
         """By another processor than the directory's."""
         if self.version:
             return minicpmv.golden_prompt(self.version, name)
-        numbered_media = {key: self.inputs["prompts"][name][key] for key in ("add_vision_id",) if self.qwen}
-        return golden_prompt(processor, self.directory, name, **numbered_media)
+        golden = self.inputs["prompts"][name]
+        options = {key: golden[key] for key in ("add_vision_id",) if self.qwen} | golden.get("template_kwargs", {})
+        return golden_prompt(processor, self.directory, name, **options)
 
     @property
     def images(self) -> list[str]:
@@ -318,6 +319,14 @@ FAMILIES: dict[str, Family] = {
         Family("qwen3_vl", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family(
             "qwen3_vl_moe",
+            chunk=13,
+            random=partial(random_item, block=32),
+            full=(((1, 3, 5, 0),), FEW),
+            mixture=True,
+        ),
+        Family("qwen3_5", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
+        Family(
+            "qwen3_5_moe",
             chunk=13,
             random=partial(random_item, block=32),
             full=(((1, 3, 5, 0),), FEW),

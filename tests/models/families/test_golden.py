@@ -26,7 +26,9 @@ LOGITS_TOLERANCE = 1e-4
 @pytest.mark.parametrize("family", families(*QWEN, quick=QWEN))
 def test_pixels_of_the_qwen_families_are_exact(family: Family) -> None:
     encoder, expected = family.model.encoder, family.expected
-    assert torch.equal(encoder.byte_values.view(3, 256), expected["norm_table"])
+    # The newer reference normalises some bytes in another order, by one unit in the last place.
+    rounding = 1.2e-7 if "qwen3_5" in family.name else 0.0
+    assert largest_difference(encoder.byte_values.view(3, 256), expected["norm_table"]) <= rounding
     for name in family.packs:
         (item,) = family.items(name)
         assert [item.arrays["grid_thw"].tolist()] == expected[f"{name}.grid_thw"].tolist()
@@ -223,8 +225,8 @@ def test_logits_of_one_chunk_and_of_single_rows(family: Family, chunk: int | Non
     assert largest_difference(logits[-len(expected) :], expected) <= LOGITS_TOLERANCE
 
 
-def test_the_routers_choice_is_the_references() -> None:
-    family = FAMILIES["qwen3_vl_moe"]
+@pytest.mark.parametrize("family", families("qwen3_vl_moe", "qwen3_5_moe", quick=("qwen3_vl_moe", "qwen3_5_moe")))
+def test_the_routers_choice_is_the_references(family: Family) -> None:
     expected = {key: value for key, value in family.expected.items() if ".expert_ids" in key}
     assert expected
     for key, experts in expected.items():

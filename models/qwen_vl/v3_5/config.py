@@ -1,0 +1,63 @@
+"""Published JSON files of Qwen3.5, 3.6 and 3.8, which have the fields of Qwen3-VL's and some more. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints.published import read_config, section_of
+from models.interfaces.errors import CheckpointError
+from models.qwen_vl.v3.config import Qwen3VLConfig, config_of
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+_TEXT_FIELDS = (
+    *("head_dim", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    "linear_value_head_dim",
+)
+_FIXED: dict[str, Any] = {
+    "linear_conv_kernel_dim": 4,
+    "attn_output_gate": True,
+    "output_gate_type": "swish",
+    "mamba_ssm_dtype": "float32",
+    "mtp_use_dedicated_embeddings": False,
+    "layer_scale": False,
+    "attention_bias": False,
+    "hidden_act": "silu",
+}
+"""Fields that have one value in all published files; absent, they have it, too."""
+
+
+def load_config(directory: Path) -> Qwen3VLConfig:
+    """`text` always has layer_types, LINEAR or FULL for each layer. CheckpointError names the file and the field."""
+    config = read_config(directory)
+    text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
+    for name, value in _FIXED.items():
+        if (text.get(name) or value) != value:
+            raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
+    required = _TEXT_FIELDS if text.get("num_experts") is None else (*_TEXT_FIELDS, "shared_expert_intermediate_size")
+    if missing := [name for name in required if text.get(name) is None]:
+        raise CheckpointError(f"{directory}: config.json: fields of the language model are missing: {missing}")
+    if text["linear_num_value_heads"] % text["linear_num_key_heads"]:
+        raise CheckpointError(
+            f"config.json: text_config.linear_num_value_heads {text['linear_num_value_heads']} is not a multiple of "
+            f"linear_num_key_heads {text['linear_num_key_heads']}"
+        )
+    if vision.get("deepstack_visual_indexes"):
+        raise CheckpointError("config.json: vision_config.deepstack_visual_indexes must be empty or absent")
+    # A mixture has no dense MLP, and no field for its width.
+    text = {"intermediate_size": text.get("shared_expert_intermediate_size"), **text, "layer_types": _layer_types(text)}
+    vision["deepstack_visual_indexes"] = []
+    return config_of(directory, {**config, "text_config": text, "vision_config": vision})
+
+
+def _layer_types(text: dict[str, Any]) -> list[str]:
+    """The list of the file; without one, every full_attention_interval-th layer is FULL."""
+    count, interval = int(text.get("num_hidden_layers") or 0), int(text.get("full_attention_interval") or 4)
+    types = text.get("layer_types") or [LINEAR if (layer + 1) % interval else FULL for layer in range(count)]
+    if len(types) != count or not set(types) <= {LINEAR, FULL}:
+        raise CheckpointError(
+            f"config.json: text_config.layer_types has {len(types)} entries {sorted(set(types))}, expected {LINEAR} or "
+            f"{FULL} for each of {count} layers"
+        )
+    return list(types)

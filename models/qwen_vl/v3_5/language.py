@@ -1,0 +1,176 @@
+"""The language model of Qwen3.5: Gated DeltaNet in most layers, a gated attention in the others, and behind each a SwiGLU
+or a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import Tensor, nn
+
+from models.interfaces.capturable import BufferSpec
+from models.interfaces.rule import Rule
+from models.layers.block import ExpertLayout, block_rules, swiglu_rules
+from models.layers.decoder import DecoderConfig
+from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
+from models.layers.gated_attention import GatedAttention
+from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
+from models.layers.gemm import gemm
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.mlp import SwiGLU
+from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
+from models.layers.norms import RMSNorm, add_rms_norm
+from models.layers.rope_scaling import scaled_frequencies
+from models.layers.rotary import rotary_cos_sin, section_axes
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """decoder: the fields that a CausalDecoder has, too. full: for each layer, whether it has attention instead of the
+    delta rule. rotary_dim: number of leading values of a head that are rotated. shared_size: width of the shared
+    expert."""
+
+    decoder: DecoderConfig
+    full: tuple[bool, ...]
+    delta: GatedDeltaConfig
+    rotary_dim: int
+    shared_size: int = 0
+
+
+class HybridBlock(nn.Module):
+    """Parameters of x += mixer(norm(x)); x += mlp(norm(x)), where the mixer is `attention` or `delta`."""
+
+    def __init__(self, config: HybridConfig, *, full: bool) -> None:
+        super().__init__()
+        block = config.decoder.block
+        width, experts = block.hidden_size, block.experts
+        self.attention_norm = RMSNorm(width, block.norm_eps, float32=True)
+        self.attention: GatedAttention | None = None
+        self.delta: GatedDeltaNet | None = None
+        if full:
+            self.attention = GatedAttention(width, block.num_heads, block.num_kv_heads, block.head_dim, block.norm_eps)
+        else:
+            self.delta = GatedDeltaNet(config.delta)
+        self.mlp_norm = RMSNorm(width, block.norm_eps, float32=True)
+        self.mlp: SwiGLU | MixtureOfExperts
+        if experts is None:
+            self.mlp = SwiGLU(width, block.intermediate_size)
+        else:
+            self.mlp = MixtureOfExperts(
+                SoftmaxRouter(width, experts.count, experts.top_k),
+                Experts(experts.count, width, experts.intermediate_size),
+                SwiGLU(width, config.shared_size),
+                nn.Linear(width, 1, bias=False),
+            )
+
+
+class HybridDecoder(nn.Module):
+    """Packed rows through all layers, over a paged cache and rows of recurrent state (models.protocol.Decoder).
+    Capturable."""
+
+    feature_levels = 0
+    frequencies: Tensor
+    axes: Tensor
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.config, decoder = config, config.decoder
+        self.vocab_size, self.hidden_size = decoder.vocab_size, decoder.block.hidden_size
+        self.max_positions = decoder.max_positions
+        self.position_axes = len(decoder.mrope_section)
+        self.embed_tokens = nn.Embedding(self.vocab_size, self.hidden_size)
+        self.layers = nn.ModuleList(HybridBlock(config, full=full) for full in config.full)
+        self.norm = RMSNorm(self.hidden_size, decoder.block.norm_eps, float32=True)
+        self.head = None if decoder.tied else nn.Linear(self.hidden_size, self.vocab_size, bias=False)
+        self.tied_head: E4M3Weight | None = None
+        frequencies, self.rope_scale = scaled_frequencies(
+            decoder.scaling, config.rotary_dim, decoder.rope_theta, decoder.max_positions
+        )
+        axes = section_axes(decoder.mrope_section, interleaved=True, count=len(frequencies))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+
+    def cache_specs(self) -> list[CacheSpec]:
+        row = (self.config.decoder.block.num_kv_heads, self.config.decoder.block.head_dim)
+        return [CacheSpec({"k": row, "v": row})] * sum(self.config.full)
+
+    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        linear = len(self.config.full) - sum(self.config.full)
+        return [self.config.delta.state_spec(self.embed_tokens.weight.dtype)] * linear
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, hidden_size]."""
+        return self.embed_tokens(token_ids)
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """Embeddings [n, hidden_size], positions int64 [3, n] -> normed hidden states [n, hidden_size]."""
+        rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
+        layers = cast("Sequence[HybridBlock]", self.layers)
+        norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        normed = layers[0].attention_norm(hidden)
+        cached = stateful = 0
+        for layer, following in zip(layers, norms, strict=True):
+            if layer.attention is not None:
+                mixed = gemm(layer.attention(normed, rotary, cached, batch), layer.attention.out.weight)
+                cached += 1
+            else:
+                assert layer.delta is not None
+                mixed = gemm(layer.delta(normed, stateful, batch), layer.delta.out.weight)
+                stateful += 1
+            normed, hidden = add_rms_norm(mixed, hidden, layer.mlp_norm.weight, layer.mlp_norm.eps)
+            normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size]."""
+        weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
+        return gemm(hidden, weight if self.tied_head is None else self.tied_head)
+
+    def shift_norms(self) -> None:
+        """Adds 1 to the weights of all norms of rows and heads, which are published as their difference from 1."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.weight.add_(1)
+
+    def hold_in_e4m3(self) -> None:
+        """CausalDecoder.hold_in_e4m3."""
+        whole = self.vocab_size % COLUMNS == 0
+        self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
+        hold_in_e4m3(self)
+        if self.head is None and whole:
+            self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
+
+
+def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
+    """Rules for a HybridDecoder named "decoder"."""
+    published, ours = "model.language_model.", "decoder."
+    layer, our_layer, delta = f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", config.delta
+    linear, our_linear = f"{layer}linear_attn.", f"{our_layer}delta."
+    inner, heads = delta.value_heads * delta.value_dim, delta.value_heads
+    return [
+        Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
+        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", shared=True),
+        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
+        Rule("lm_head.weight", f"{ours}head.weight"),
+        *layer_rules(config, layer, our_layer, layout),
+        Rule(f"{linear}in_proj_qkv.weight", f"{our_linear}in_qkvz.weight", rows=(0, delta.channels)),
+        Rule(f"{linear}in_proj_z.weight", f"{our_linear}in_qkvz.weight", rows=(delta.channels, delta.channels + inner)),
+        Rule(f"{linear}in_proj_b.weight", f"{our_linear}in_ba.weight", rows=(0, heads)),
+        Rule(f"{linear}in_proj_a.weight", f"{our_linear}in_ba.weight", rows=(heads, 2 * heads)),
+        Rule(f"{linear}conv1d.weight", f"{our_linear}conv", shape=(delta.channels, 1, CONV_WIDTH)),
+        Rule(f"{linear}A_log", f"{our_linear}A_log"),
+        Rule(f"{linear}dt_bias", f"{our_linear}dt_bias"),
+        Rule(f"{linear}norm.weight", f"{our_linear}norm"),
+        Rule(f"{linear}out_proj.weight", f"{our_linear}out.weight"),
+    ]
+
+
+def layer_rules(config: HybridConfig, published: str, ours: str, layout: ExpertLayout) -> list[Rule]:
+    """Rules for a layer without its delta rule. Each query head's rows are followed by those of its gate."""
+    block = replace(config.decoder.block, num_heads=2 * config.decoder.block.num_heads)
+    return [
+        *block_rules(block, published, ours, experts=layout),
+        *swiglu_rules(f"{published}mlp.shared_expert.", f"{ours}mlp.shared.", config.shared_size),
+        Rule(f"{published}mlp.shared_expert_gate.weight", f"{ours}mlp.shared_gate.weight"),
+    ]

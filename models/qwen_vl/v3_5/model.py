@@ -1,0 +1,98 @@
+"""Qwen3.5's networks, and the map from published tensor names to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.tied_head import with_the_files_head
+from models.checkpoints.weight_files import tensor_shape
+from models.layers.block import ExpertLayout, ExpertsConfig
+from models.layers.decoder import DecoderConfig
+from models.layers.gated_delta import GatedDeltaConfig
+from models.layers.rope_field import rope_field
+from models.qwen_vl.v3.config import Qwen3VLConfig
+from models.qwen_vl.v3.model import vision_rules
+from models.qwen_vl.v3.vision import Qwen3VLEncoder
+from models.qwen_vl.v3_5.config import FULL, load_config
+from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, hybrid_rules, layer_rules
+
+
+class Qwen35(nn.Module):
+    """Implements models.protocol.ChatModel."""
+
+    def __init__(self, config: Qwen3VLConfig, decoder: HybridConfig) -> None:
+        super().__init__()
+        self.encoder = Qwen3VLEncoder(config.tower, config.images)
+        self.decoder = HybridDecoder(decoder)
+
+
+def load_model(
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
+) -> Qwen35:
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
+    config = load_config(directory)
+    hybrid = hybrid_config(config.text)
+    hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
+    with without_memory():
+        model = Qwen35(config, hybrid)
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
+    apart = load_format == "published" and tensor_shape(directory, _FIRST_EXPERT) is not None
+    load_parameters(
+        model,
+        directory,
+        [*vision_rules(config.tower), *hybrid_rules(hybrid, "apart" if apart else "saved")],
+        device=torch.device(device),
+        dtype=dtype,
+        load_format=load_format,
+        ignore=[*draft_tensors(hybrid), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
+    )
+    if load_format == "published":
+        model.decoder.shift_norms()
+    return model
+
+
+_FIRST_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
+"""In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+
+
+def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
+    """text: of models.qwen_vl.v3_5.config.load_config."""
+    experts = None
+    if text.get("num_experts") is not None:
+        experts = ExpertsConfig(text["num_experts"], text["num_experts_per_tok"], text["moe_intermediate_size"])
+    decoder = DecoderConfig.from_published(text, qkv_bias=False, qk_norm=True, experts=experts)
+    _, rope = rope_field(text)
+    share = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 0.25
+    return HybridConfig(
+        decoder=decoder,
+        full=tuple(kind == FULL for kind in text["layer_types"]),
+        delta=GatedDeltaConfig(
+            hidden_size=decoder.block.hidden_size,
+            key_heads=text["linear_num_key_heads"],
+            value_heads=text["linear_num_value_heads"],
+            key_dim=text["linear_key_head_dim"],
+            value_dim=text["linear_value_head_dim"],
+            norm_eps=decoder.block.norm_eps,
+        ),
+        rotary_dim=int(decoder.block.head_dim * share),
+        shared_size=text.get("shared_expert_intermediate_size") or 0,
+    )
+
+
+def draft_tensors(config: HybridConfig) -> list[str]:
+    """Names of the tensors of the drafter (multi-token prediction), which is not run; some tools leave it out."""
+    layouts: list[ExpertLayout] = ["saved", "apart"]
+    layer = [rule.published for layout in layouts for rule in layer_rules(config, "mtp.layers.{i}.", "", layout)]
+    return [f"mtp.{name}.weight" for name in ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")] + layer
