@@ -69,6 +69,13 @@ FAMILIES: tuple[Family, ...] = (
         "models.minicpmv.model:load_model",
     ),
     Family(
+        "minicpmv4_6",
+        "chat",
+        ("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration"),
+        "models.minicpmv.v4_6.processor:load_processor",
+        "models.minicpmv.v4_6.model:load_model",
+    ),
+    Family(
         "kimi_vl",
         "chat",
         ("KimiVLForConditionalGeneration",),

@@ -95,8 +95,8 @@ def load_config(directory: Path) -> MiniCPMVConfig:
             ),
             num_queries=int(config["query_num"]),
             use_image_id=version != "2.5" and bool(slicing.get("use_image_id", True)),
-            pixel_mean=_one_value(where, preprocessor, "norm_mean"),
-            pixel_std=_one_value(where, preprocessor, "norm_std"),
+            pixel_mean=one_value(where, preprocessor, "norm_mean"),
+            pixel_std=one_value(where, preprocessor, "norm_std"),
             hidden_size=int(config["hidden_size"]),
             text=config,
         )
@@ -132,7 +132,7 @@ def _version(config: Mapping[str, Any]) -> Version:
     raise CheckpointError(f"config.json: version {value!r} is not hosted; hosted are {', '.join(_VERSIONS)}")
 
 
-def _one_value(where: str, preprocessor: Mapping[str, Any], name: str) -> float:
+def one_value(where: str, preprocessor: Mapping[str, Any], name: str) -> float:
     fields = preprocessor.get(name)
     values = {0.5} if fields is None else set(fields)
     if len(values) != 1:

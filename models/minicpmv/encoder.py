@@ -24,7 +24,7 @@ from models.minicpmv.resampler import Resampler
 from models.minicpmv.tower import Tower
 from models.minicpmv.video import MAX_PACK
 
-_SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
+SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """A picture has 1 to 10 slices; the larger steps hold several pictures, or a part of a video."""
 
 
@@ -46,7 +46,7 @@ class MiniCPMVEncoder(nn.Module):
         self.resampler = Resampler(
             config.vision.hidden_size, config.hidden_size, config.num_queries, temporal=config.fuses_frames
         )
-        self.register_buffer("byte_values", _byte_values(config.pixel_mean, config.pixel_std), persistent=False)
+        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
 
     def prepare(self) -> None:
         """Constants of the loaded weights."""
@@ -67,7 +67,7 @@ class MiniCPMVEncoder(nn.Module):
                 "max_seqlen": per_slice,
                 "max_group_keys": min(slices, pack) * per_slice,
             }
-            for slices in _SLICES
+            for slices in SLICES
         ]
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
@@ -104,9 +104,9 @@ class MiniCPMVEncoder(nn.Module):
     def plan(self, items: Sequence[MediaItem]) -> Plan:
         grids = self._grids(items)
         lengths = [rows * columns for rows, columns in grids]
-        cu_slices = _cumulative(lengths)
+        cu_slices = cumulative(lengths)
         total = int(cu_slices[-1])
-        group_ends = _cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
+        group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
             "pixels": np.concatenate([self._patches(frame) for item in items for frame in item.frames]),
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
@@ -121,8 +121,8 @@ class MiniCPMVEncoder(nn.Module):
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole groups, each as large as `limit` allows."""
-        slices = _cumulative(item.arrays["group_sizes"])
-        patches = _cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
+        slices = cumulative(item.arrays["group_sizes"])
+        patches = cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
         borders = [0]
         for group in range(len(slices) - 1):
             first, end = borders[-1], group + 1
@@ -187,13 +187,13 @@ class MiniCPMVEncoder(nn.Module):
         )
 
 
-def _byte_values(mean: float, std: float) -> Tensor:
+def byte_values(mean: float, std: float) -> Tensor:
     """Normalised value of every byte, the same for all channels: float32 [256]."""
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     return torch.from_numpy((values - np.float32(mean)) / np.float32(std))
 
 
-def _cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 

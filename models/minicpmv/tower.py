@@ -26,8 +26,11 @@ class Tower(nn.Module):
         self.layers = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", config.norm_eps) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
+    def embed(self, patches: Tensor, position_ids: Tensor) -> Tensor:
+        return self.patch_embedding(patches) + self.position_embedding(position_ids)
+
     def forward(self, patches: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        x = self.patch_embedding(patches) + self.position_embedding(position_ids)
+        x = self.embed(patches, position_ids)
         layers = cast("Sequence[TowerBlock]", self.layers)
         return run_tower(layers, x, self.final_norm, None, cu_seqlens, max_seqlen)
 
@@ -40,10 +43,10 @@ class Tower(nn.Module):
         widen_inputs(self.patch_embedding)
 
 
-def tower_rules(config: VisionConfig, ours: str) -> list[Rule]:
-    """Published names to a Tower under the prefix `ours`, which ends in "."."""
+def tower_rules(config: VisionConfig, ours: str, published: str = "vpm.") -> list[Rule]:
+    """Names under the prefix `published` to a Tower under the prefix `ours`; both end in "."."""
     hidden_size, patch = config.hidden_size, config.patch_size
-    layer, our_layer = "vpm.encoder.layers.{i}.", f"{ours}layers.{{i}}."
+    layer, our_layer = f"{published}encoder.layers.{{i}}.", f"{ours}layers.{{i}}."
     fused = [
         Rule(
             f"{layer}self_attn.{name}_proj.{kind}",
@@ -56,15 +59,15 @@ def tower_rules(config: VisionConfig, ours: str) -> list[Rule]:
     return [
         *fused,
         Rule(
-            "vpm.embeddings.patch_embedding.weight",
+            f"{published}embeddings.patch_embedding.weight",
             f"{ours}patch_embedding.weight",
             shape=(hidden_size, 3, patch, patch),
         ),
-        Rule("vpm.embeddings.patch_embedding.bias", f"{ours}patch_embedding.bias"),
-        Rule("vpm.embeddings.position_embedding.weight", f"{ours}position_embedding.weight"),
+        Rule(f"{published}embeddings.patch_embedding.bias", f"{ours}patch_embedding.bias"),
+        Rule(f"{published}embeddings.position_embedding.weight", f"{ours}position_embedding.weight"),
         Rule(f"{layer}self_attn.out_proj.{{rest}}", f"{our_layer}out.{{rest}}"),
         Rule(f"{layer}layer_norm1.{{rest}}", f"{our_layer}attention_norm.{{rest}}"),
         Rule(f"{layer}layer_norm2.{{rest}}", f"{our_layer}mlp_norm.{{rest}}"),
         Rule(f"{layer}mlp.{{rest}}", f"{our_layer}mlp.{{rest}}"),
-        Rule("vpm.post_layernorm.{rest}", f"{ours}final_norm.{{rest}}"),
+        Rule(f"{published}post_layernorm.{{rest}}", f"{ours}final_norm.{{rest}}"),
     ]

@@ -1,0 +1,214 @@
+"""The tower and mergers of MiniCPM-V 4.6 and 4.7 as one capturable encoder over packed patches.
+
+The patches that a merger joins lie side by side, four to a window and four windows to a token, so that both mergers are
+views: attention inside a slice does not depend on the order of its patches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
+from models.interfaces.media import MediaItem
+from models.interfaces.rule import Rule
+from models.layers.attention import dense_attention
+from models.layers.mlp import MLP, Activation
+from models.layers.packed import byte_lookup, layer_norm
+from models.layers.tower import TowerBlock, run_tower
+from models.minicpmv.encoder import SLICES, byte_values, cumulative
+from models.minicpmv.tower import Tower, tower_rules
+from models.minicpmv.v4_6.config import MiniCPMV46Config
+
+WINDOW = 4
+"""Patches that a merger joins."""
+
+
+class Merger(nn.Module):
+    """Windows of rows [windows, WINDOW * hidden_size] -> [windows, out_features]."""
+
+    def __init__(self, hidden_size: int, inner: int, out: int, activation: Activation, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WINDOW * hidden_size, eps=eps)
+        self.mlp = MLP(WINDOW * hidden_size, inner, activation, out_features=out)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        return self.mlp(layer_norm(windows, self.norm))
+
+
+class WindowMerger(nn.Module):
+    """Attention inside windows, and each window to one row: its mean plus an MLP of its rows side by side."""
+
+    def __init__(self, config: MiniCPMV46Config) -> None:
+        super().__init__()
+        vision = config.vision
+        self.num_heads = vision.num_heads
+        self.attention_norm = nn.LayerNorm(vision.hidden_size, eps=vision.norm_eps)
+        self.qkv = nn.Linear(vision.hidden_size, 3 * vision.hidden_size)
+        self.out = nn.Linear(vision.hidden_size, vision.hidden_size)
+        sizes = vision.hidden_size, WINDOW * vision.intermediate_size, vision.hidden_size
+        self.merge = Merger(*sizes, "gelu_tanh", vision.norm_eps)
+
+    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
+        """x and attention_norm(x) [P, hidden_size] -> [P / WINDOW, hidden_size]."""
+        q, k, v = self.qkv(normed).view(-1, WINDOW, 3, self.num_heads, x.shape[1] // self.num_heads).unbind(2)
+        x = x + self.out(dense_attention(q, k, v).flatten(2).view_as(x))
+        windows = x.view(-1, WINDOW, x.shape[1])
+        return windows.mean(dim=1) + self.merge(windows.flatten(1))
+
+
+class MiniCPMV46Encoder(nn.Module):
+    """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches and S sequences (slices): pixels uint8
+    [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32 [S + 1], its tail repeating
+    the total. Embeddings: a row for each square of merge^2 patches, row by row."""
+
+    name = "vision_encoder"
+    byte_values: Tensor
+
+    def __init__(self, config: MiniCPMV46Config) -> None:
+        super().__init__()
+        self.config, vision = config, config.vision
+        self.tower = Tower(vision)
+        self.window_merger = WindowMerger(config) if config.merge == 4 else None
+        inner = WINDOW * vision.hidden_size
+        self.merger = Merger(vision.hidden_size, inner, config.hidden_size, "gelu", vision.norm_eps)
+        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
+
+    def prepare(self) -> None:
+        """Constants of the loaded weights."""
+        self.tower.prepare()
+        self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
+
+    def default_buckets(self) -> list[Bucket]:
+        side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
+        # Slices have about side^2 patches, those of aspects within 4:1 one square more in each row at most.
+        longest = side * (side + self.config.merge)
+        sizes = [(slices * patches, slices) for slices in SLICES for patches in (side * side, longest)]
+        return [{"patches": patches, "sequences": slices, "max_seqlen": longest} for patches, slices in sizes]
+
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        """None: a slice is too small."""
+        return []
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches = bucket["patches"]
+        return {
+            "pixels": BufferSpec((patches, 3 * self.config.vision.patch_size**2), torch.uint8),
+            "position_ids": BufferSpec((patches,), torch.int32),
+            "cu_slices": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+        }
+
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
+        lengths = [rows * columns for rows, columns in self._grids(items)]
+        return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths, default=0)}
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        grids, side = self._grids(items), self.config.vision.table_side
+        cu_slices = cumulative([rows * columns for rows, columns in grids])
+        arrays = {
+            "pixels": np.concatenate([self._patches(frame) for item in items for frame in item.frames]),
+            "position_ids": np.concatenate([_position_ids(*grid, side, self.config.merge) for grid in grids]),
+            "cu_slices": cu_slices,
+        }
+        return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": int(cu_slices[-1])})
+
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
+        """Parts made of whole slices, each as large as `limit` allows."""
+        ends = cumulative([rows * columns for rows, columns in self._grids([item])])
+        borders = [0]
+        for index in range(len(item.frames)):
+            first = borders[-1]
+            full = ends[index + 1] - ends[first] > limit["patches"] or index + 1 - first > limit["sequences"]
+            if full and index > first:
+                borders.append(index)
+        parts = list(pairwise([*borders, len(item.frames)]))
+        return [item] if len(parts) == 1 else [self._part(item, ends, first, last) for first, last in parts]
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
+        patches = byte_lookup(buffers["pixels"], self.byte_values[None], tower.patch_embedding.in_features)
+        x = tower.embed(patches, buffers["position_ids"])
+        blocks = cast("Sequence[TowerBlock]", tower.layers)
+        if self.window_merger is not None:
+            last = self.config.insert_layer + 1
+            # run_tower leaves the sum in x that it returns the norm of.
+            normed = run_tower(blocks[:last], x, self.window_merger.attention_norm, None, cu_slices, longest)
+            x = self.window_merger(x, normed)
+            blocks, cu_slices, longest = blocks[last:], cu_slices // WINDOW, -(-longest // WINDOW)
+        hidden = run_tower(blocks, x, tower.final_norm, None, cu_slices, longest)
+        return {"embeds": self.merger(hidden.view(-1, WINDOW * hidden.shape[1]))}
+
+    def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
+        """(rows, columns) in patches of every slice."""
+        size = self.config.vision.patch_size
+        return [(frame.shape[0] // size, frame.shape[1] // size) for item in items for frame in item.frames]
+
+    def _patches(self, frame: np.ndarray) -> np.ndarray:
+        """uint8 [height, width, 3] -> [patches, values] in the order of `window_order`."""
+        size, merge = self.config.vision.patch_size, self.config.merge
+        rows, columns = frame.shape[0] // size, frame.shape[1] // size
+        patches = frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
+        return patches[window_order(rows, columns, merge)]
+
+    def _part(self, item: MediaItem, ends: np.ndarray, first: int, last: int) -> MediaItem:
+        """Slices first .. last of an item."""
+        patches = int(ends[last] - ends[first])
+        return replace(
+            item,
+            frames=item.frames[first:last],
+            num_patches=patches,
+            num_sequences=last - first,
+            num_embeds=patches // self.config.merge**2,
+            digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
+        )
+
+
+@lru_cache(maxsize=1024)
+def window_order(rows: int, columns: int, merge: int) -> np.ndarray:
+    """int64 [rows * columns]: patches, numbered row by row, so that those of a window, and the windows of a token, are
+    neighbours. merge: 4 or 2."""
+    numbers = np.arange(rows * columns)
+    if merge == 2:
+        return numbers.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3).ravel()
+    return numbers.reshape(rows // 4, 2, 2, columns // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5).ravel()
+
+
+@lru_cache(maxsize=1024)
+def _position_ids(rows: int, columns: int, side: int, merge: int) -> np.ndarray:
+    """int32 [rows * columns] into the learned table of side * side entries, in the order of `window_order`."""
+    row, column = np.arange(rows) * side // rows, np.arange(columns) * side // columns
+    return (row[:, None] * side + column).ravel()[window_order(rows, columns, merge)].astype(np.int32)
+
+
+def encoder_rules(config: MiniCPMV46Config) -> list[Rule]:
+    """Rules for a MiniCPMV46Encoder named "encoder"; in 4x mode the merger in the tower is not loaded."""
+    width, published, ours = config.vision.hidden_size, "model.vision_tower.vit_merger.", "encoder.window_merger."
+    rules = [*tower_rules(config.vision, "encoder.tower.", "model.vision_tower.")]
+    rules += _merger_rules("model.merger.mlp.0.", "encoder.merger.")
+    if config.merge == 2:
+        return rules
+    fused = [
+        Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}qkv.{kind}", rows=(part * width, (part + 1) * width))
+        for part, name in enumerate("qkv")
+        for kind in ("weight", "bias")
+    ]
+    return [
+        *rules,
+        *fused,
+        Rule(f"{published}self_attn.out_proj.{{rest}}", f"{ours}out.{{rest}}"),
+        Rule(f"{published}layer_norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),
+        *_merger_rules(published, f"{ours}merge."),
+    ]
+
+
+def _merger_rules(published: str, ours: str) -> list[Rule]:
+    names = {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}
+    return [Rule(f"{published}{theirs}.{{rest}}", f"{ours}{name}.{{rest}}") for theirs, name in names.items()]

@@ -1,0 +1,240 @@
+"""Pictures, videos and prompts of MiniCPM-V 4.6 and 4.7. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.checkpoints.published import read_optional_json
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+    media_digest,
+)
+from models.interfaces.resizing import each
+from models.minicpmv.slicing import SliceRule, SlicedPicture, slice_picture
+from models.minicpmv.v4_6.config import MiniCPMV46Config, load_config
+from models.minicpmv.v4_6.positions import Frame, canvas_positions
+from models.qwen_vl.v3.processor import split_reasoning
+from models.text.chat_template import (
+    ChatTemplate,
+    escape_with,
+    escaped_reasoning,
+    load_chat_template,
+    template_role,
+    unused_character,
+)
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.text.processor import TextProcessor
+from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.tools import Escape, Turn, escaped_calls, escaped_tools, prompt_texts
+
+MAX_VIDEO_EMBEDS = 16_384
+"""Tokens of a video. One of so many frames of so many crops that it would take more is read in fewer frames."""
+FINE_RATE = 10
+"""Frames a second of which those of a long video are chosen."""
+_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_REASONING = ("<think>", "</think>")
+
+
+class MiniCPMV46Processor(TextProcessor):
+    """ChatProcessor of MiniCPM-V 4.6 and 4.7.
+
+    An item's frames are its slices: of each picture or frame the overview, then the crops row by row. Its array: grid
+    int32 [2], rows and columns of crops, 0 without.
+    """
+
+    def __init__(
+        self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
+    ) -> None:
+        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
+        self.config = config
+        self.template_options = frozenset({"enable_thinking"}) & template.variables
+        self.reasoning_markers = _REASONING if self.template_options else None
+        self._settings = repr((config.merge, config.vision, config.pixel_mean, config.pixel_std)).encode()
+        self._pads = {"image": config.image_token_id, "video": config.video_token_id}
+        names = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
+        if missing := [name for name in names if name not in tokenizer.special_ids]:
+            raise CheckpointError(f"tokenizer.json: no added tokens {', '.join(missing)}")
+        self._markers = {name: plain([tokenizer.special_ids[name]]) for name in names}
+        self._line_break = plain(tokenizer.encode_plain("\n"))
+        self._structural = {int(part.token_ids[0]) for part in (self._line_break, *map(self._markers.get, names[:4]))}
+        self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        """With detail "low" only the overview is used."""
+        rule = self.config.images.slicing
+        sliced = slice_picture(picture, replace(rule, max_slices=1) if detail == "low" else rule)
+        return self._item("image", [sliced], source)
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        rule = self.config.videos
+        affordable = MAX_VIDEO_EMBEDS // self._frame_embeds(rule.slicing, metadata.width, metadata.height)
+        most = max(1, min(rule.max_frames, max_frames, affordable))
+        return sample_frames(metadata, fps=fps, max_frames=most)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        if not video.frames:
+            raise InputError("video_url", "the video has no frames")
+        rule = self.config.videos.slicing
+        frames = each(lambda frame: slice_picture(Image.fromarray(frame), rule), video.frames)
+        if len({(frame.grid, frame.slices[0].shape) for frame in frames}) > 1:
+            raise InputError("video_url", "all frames of a video must have the same size")
+        item = self._item("video", frames)
+        if item.num_embeds > MAX_VIDEO_EMBEDS:
+            raise InputError(
+                "video_url",
+                f"{len(frames)} frames take {item.num_embeds} tokens, at most {MAX_VIDEO_EMBEDS} are allowed: send "
+                "fewer or smaller frames",
+            )
+        return item
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        if options.get("add_vision_id"):
+            raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
+        if options.get("enable_thinking") and self.reasoning_markers is None:
+            raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
+        escape = unused_character(prompt_texts(messages, tools))
+        escaped = escape_with(escape, self.tokenizer.escape)
+        rendered = self.template.render(
+            [self._turn(message, kinds, escaped) for message in messages],
+            tools=escaped_tools(tools, escaped),
+            **{name: value for name, value in options.items() if name in self.template_options},
+        )
+        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, set(self._pads.values()))
+
+    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        """The template joins the parts of a content by line breaks, so texts stay parts."""
+        role = template_role(message.role)
+        content: list[dict[str, str]] = []
+        reasoning = message.reasoning
+        for part in message.content:
+            if part.item is not None:
+                content.append({"type": kinds[part.item]})
+                continue
+            text = part.text or ""
+            if role == "assistant" and reasoning is None and _REASONING[1] in text:
+                # The template, which would find it, does not recognise escaped markers.
+                reasoning, text = split_reasoning(text)
+            content.append({"type": "text", "text": escaped(text)})
+        thought = escaped_reasoning(replace(message, reasoning=reasoning), escaped)
+        return {"role": role, "content": content or "", **thought, **escaped_calls(message, escaped)}
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """Numbers pictures, and in 4.6 videos apart from them, as they come; each becomes its frames one by one."""
+        counts = {"image": 0, "video": 0}
+        media: list[MediaTokens] = []
+        frames: list[tuple[int, Frame]] = []
+        grown = 0
+        for index, number in chat.placeholders:
+            item, frame = items[number], self.frame(items[number])
+            parts = self._number(item.kind, counts[item.kind])
+            counts[item.kind] += 1
+            one = self._frame_tokens(item.kind, frame)
+            per_frame = 1 + frame.grid[0] * frame.grid[1]
+            start = index + grown + sum(len(part.token_ids) for part in parts)
+            for position in range(len(item.frames) // per_frame):
+                frames.append((start + position * len(one.token_ids), frame))
+                parts.append(one)
+            media.append(join(parts))
+            grown += len(media[-1].token_ids) - 1
+        token_ids, placeholders = expand(chat, media)
+        check_length(token_ids, self.context_length)
+        if not self.config.canvas:
+            positions = np.arange(len(token_ids), dtype=np.int32)[None].repeat(3, axis=0)
+            return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+        positions, following = canvas_positions(token_ids, frames, self._structural)
+        return Prompt(token_ids, positions, following, tuple(items), placeholders)
+
+    def frame(self, item: MediaItem) -> Frame:
+        """The layout that all frames of an item have."""
+        rows, columns = item.arrays["grid"].tolist()
+        size = self.config.vision.patch_size * self.config.merge
+        sides = [(shape[0] // size, shape[1] // size) for shape in (item.frames[0].shape, item.frames[-1].shape)]
+        return Frame(sides[0], (rows, columns), sides[1] if rows else (0, 0))
+
+    def _number(self, kind: MediaKind, number: int) -> list[MediaTokens]:
+        """Of a picture; 4.6 numbers videos, too."""
+        rule = self.config.images if kind == "image" else self.config.videos
+        if not rule.use_image_id or (kind == "video" and self.config.canvas):
+            return []
+        digits = plain(self.tokenizer.encode_plain(str(number)))
+        return [self._markers["<image_id>"], digits, self._markers["</image_id>"]]
+
+    def _tokens_of(self, kind: MediaKind, frame: Frame) -> MediaTokens:
+        pad, marker = self._pads[kind], self._markers
+        (height, width), (rows, columns) = frame.overview, frame.grid
+        parts = [marker["<image>"], repeated(pad, height * width), marker["</image>"]]
+        crop = [marker["<slice>"], repeated(pad, frame.crop[0] * frame.crop[1]), marker["</slice>"]]
+        for row in range(rows):
+            parts += [self._line_break] * bool(row) + crop * columns
+        return join(parts)
+
+    def _frame_embeds(self, rule: SliceRule, width: int, height: int) -> int:
+        """Tokens of a frame, its markers left out."""
+        grid = rule.grid(width, height)
+        overview = rule.overview_size(width, height, enlarge=grid is None)
+        refined = rule.refined_size(width, height, grid) if grid else (0, 0)
+        return (overview[0] * overview[1] + refined[0] * refined[1]) // rule.patch_size**2
+
+    def _item(self, kind: MediaKind, frames: Sequence[SlicedPicture], source: bytes | None = None) -> MediaItem:
+        slices = [one for frame in frames for one in frame.slices]
+        columns, rows = frames[0].grid or (0, 0)
+        arrays = {"grid": np.array((rows, columns), dtype=np.int32)}
+        pixels = sum(one.shape[0] * one.shape[1] for one in slices)
+        patch = self.config.vision.patch_size
+        return MediaItem(
+            kind=kind,
+            frames=tuple(slices),
+            arrays=arrays,
+            num_patches=pixels // patch**2,
+            num_sequences=len(slices),
+            num_embeds=pixels // (patch * self.config.merge) ** 2,
+            digest=media_digest(kind, slices, arrays, self._settings, source),
+        )
+
+
+def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+    """Frames to read: one a second (or `fps`); of a video of more seconds than `max_frames` frames evenly spaced among
+    ten a second; of a list all, thinned evenly. Source: the published video processor, which asks for a rate of 1."""
+    last = metadata.num_frames - 1
+    if metadata.listed:
+        indices = list(range(metadata.num_frames))
+    elif metadata.duration * (fps or 1.0) > max_frames:
+        indices = [min(int(step / FINE_RATE * metadata.fps), last) for step in range(int(metadata.duration / (1 / FINE_RATE)))]
+    else:
+        count = max(1, int(np.ceil(metadata.duration * (fps or 1.0))))
+        indices = [min(int(index * metadata.fps / (fps or 1.0)), last) for index in range(count)]
+    if len(indices) > max_frames:
+        indices = [indices[i] for i in np.linspace(0, len(indices) - 1, max_frames, dtype=int)]
+    return indices
+
+
+def load_processor(directory: Path) -> MiniCPMV46Processor:
+    """Reads config.json, processor_config.json, generation_config.json, tokenizer.json and the chat template."""
+    return MiniCPMV46Processor(
+        load_config(directory),
+        load_tokenizer(directory, spoken=frozenset(_REASONING)),
+        load_chat_template(directory),
+        read_optional_json(directory, "generation_config.json"),
+    )
