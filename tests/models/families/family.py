@@ -36,6 +36,9 @@ QWEN_BUCKETS: tuple[Bucket, ...] = (
 )
 
 
+SETTINGS = frozenset({"downsample_mode", "max_slice_nums", "use_image_id"})
+"""Fields of processor_config.json with which some golden prompts differ from the file."""
+
 qwen_item = partial(random_item, block=28)
 
 
@@ -69,8 +72,14 @@ class Family:
 
     @property
     def version(self) -> str | None:
-        """Of MiniCPM-V."""
-        return self.name.removeprefix("minicpmv_").replace("_", ".") if "minicpmv" in self.name else None
+        """Of MiniCPM-V with a resampler."""
+        version = self.name.removeprefix("minicpmv_").replace("_", ".")
+        return version if version in minicpmv.VERSIONS else None
+
+    @property
+    def merges_windows(self) -> bool:
+        """MiniCPM-V 4.6 and 4.7."""
+        return "minicpmv" in self.name and self.version is None
 
     @property
     def qwen(self) -> bool:
@@ -86,7 +95,9 @@ class Family:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        return prompts(self.directory)
+        """Those of the checkpoint's own settings."""
+        golden = self.inputs["prompts"]
+        return tuple(name for name in prompts(self.directory) if not golden[name].keys() & SETTINGS or self.version)
 
     @property
     def pictured(self) -> list[str]:
@@ -153,7 +164,8 @@ class Family:
 
     @property
     def images(self) -> list[str]:
-        return numbered(self.expected, "image.", ".embeds")
+        names = (name for name in self.expected if re.fullmatch(r"image\.\d+\.embeds", name))
+        return numbered(names, "image.", ".embeds")
 
     @property
     def videos(self) -> list[str]:
@@ -180,11 +192,11 @@ class Family:
             return [prompt]
         files = [part.get("video", [part.get("image")])[0] for part in golden_parts(self.directory, prompt)]
         stems = [Path(file).stem for file in files]
-        return [f"video.{s.split('_video_')[0]}" if "_video_" in s else s.replace("image", "image.") for s in stems]
+        return [s.replace("image", "image.") if "image" in s else f"video.{s.split('_')[0]}" for s in stems]
 
     def poisoned(self, encoder: Any) -> tuple[Any, dict[str, float], dict[str, float]]:
         """Fills of padded rows whose values are plain, and those that make every intermediate of these rows NaN."""
-        if self.version:
+        if "minicpmv" in self.name:
             encoder.tower.position_embedding.weight[UNREAD] = NAN
             return encoder, {"position_ids": 0, "pixels": 0}, {"position_ids": UNREAD, "pixels": 255}
         if not self.qwen:
@@ -192,13 +204,19 @@ class Family:
         encoder.byte_values.view(3, 256)[:, 255] = NAN
         return encoder, {"pixels": 0}, {"pixels": 255}
 
+    def rows(self, bucket: Bucket) -> int:
+        """Rows of an encoder's output."""
+        if self.version:
+            return int(bucket["groups"] * self.processor.config.num_queries)
+        return bucket["patches"] // (16 if self.merges_windows else 4)
+
     def nan_plan(self) -> Plan:
         """NaN in every row of the largest bucket, so that a replay leaves NaN in all of the pool."""
         rows, sequences = self.largest["patches"], self.largest["sequences"]
         ends = np.linspace(0, rows, sequences + 1).astype(np.int32)
-        if self.version:
-            ids = np.full(rows, UNREAD, dtype=np.int32)
-            return Plan({"position_ids": ids, "cu_slices": ends, "cu_groups": ends}, required=self.largest)
+        if "minicpmv" in self.name:
+            arrays = {"position_ids": np.full(rows, UNREAD, dtype=np.int32), "cu_slices": ends}
+            return Plan(arrays | ({"cu_groups": ends} if self.version else {}), required=self.largest)
         arrays = {"cu_seqlens": ends, "merge_index": np.arange(rows, dtype=np.int64)}
         return Plan(arrays, fills={"positions": NAN}, required=self.largest)
 
@@ -229,7 +247,7 @@ def _item(name: str, item: str) -> MediaItem:
     if item.startswith("image."):
         picture = Image.open(family.directory / f"images/{item.replace('.', '')}.png")
         return family.processor.image(picture.convert("RGB"))
-    start = f"images/{item.removeprefix('video.')}_video_"
+    start = f"images/{item.removeprefix('video.')}_"
     parts = (part for prompt in family.prompts for part in golden_parts(family.directory, prompt))
     part = next(part for part in parts if part["type"] == "video" and part["video"][0].startswith(start))
     known = {key: part[key] for key in ("fps", "frames_indices") if key in part}
@@ -262,6 +280,28 @@ def minicpmv_item(groups: list[list[tuple[int, int, int]]], queries: int, seed: 
     }
     patches = sum(rows * columns for rows, columns, _ in slices)
     return MediaItem("video", tuple(frames), arrays, patches, len(slices), len(groups) * queries, bytes(32))
+
+
+def merged_item(frames: int, rows: int, columns: int, seed: int) -> MediaItem:
+    """Slices of random pixels of (rows, columns) squares of 4 x 4 patches."""
+    values = np.random.default_rng(seed)
+    slices = tuple(values.integers(0, 255, (56 * rows, 56 * columns, 3), dtype=np.uint8) for _ in range(frames))
+    tokens = frames * rows * columns
+    return MediaItem("video", slices, {"grid": np.zeros(2, dtype=np.int32)}, 16 * tokens, frames, tokens, bytes(32))
+
+
+def _merging(name: str) -> Family:
+    return Family(
+        name,
+        poison={"pixels": 255},
+        buckets=(
+            {"patches": 64, "sequences": 3, "max_seqlen": 64},
+            {"patches": 240, "sequences": 4, "max_seqlen": 240},
+            {"patches": 1280, "sequences": 25, "max_seqlen": 256},
+        ),
+        random=merged_item,
+        full=(((1, 3, 5, 0),), tuple((1, 1 + seed % 2, 1, seed) for seed in range(25))),
+    )
 
 
 def _minicpmv(version: str) -> Family:
@@ -349,6 +389,8 @@ FAMILIES: dict[str, Family] = {
         _minicpmv("2.6"),
         _minicpmv("4.0"),
         _minicpmv("4.5"),
+        _merging("minicpmv_4_6"),
+        _merging("minicpmv_4_7"),
     )
 }
 IN_FULL = "qwen3_vl"

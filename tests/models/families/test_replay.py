@@ -81,8 +81,7 @@ def test_forwards_read_no_value_on_the_host(family: Family) -> None:
     """So they can be captured: an encoder, a prefill with features and without, a decode step."""
     encoder, decoder, bucket = family.model.encoder, family.model.decoder, family.buckets[1]
     levels, hidden = getattr(decoder, "feature_levels", 0), decoder.hidden_size
-    rows = bucket["groups"] * family.processor.config.num_queries if family.version else bucket["patches"] // 4
-    assert audit(encoder, bucket) == {"embeds": BufferSpec((rows, (1 + levels) * hidden), torch.float32)}
+    assert audit(encoder, bucket) == {"embeds": BufferSpec((family.rows(bucket), (1 + levels) * hidden), torch.float32)}
     caches = [spec.allocate(4, 16, CPU, torch.float32) for spec in decoder.cache_specs()]
     prefill = PrefillStep(decoder, caches, 16, hidden, torch.float32)
     for count in {0, levels}:

@@ -20,8 +20,8 @@ from models.text.chat_template import load_chat_template
 from tests.support.golden import GOLDEN, prompts
 from tests.support.prompts import prompt_of
 
-FOLDERS = {path.name.removeprefix("minicpmv_").replace("_", "."): path for path in sorted(GOLDEN.glob("minicpmv_*"))}
-VERSIONS = tuple(FOLDERS)
+VERSIONS = ("2.5", "2.6", "4.0", "4.5")
+FOLDERS = {version: GOLDEN / f"minicpmv_{version.replace('.', '_')}" for version in VERSIONS}
 PROMPTS = [(version, name) for version in VERSIONS for name in prompts(FOLDERS[version])]
 
 
