@@ -17,6 +17,10 @@ needed("triton")
 SLOTS, PAGES, PAGE = 9, 20, 16
 
 
+def tables(state: SlotState) -> dict[str, torch.Tensor]:
+    return {name: table for name, table in vars(state).items() if isinstance(table, torch.Tensor)}
+
+
 def random_state(vocabulary: int, device: torch.device) -> SlotState:
     """Slot 0 is scratch, slot 3 inactive, even slots are greedy."""
     state = SlotState(SLOTS, PAGES, vocabulary, torch.device("cpu"))
@@ -29,14 +33,14 @@ def random_state(vocabulary: int, device: torch.device) -> SlotState:
     state.floats[::2, FloatColumn.TEMPERATURE] = 0
     state.stop_ids.copy_(torch.randint(-1, vocabulary, (SLOTS + 1, MAX_STOP_IDS)))
     state.block_tables.random_(1, 100)
-    for name, table in vars(state).items():
+    for name, table in tables(state).items():
         setattr(state, name, table.to(device))
     return state
 
 
 def copied(state: SlotState) -> SlotState:
     expected = SlotState(SLOTS, PAGES, state.prompt_seen.shape[1], torch.device("cpu"))
-    for name, table in vars(state).items():
+    for name, table in tables(state).items():
         setattr(expected, name, table.cpu().clone())
     return expected
 
