@@ -94,16 +94,18 @@ def decode_rows(
     return ints[:, IntColumn.TOKEN], ints[:, IntColumn.POSITION], slot_mapping, tables, seq_lens
 
 
-def advance_states(slots: Tensor, state: SlotState) -> StateRows:
-    """The rows of recurrent state that the next step of the slots int64 [rows] reads and writes; writes those of the
-    step after it. A state advances in place, but leaves its row at a multiple of STATE_INTERVAL tokens: the other row
-    takes over, and SPARE then holds the state of the tokens before. Inactive slots have row 0."""
+@op(cuda="service.engine.chat.step_kernels:advance_states")
+def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
+    """The rows of recurrent state that the next step of the slots int64 [rows] reads and those that it writes, int64
+    [rows]; commits them for the step after it. A state advances in place, but leaves its row at a multiple of
+    STATE_INTERVAL tokens: the other row takes over, and SPARE then holds the state of the tokens before. Inactive slots
+    have row 0."""
     ints = state.ints[slots]
     active, crossing = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH] % STATE_INTERVAL == 0
     rows = ints[:, IntColumn.STATE : IntColumn.SPARE + 1]
     following = torch.where((active & crossing)[:, None], rows.flip(1), rows)
     state.ints[:, IntColumn.STATE : IntColumn.SPARE + 1].index_copy_(0, slots, following)
-    return StateRows(state.states, torch.where(active, rows[:, 0], 0), torch.where(active, following[:, 0], 0))
+    return torch.where(active, rows[:, 0], 0), torch.where(active, following[:, 0], 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,8 @@ class LayersStep:
         tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
             slots, self.state, bucket["pages"], self.page_size
         )
-        states = advance_states(slots, self.state) if self.state.states else None
+        layers = self.state.states
+        states = StateRows(layers, *advance_states(slots, self.state)) if layers else None
         batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens, states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
