@@ -297,6 +297,25 @@ class StateMachine(SchedulerMachine):
         self.patch.undo()
 
 
+def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> None:
+    """Request 4 stops after 6 tokens: the step that would swap its rows at 16 is launched before that is read."""
+    machine = StateMachine()
+    machine.count = 4
+    machine.submit(shared=9, picture=False, own=0, rest=1, copies=1, max_tokens=14)
+    (sequence,) = machine.alive
+    for _ in range(8):
+        if len(machine.in_flight) == 2:
+            machine.read()
+        assert machine.launch(STEP_TOKENS, 1.0, None)
+    rows, length, active = machine.device[sequence.slot]
+    assert (length, active, sequence.num_tokens) == (16, False, 16)
+    assert machine.scheduler.rows.num_keys[sequence.slot] == 17 and len(rows) == 2
+    machine.scheduler.preempt(sequence)
+    machine.snapshots_are_of_cached_pages_and_of_their_tokens()
+    assert {machine.content[row][1] for row in machine.states.rows._index.values()} == {8}
+    machine.teardown()
+
+
 MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(MANY, max_examples=20)
