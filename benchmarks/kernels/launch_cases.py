@@ -16,6 +16,7 @@ from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import (
     e4m3,
     elementwise,
+    gated_delta,
     gemm,
     gemv,
     latent,
@@ -32,6 +33,7 @@ from models.layers.kernels import (
 )
 from models.layers.kernels.current_kv import CurrentKV
 from models.layers.kernels.gemm_types import Kind
+from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
 from models.layers.norms import QKNorm, RMSNorm
 from models.layers.precision import Precision
@@ -153,6 +155,40 @@ def rotations_of_normed_heads(rows: int) -> None:
         q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
         cache = empty(64, kv_heads, 128)
         rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
+
+
+def gated_delta_net(rows: int) -> None:
+    """Steps and chunks of Qwen3.5-4B, and what a layer with full attention has of its own."""
+    key_heads, heads, width, sequences = 16, 32, 128, 4
+    inner, channels = heads * width, (2 * key_heads + heads) * width
+    conv, delta = empty(9, 3, channels), empty(9, heads, width, width, dtype=torch.float32)
+    qkv, z = empty(rows, channels + inner).split((channels, inner), dim=1)
+    gates, of_heads = empty(rows, 2 * heads), empty(heads, dtype=torch.float32)
+    norm = empty(width, dtype=torch.float32), EPS
+    ends = empty(sequences + 1, dtype=torch.int32)
+    for count, *snapshots in ((rows,), (sequences, *[rows_of_int64(sequences)] * 2)):
+        states = StateRows([], rows_of_int64(count), rows_of_int64(count), *snapshots)
+        bounds = ends if snapshots else None
+        mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, states, bounds)
+        if not snapshots:
+            gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, states, z, *norm)
+        else:
+            out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, states, ends)
+            gated_delta.gated_norm(out, z, *norm)
+    gated, k, v = empty(rows, 40, 256).split((32, 4, 4), dim=1)
+    q, gate = gated.unflatten(1, (16, 2)).unbind(2)
+    elementwise.sigmoid_mul(empty(rows, 16, 256), gate)
+    elementwise.sigmoid_mul(empty(rows, inner), gates[:, :1])
+    cache, angles = empty(64, 4, 256), empty(rows, 32, dtype=torch.float32)
+    values, qk_norm = empty(64, 8, 256)[:, :4], QKNorm(*empty(2, 256, dtype=torch.float32), EPS)
+    rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
+    current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows), qk_norm)
+    tables = empty(rows, 64, dtype=torch.int32)
+    paged_decode.attend_pages(q, cache, values, tables, tables[:, 0], 16, 0.1, current_kv=current_kv)
+    x, weight = empty(rows, 2560), empty(2560, dtype=torch.float32)
+    norms.rms_norm(x, weight, EPS)
+    norms.add_rms_norm(x, x, weight, EPS)
+    gemv.gemv(x[:1], empty(2560, 2560), norm=(weight, EPS))
 
 
 def local_attention(sequences: int, length: int, first: int) -> None:
@@ -334,6 +370,7 @@ def sampling(rows: int) -> None:
     state = SlotState(64, 2048, 1000, META)
     slots = rows_of_int64(rows)
     step_kernels.decode_rows(slots, state, 2048, 16)
+    step_kernels.advance_states(slots, state)
     logits = empty(rows, 1024)[:, :1000]
     step_kernels.sample_tokens(logits, slots, state)
     step_kernels.sample_tokens(logits, slots, state, rows_of_int64(rows))
@@ -360,6 +397,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 64),
     "rotations": rotations,
     "rotations of normed heads": rotations_of_normed_heads,
+    "Gated DeltaNet": gated_delta_net,
     "local encoder's attention": lambda rows: local_attention(rows, 5, 0),
     "local decoder's attention": lambda rows: local_attention(2 * rows, 11, 7),
     "prompt": lambda rows: ragged_attention(rows, 1),
@@ -437,10 +475,10 @@ def dense_of(dtype: torch.dtype) -> None:
 def attention_of_every_kind() -> None:
     """Head dims of the encoders and decoders, in every dtype that can be served."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for width, value_width in ((64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128)):
+        for width, value_width in ((64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)):
             for causal in (False, True):
                 varlen_of(dtype, width, value_width, causal)
-        for width in (64, 128):
+        for width in (64, 128, 256):
             paged_decode_of(dtype, width)
             paged_prefill_of(dtype, 12, width, width)
         latent_decode(4, dtype)

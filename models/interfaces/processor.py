@@ -71,7 +71,7 @@ class ChatProcessor(Protocol):
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
-        name. options: enable_thinking, add_vision_id, and those of template_options. tools: written as models/text/tools.py says.
+        name. options: enable_thinking, add_vision_id, template_options. tools: written as models/text/tools.py says.
 
         Raises models.interfaces.errors.InputError that names the field, or the option that would change nothing.
         """

@@ -58,7 +58,7 @@ class StateRows:
         scratch: padding and stopped rows read and write it, and no result may depend on it.
     read: int64 [decode rows or prefills], the row with the state before; 0 for a prompt that begins, from zeros.
     write: of the same shape, the row that gets the state after; it may be the one that is read.
-    snapshot_rows, snapshot_ends: int64 and int32 [prefills], the row that gets the state after so many tokens of the
+    snapshot_rows, snapshot_ends: int64 [prefills], the row that gets the state after so many tokens of the
         chunk, a multiple of STATE_INTERVAL; row 0: none.
     """
 

@@ -49,6 +49,10 @@ class HostedSize:
     """Maximum number of positions of a request."""
     running: int
     """Maximum number of requests that run together."""
+    states: int
+    """Bytes of recurrent states."""
+    snapshots: int
+    """Number of recurrent states besides those of so many requests."""
 
     def at_once(self, positions: int) -> int:
         """Number of requests of `positions` positions each that can run together."""
@@ -91,6 +95,11 @@ class DryRun:
                 f"requests of {min(USUAL_POSITIONS, model.context)} positions, {model.at_once(model.context)} of the "
                 f"longest, {model.context} (--max-running {model.running})"
             )
+            if model.states:
+                yield (
+                    f"{model.name}: of the slot state {model.states / GIB:.2f} GiB are recurrent states, of "
+                    f"{model.running} requests at once and at least {model.snapshots} prefixes"
+                )
         if self.api_processes:
             yield f"API processes: {self.api_processes}"
 
@@ -118,8 +127,9 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
     for worker, num_bytes in zip(workers, weights, strict=True):
         positions = (pages[worker.name] - 1) * config.page_size
         # A worker can use the pages of as many full contexts as run, and one scratch page.
-        context = (worker.max_pages - 1) // config.slots * config.page_size
-        hosted.append(HostedSize(worker.name, num_bytes, positions, context, config.slots))
+        context = (worker.max_pages - 1) // worker.slots * config.page_size
+        states, snapshots = worker.state_rows * worker.state_row_bytes, worker.state_rows - 1 - 2 * worker.slots
+        hosted.append(HostedSize(worker.name, num_bytes, positions, context, worker.slots, states, snapshots))
     return DryRun(total, config.memory_share, reserved, tuple(hosted), refusal)
 
 

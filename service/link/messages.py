@@ -258,6 +258,9 @@ class ModelState(Struct, frozen=True):
     """Without `pages_cached`."""
     pages_cached: int
     encoder_cache_bytes: int = 0
+    snapshots: int = 0
+    """Cached recurrent states; 0 for models without such state."""
+    snapshot_bytes: int = 0
     slack: float | None = None
     """Seconds that other work may take before a live listener runs out of audio; None without listeners."""
 

@@ -206,6 +206,9 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("corrupted_requests_total", "Requests failed for NaN or infinite results of their model.", "model"),
         _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix cache.", "model"),
         _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix cache.", "model"),
+        _counter("state_snapshot_hits_total", "Prompts that went on from a cached recurrent state.", "model"),
+        _gauge("state_snapshots", "Cached recurrent states; of models without such state, 0.", "model"),
+        _gauge("state_snapshot_bytes", "Bytes of cached recurrent states.", "model"),
         _counter("preemptions_total", "Sequences preempted for lack of pages, to be computed again.", "model"),
     ),
     # Routers scrape requests_running, requests_waiting and kv_cache_usage_ratio.
@@ -379,6 +382,8 @@ class Metrics:
             for kind, count in pages.items():
                 self.observe("kv_cache_pages", count, model=name, state=kind)
             self.observe("encoder_cache_bytes", model.encoder_cache_bytes, model=name)
+            self.observe("state_snapshots", model.snapshots, model=name)
+            self.observe("state_snapshot_bytes", model.snapshot_bytes, model=name)
 
     def _observe_process(self, process: ProcessUsage) -> None:
         self.observe("engine_cpu_seconds_total", max(0.0, process.cpu_seconds - self._engine_cpu))

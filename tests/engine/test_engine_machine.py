@@ -3,9 +3,10 @@ nothing leaks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,15 +17,19 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from models.interfaces.media import Prompt
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import OutOfMemory
+from tests.support.recurrent_chat import recurrent_model
 from tests.support.tiny_chat import TinyChat, tiny_item, tiny_model, tiny_prompt
 
-SHARED_TEXT = tuple(range(3, 15))
+SHARED_TEXT = tuple(range(3, 15)) * 12
 SAMPLING: dict[str, dict[str, object]] = {
     "greedy": {},
     "seeded": {"temperature": 1.3, "seed": 2**63 + 11},
     "filtered": {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 4, "logprobs": 2},
     "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {5: 3.0}, "min_tokens": 3},
 }
+
+
+Kind = Literal["attention", "recurrent"]
 
 
 @dataclass(frozen=True)
@@ -47,26 +52,31 @@ class Ask:
         return {**SAMPLING[self.sampling], "max_tokens": self.max_tokens, "stop_token_ids": stop}
 
 
-ASKS = st.builds(
-    Ask,
-    shared=st.sampled_from([1, 8, 12]),
-    own=st.integers(0, 8),
-    item=st.none() | st.integers(0, 3),
-    sampling=st.sampled_from(sorted(SAMPLING)),
-    max_tokens=st.integers(1, 14),
-    stop=st.none() | st.sampled_from([30, 40, 60]),
-)
+def asks(*shared: int) -> st.SearchStrategy[Ask]:
+    """Requests that begin with so many tokens of SHARED_TEXT."""
+    return st.builds(
+        Ask,
+        shared=st.sampled_from(shared),
+        own=st.integers(0, 8),
+        item=st.none() | st.integers(0, 3),
+        sampling=st.sampled_from(sorted(SAMPLING)),
+        max_tokens=st.integers(1, 14),
+        stop=st.none() | st.sampled_from([30, 40, 60]),
+    )
+
+
+ASKS = st.runner().flatmap(lambda machine: machine.asks)
 
 
 @cache
-def model() -> TinyChat:
-    return tiny_model()
+def model(kind: Kind) -> TinyChat:
+    return tiny_model() if kind == "attention" else recurrent_model()
 
 
 @cache
-def alone(ask: Ask) -> tuple[tuple[int, ...], str | None]:
+def alone(kind: Kind, ask: Ask) -> tuple[tuple[int, ...], str | None]:
     """Tokens and finish reason from an engine without captured graphs, prefix hits, batch-mates or launches ahead."""
-    engine = InlineEngine(model(), graphs=False, page_size=16, overlapped=False)
+    engine = InlineEngine(model(kind), graphs=False, page_size=16, overlapped=False)
     engine.submit("alone", ask.prompt(), **ask.params())
     engine.run()
     return tuple(engine.tokens("alone")), engine.finish_reason("alone")
@@ -80,13 +90,16 @@ class Sent:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    kind: Kind = "attention"
+    asks = asks(1, 8, 12)
+    sizes: Mapping[str, Any] = {"num_pages": 16, "max_step_tokens": 12}
     requests = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
         self.mode = torch.inference_mode()
         self.mode.__enter__()
-        self.engine = InlineEngine(model(), num_pages=16, max_running=3, max_step_tokens=12, encoder_cache=4096)
+        self.engine = InlineEngine(model(self.kind), max_running=3, encoder_cache=4096, **self.sizes)
         self.sent: list[Sent] = []
         self.patch = pytest.MonkeyPatch()
         backbone = self.engine.worker._runner, "_backbone"
@@ -145,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
             eager = {kind for kind, route, _ in self.engine.steps() if route == "eager"}
             assert not eager & {"prefill", "mixed"}, "chunks of at most a bucket's tokens are replayed"
             for sent in self.sent:
-                tokens, reason = alone(sent.ask)
+                tokens, reason = alone(self.kind, sent.ask)
                 got = tuple(self.engine.tokens(sent.name))
                 if sent.aborted or sent.name in failures:
                     assert got == tokens[: len(got)]
@@ -156,11 +169,36 @@ class EngineMachine(RuleBasedStateMachine):
             self.mode.__exit__(None, None, None)
 
 
+class RecurrentEngineMachine(EngineMachine):
+    """With recurrent state: prompts that reach past a boundary or two."""
+
+    kind = "recurrent"
+    asks = asks(30, 60, 70, 120, 135)
+    sizes: Mapping[str, Any] = {"num_pages": 80, "max_step_tokens": 64}
+
+    @invariant()
+    def rows_of_state_are_in_one_state_each(self) -> None:
+        scheduler = self.engine.worker._scheduler
+        assert scheduler.states is not None
+        scheduler.states.rows.check()
+        held = {row for s in scheduler.running.values() for row in (*s.state_rows, s.state_read, s.snapshot_row)}
+        assert len(held - {0}) == scheduler.states.rows.num_used
+
+
 MANY = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(MANY, max_examples=4)
 
 
+TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
+TestRecurrentEngineMachine.settings = settings(MANY, max_examples=4)
+
+
 @pytest.mark.slow
 class TestEngineMachineForLong(EngineMachine.TestCase):
+    settings = MANY
+
+
+@pytest.mark.slow
+class TestRecurrentEngineMachineForLong(RecurrentEngineMachine.TestCase):
     settings = MANY

@@ -102,7 +102,8 @@ def text_of(tokens: list[int]) -> str:
 
 
 def test_a_template_that_knows_tools_renders_them() -> None:
-    assert ChatTemplate(KNOWS, {}).knows_tools
+    assert ChatTemplate(KNOWS, {}).knows_tools and ChatTemplate(KNOWS, {}).call_format == "json"
+    assert ChatTemplate(KNOWS.replace('{"name"', "<function="), {}).call_format == "xml"
     text = text_of(ids(KNOWS, TALK, (ADD,)))
     function = {"name": "add", "description": "Adds.", "parameters": ADD.parameters}
     assert f"TOOLS {json.dumps({'type': 'function', 'function': function})}<|im_end|>" in text
@@ -112,7 +113,7 @@ def test_a_template_that_knows_tools_renders_them() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [PLAIN, PLAIN + "{{ tools }}", KNOWS.replace('{"name"', "<function="), KNOWS.replace("tool_call>", "call>")],
+    [PLAIN, PLAIN + "{{ tools }}", KNOWS.replace('{"name"', "<arg_key>"), KNOWS.replace("tool_call>", "call>")],
 )
 def test_others_get_a_block(source: str) -> None:
     assert not ChatTemplate(source, {}).knows_tools

@@ -12,6 +12,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import (
+    CallFormat,
     ChatMessage,
     MediaItem,
     MediaKind,
@@ -35,6 +36,8 @@ class FakeProcessor:
     context_length = 4096
     vocab_size = 258
     reasoning_markers = ("<think>", "</think>")
+    call_format: CallFormat = "json"
+    template_options = frozenset[str]()
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.norms import weighted
 from models.layers.norms import QKNorm
 
 
 class CurrentKV(NamedTuple):
     """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
-    [rows, D / 2] that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the QK norm
+    [rows, R / 2], R <= D, that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the QK norm
     before the rotation."""
 
     k: Tensor
@@ -25,11 +26,14 @@ class CurrentKV(NamedTuple):
 
 
 @triton.jit
-def angles(cos_row, sin_row, columns, here, D: tl.constexpr):
-    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`."""
-    first = columns < D // 2
-    angle = tl.broadcast_to(tl.where(first, columns, columns - D // 2), here.shape)
-    cos = tl.load(cos_row + angle, mask=here, other=0.0)
+def angles(cos_row, sin_row, columns, here, D: tl.constexpr, R: tl.constexpr):
+    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`. Columns from R on do not
+    turn."""
+    first = columns < R // 2
+    angle = tl.broadcast_to(tl.where(first, columns, columns - R // 2), here.shape)
+    if R < D:
+        here = here & (columns < R)
+    cos = tl.load(cos_row + angle, mask=here, other=0.0 if R == D else 1.0)
     sin = tl.load(sin_row + angle, mask=here, other=0.0)
     return cos, tl.where(first, -sin, sin)
 
@@ -52,20 +56,20 @@ def reciprocal_rms(heads, columns, here1, rest, here2, eps, D: tl.constexpr, D2:
 def _normed(heads, columns, here, rstd, weight_ptr, NORM: tl.constexpr):
     x = tl.load(heads + columns, mask=here, other=0.0)
     if NORM:
-        # Rounded before it is multiplied, like its reference.
-        x = (x.to(tl.float32) * rstd).to(x.dtype) * tl.load(weight_ptr + columns, mask=here, other=0.0)
+        x = weighted(x.to(tl.float32), rstd, tl.load(weight_ptr + columns, mask=here, other=0.0), x.dtype)
     return x
 
 
 @triton.jit
-def rotated(
-    heads, columns, here, cos, sin, rstd, weight_ptr, D: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr
-):
-    """These columns of heads, normed and half-split rotated: the partner of a value is D / 2 columns away."""
+def rotated(heads, columns, here, cos, sin, rstd, weight_ptr, D: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr):
+    """These columns of heads, normed and half-split rotated: the partner of one of the first R values is R / 2 columns
+    away."""
     columns = tl.broadcast_to(columns, here.shape)
     x = _normed(heads, columns, here, rstd, weight_ptr, NORM)
-    if ROTATE:
-        partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+    if R > 0:
+        partners = tl.where(columns < R // 2, columns + R // 2, columns - R // 2)
+        if R < D:
+            partners = tl.where(columns < R, partners, columns)
         partner = _normed(heads, partners, here, rstd, weight_ptr, NORM)
         x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
     return x

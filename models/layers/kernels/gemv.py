@@ -17,6 +17,7 @@ from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, wide_halve
 from models.layers.kernels.gemm_configs import e4m3_blocks
 from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.kernels.norms import weighted
 
 
 @triton.jit
@@ -134,7 +135,7 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     """x at `column`, normed."""
     x = tl.load(x_row + column, mask=column < K, other=0.0)
     if NORM:
-        x = (x.to(tl.float32) * rstd).to(x.dtype) * tl.load(norm_ptr + column, mask=column < K, other=0.0)
+        x = weighted(x.to(tl.float32), rstd, tl.load(norm_ptr + column, mask=column < K, other=0.0), x.dtype)
     return x
 
 

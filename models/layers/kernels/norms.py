@@ -14,6 +14,15 @@ from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
+def weighted(x, rstd, weight, kind: tl.constexpr):
+    """x * rstd in float32, rounded to `kind` before it is multiplied, after it where the weight is in float32."""
+    normalised = x * rstd
+    if weight.dtype != tl.float32:
+        normalised = normalised.to(kind)
+    return (normalised * weight).to(kind)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -56,8 +65,7 @@ def _rms_norm_kernel(
         x = x.to(kind).to(tl.float32)
         tl.store(total_ptr + row * WIDTH + columns, x.to(kind), mask=here)
     rstd = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    normalised = (x * rstd).to(kind)
-    tl.store(out_ptr + row * WIDTH + columns, normalised * weight, mask=here)
+    tl.store(out_ptr + row * WIDTH + columns, weighted(x, rstd, weight, kind), mask=here)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -83,7 +83,7 @@ def _decode_kernel(
     SPLIT: tl.constexpr,
     LEAST: tl.constexpr,
     NEWEST: tl.constexpr,
-    ROTATE: tl.constexpr,
+    R: tl.constexpr,
     NORM: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -94,7 +94,7 @@ def _decode_kernel(
     sum. Without SPLIT there is one share.
 
     NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
-    begins its softmax with them. NORM, ROTATE: queries and that key have to be normed, and rotated.
+    begins its softmax with them. NORM: queries and that key have to be normed; R: how many of their values rotate.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
@@ -114,18 +114,18 @@ def _decode_kernel(
     here1 = real & (columns < D)
     here2 = real & (rest < D)
     cos1, sin1, cos2, sin2 = 1.0, 0.0, 1.0, 0.0
-    if ROTATE:
-        cos_row = cos_ptr + row.to(tl.int64) * (D // 2)
-        sin_row = sin_ptr + row.to(tl.int64) * (D // 2)
-        cos1, sin1 = angles(cos_row, sin_row, columns, here1, D)
+    if R > 0:
+        cos_row = cos_ptr + row.to(tl.int64) * (R // 2)
+        sin_row = sin_ptr + row.to(tl.int64) * (R // 2)
+        cos1, sin1 = angles(cos_row, sin_row, columns, here1, D, R)
         if D2 > 0:
-            cos2, sin2 = angles(cos_row, sin_row, rest, here2, D)
+            cos2, sin2 = angles(cos_row, sin_row, rest, here2, D, R)
     q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
     rstd = reciprocal_rms(q_rows, columns, here1, rest, here2, eps, D, D2, NORM)
-    q1 = rotated(q_rows, columns, here1, cos1, sin1, rstd, q_norm_ptr, D, ROTATE, NORM)
+    q1 = rotated(q_rows, columns, here1, cos1, sin1, rstd, q_norm_ptr, D, R, NORM)
     q2 = q1
     if D2 > 0:
-        q2 = rotated(q_rows, rest, here2, cos2, sin2, rstd, q_norm_ptr, D, ROTATE, NORM)
+        q2 = rotated(q_rows, rest, here2, cos2, sin2, rstd, q_norm_ptr, D, R, NORM)
     v_columns = tl.arange(0, V1)[None, :]
     v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
     acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
@@ -144,14 +144,14 @@ def _decode_kernel(
         v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
         stored = current_kv & (group[:, None] == 0)
         k_rstd = reciprocal_rms(new_k, columns, here1, rest, here2, eps, D, D2, NORM)
-        key1 = rotated(new_k, columns, here1, cos1, sin1, k_rstd, k_norm_ptr, D, ROTATE, NORM)
+        key1 = rotated(new_k, columns, here1, cos1, sin1, k_rstd, k_norm_ptr, D, R, NORM)
         value1 = tl.load(new_v + v_columns, mask=current_kv & (v_columns < DV), other=0.0)
         score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
         acc1 += value1.to(tl.float32)
         tl.store(k_slot + columns, key1, mask=stored & here1)
         tl.store(v_slot + v_columns, value1, mask=current_kv & (v_columns < DV))
         if D2 > 0:
-            key2 = rotated(new_k, rest, here2, cos2, sin2, k_rstd, k_norm_ptr, D, ROTATE, NORM)
+            key2 = rotated(new_k, rest, here2, cos2, sin2, k_rstd, k_norm_ptr, D, R, NORM)
             score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
             tl.store(k_slot + rest, key2, mask=stored & here2)
         if V2 > 0:
@@ -283,7 +283,7 @@ def attend_pages(
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size)
     # Wide heads and float32 fill registers and shared memory sooner; a block of a wide head takes as long as two.
     heavy = wide_heads + full_precision
-    num_warps, num_stages = (8, 3 - heavy) if heavy else (4, 5)
+    num_warps, num_stages = (8, 3 - heavy) if heavy else (4, 5 if width <= 128 else 3)
     least = 1 if wide_heads else 2
     # A block of wide float32 keys and the queries take 108 KiB: half of it fits GPUs of 99.
     block_n = _BLOCK_N // 2 if heavy == 2 and current_gpu().shared_memory < _HEAVIEST else _BLOCK_N
@@ -339,7 +339,7 @@ def attend_pages(
         SPLIT=splits > 1,
         LEAST=least,
         NEWEST=current_kv is not None,
-        ROTATE=new.rotary is not None,
+        R=2 * cos.shape[1] if new.rotary else 0,
         NORM=new.qk_norm is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=dot_precision(q),

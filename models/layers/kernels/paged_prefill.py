@@ -390,4 +390,6 @@ def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
         return (32, 16, 8, 1) if current_gpu().copies_one_stage_fewer else (64, 32, 8, 2)
     if dtype == torch.float32:
         return 32, 32, 8, 1
+    if width > 192:
+        return 64, 32, 8, 2
     return 64, 64, 4, 3 if width <= 96 else 2

@@ -16,6 +16,7 @@ from models.layers.kernels.launch import (
     release_next,
     wait_for_previous,
 )
+from models.layers.kernels.norms import weighted
 from models.layers.kernels.paged_decode import attend_pages
 from models.layers.norms import QKNorm
 
@@ -23,12 +24,14 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _normed_halves(first, second, weight_ptr, d, wide, eps, HALF: tl.constexpr, kind: tl.constexpr):
+def _normed_halves(
+    first, second, weight_ptr, first_at, second_at, wide, eps, HALF: tl.constexpr, kind: tl.constexpr
+):  # fmt: skip
     """RMSNorm of heads, float32 [heads, HALF] twice, rounded like its reference, in float32 again."""
     rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
-    first_weight = tl.load(weight_ptr + d, mask=wide, other=0.0)[None, :]
-    second_weight = tl.load(weight_ptr + HALF + d, mask=wide, other=0.0)[None, :]
-    first, second = (first * rstd).to(kind) * first_weight, (second * rstd).to(kind) * second_weight
+    first_weight = tl.load(weight_ptr + first_at, mask=wide, other=0.0)[None, :]
+    second_weight = tl.load(weight_ptr + second_at, mask=wide, other=0.0)[None, :]
+    first, second = weighted(first, rstd, first_weight, kind), weighted(second, rstd, second_weight, kind)
     return first.to(tl.float32), second.to(tl.float32)
 
 
@@ -53,17 +56,19 @@ def _rotate_and_cache_kernel(
     stride_k_cache,
     stride_v_cache,
     eps,
+    Q_HEAD: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    ROTATE: tl.constexpr,
+    R: tl.constexpr,
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row; norms and rotates q into out, k into k_out and the cache, and stores v."""
+    """One program: one row; norms and rotates q into out, k into k_out and the cache, and stores v. R: values of a head
+    that rotate. Heads are read as two halves, so that a value and its partner have the same place in both."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -71,39 +76,47 @@ def _rotate_and_cache_kernel(
     wide = d < HALF
     kind = k_cache_ptr.dtype.element_ty
     slot = tl.load(slots_ptr + row).to(tl.int64)
+    first_at, second_at = d, d + HALF
+    if (R > 0) & (R < 2 * HALF):
+        # The values that do not rotate are partners with angle 0.
+        turned = d < R // 2
+        first_at, second_at = tl.where(turned, d, d + R // 2), tl.where(turned, d + R // 2, d + HALF)
     head = tl.arange(0, BLOCK_H)[:, None]
-    offsets = head * (2 * HALF) + d[None, :]
+    q_first = q_ptr + row * stride_q + head * Q_HEAD
     here = (head < HEADS) & wide[None, :]
-    first = tl.load(q_ptr + row * stride_q + offsets, mask=here, other=0.0).to(tl.float32)
-    second = tl.load(q_ptr + row * stride_q + offsets + HALF, mask=here, other=0.0).to(tl.float32)
-    kv_head = tl.arange(0, BLOCK_KV)[:, None]
-    kv_offsets = kv_head * (2 * HALF) + d[None, :]
-    kv_here = (kv_head < KV_HEADS) & wide[None, :]
-    k_first = tl.load(k_ptr + row * stride_k + kv_offsets, mask=kv_here, other=0.0).to(tl.float32)
-    k_second = tl.load(k_ptr + row * stride_k + kv_offsets + HALF, mask=kv_here, other=0.0).to(tl.float32)
-    v_first = tl.load(v_ptr + row * stride_v + kv_offsets, mask=kv_here, other=0.0)
-    v_second = tl.load(v_ptr + row * stride_v + kv_offsets + HALF, mask=kv_here, other=0.0)
+    first = tl.load(q_first + first_at[None, :], mask=here, other=0.0).to(tl.float32)
+    second = tl.load(q_first + second_at[None, :], mask=here, other=0.0).to(tl.float32)
+    kv_head = tl.arange(0, BLOCK_KV)[:, None] * (2 * HALF)
+    kv_first, kv_second = kv_head + first_at[None, :], kv_head + second_at[None, :]
+    kv_here = (kv_head < KV_HEADS * 2 * HALF) & wide[None, :]
+    k_first = tl.load(k_ptr + row * stride_k + kv_first, mask=kv_here, other=0.0).to(tl.float32)
+    k_second = tl.load(k_ptr + row * stride_k + kv_second, mask=kv_here, other=0.0).to(tl.float32)
+    v_first = tl.load(v_ptr + row * stride_v + kv_first, mask=kv_here, other=0.0)
+    v_second = tl.load(v_ptr + row * stride_v + kv_second, mask=kv_here, other=0.0)
     if NORM:
-        first, second = _normed_halves(first, second, q_norm_ptr, d, wide, eps, HALF, kind)
-        k_first, k_second = _normed_halves(k_first, k_second, k_norm_ptr, d, wide, eps, HALF, kind)
-    if ROTATE:
-        cos = tl.load(cos_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
-        sin = tl.load(sin_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
+        first, second = _normed_halves(first, second, q_norm_ptr, first_at, second_at, wide, eps, HALF, kind)
+        k_first, k_second = _normed_halves(k_first, k_second, k_norm_ptr, first_at, second_at, wide, eps, HALF, kind)
+    if R > 0:
+        turns = wide
+        if R < 2 * HALF:
+            turns = d < R // 2
+        cos = tl.load(cos_ptr + row * (R // 2) + d, mask=turns, other=1.0)[None, :]
+        sin = tl.load(sin_ptr + row * (R // 2) + d, mask=turns, other=0.0)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
         k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
-    if ROTATE or NORM:
-        k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF) + kv_offsets
-        tl.store(k_out, k_first.to(kind), mask=kv_here)
-        tl.store(k_out + HALF, k_second.to(kind), mask=kv_here)
-    out = out_ptr + row * (HEADS * 2 * HALF) + offsets
-    tl.store(out, first.to(kind), mask=here)
-    tl.store(out + HALF, second.to(kind), mask=here)
-    k_kept = k_cache_ptr + slot * stride_k_cache + kv_offsets
-    tl.store(k_kept, k_first.to(kind), mask=kv_here)
-    tl.store(k_kept + HALF, k_second.to(kind), mask=kv_here)
-    v_out = v_cache_ptr + slot * stride_v_cache + kv_offsets
-    tl.store(v_out, v_first, mask=kv_here)
-    tl.store(v_out + HALF, v_second, mask=kv_here)
+    if (R > 0) or NORM:
+        k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF)
+        tl.store(k_out + kv_first, k_first.to(kind), mask=kv_here)
+        tl.store(k_out + kv_second, k_second.to(kind), mask=kv_here)
+    out = out_ptr + row * (HEADS * 2 * HALF) + head * (2 * HALF)
+    tl.store(out + first_at[None, :], first.to(kind), mask=here)
+    tl.store(out + second_at[None, :], second.to(kind), mask=here)
+    k_kept = k_cache_ptr + slot * stride_k_cache
+    tl.store(k_kept + kv_first, k_first.to(kind), mask=kv_here)
+    tl.store(k_kept + kv_second, k_second.to(kind), mask=kv_here)
+    v_kept = v_cache_ptr + slot * stride_v_cache
+    tl.store(v_kept + kv_first, v_first, mask=kv_here)
+    tl.store(v_kept + kv_second, v_second, mask=kv_here)
 
 
 def rotate_and_cache(
@@ -116,12 +129,12 @@ def rotate_and_cache(
     slot_mapping: Tensor,
     qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q and k normed and
-    rotated."""
+    """q [n, Hq, D], any stride between heads, k and v [n, Hkv, D], heads contiguous in their rows; writes the caches;
+    returns q and k normed and rotated."""
     rows, heads, width = q.shape
     kv_heads = k.shape[1]
     for name, tensor in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.stride(2) != 1 or tensor.stride(1) != width:
+        if tensor.stride(2) != 1 or (tensor is not q and tensor.stride(1) != width):
             raise ValueError(f"rotate_and_cache: heads of {name} must lie together, strides {tensor.stride()}")
     out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
     changed = rotary is not None or qk_norm is not None
@@ -152,13 +165,14 @@ def rotate_and_cache(
         k_cache.stride(0),
         v_cache.stride(0),
         eps,
+        Q_HEAD=q.stride(1),
         HEADS=heads,
         KV_HEADS=kv_heads,
         BLOCK_H=block_h,
         BLOCK_KV=triton.next_power_of_2(kv_heads),
         HALF=width // 2,
         BLOCK_D=block_d,
-        ROTATE=rotary is not None,
+        R=2 * cos.shape[1] if rotary is not None else 0,
         NORM=qk_norm is not None,
         num_warps=8 if block_h * block_d >= 4096 else 4,
     )

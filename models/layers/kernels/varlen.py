@@ -281,4 +281,6 @@ def attend_segments(
 def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     if dtype == torch.float32:
         return 32, 32, 4, 1
+    if width > 192:
+        return 64, 32, 8, 2
     return 64, 64, 4, 3 if width <= 96 else 2

@@ -1,4 +1,4 @@
-"""The language model of Qwen3.5: Gated DeltaNet in most layers, a gated attention in the others, and behind each a SwiGLU
+"""The language model of Qwen3.5: Gated DeltaNet in most layers, gated attention in the others, and behind each a SwiGLU
 or a mixture of experts."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.layers.decoder import DecoderConfig
 from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
-from models.layers.gemm import gemm
+from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
@@ -112,13 +112,14 @@ class HybridDecoder(nn.Module):
         cached = stateful = 0
         for layer, following in zip(layers, norms, strict=True):
             if layer.attention is not None:
-                mixed = gemm(layer.attention(normed, rotary, cached, batch), layer.attention.out.weight)
+                mixed, out = layer.attention(normed, rotary, cached, batch), layer.attention.out
                 cached += 1
             else:
                 assert layer.delta is not None
-                mixed = gemm(layer.delta(normed, stateful, batch), layer.delta.out.weight)
+                mixed, out = layer.delta(normed, stateful, batch), layer.delta.out
                 stateful += 1
-            normed, hidden = add_rms_norm(mixed, hidden, layer.mlp_norm.weight, layer.mlp_norm.eps)
+            norm = layer.mlp_norm.weight, layer.mlp_norm.eps
+            normed, hidden = gemm_add_norm(mixed, out.weight, None, hidden, *norm)
             normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
         return normed
 

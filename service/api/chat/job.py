@@ -20,7 +20,6 @@ from service.api.chat.refused_fields import REFUSED, refuse
 from service.api.chat.sampling import choice_count, derived_seed, sampling_params, stop_strings
 from service.api.chat.schema import ChatRequestBody, CompletionTokensDetails, PromptTokensDetails, Usage
 from service.api.chat.structured import answer_grammar
-from service.api.chat.tool_calls import ToolCallParser
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestGroup, StepReport, step_report
@@ -109,13 +108,14 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     stops = stop_strings(body)
     settings = context.settings
     count = choice_count(body, max_choices(context))
-    tools = await context.in_thread(partial(tool_use, body)) if body.tools or body.tool_choice else None
+    use = partial(tool_use, body, model.chat_processor.call_format)
+    tools = await context.in_thread(use) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
     answer, unenforced = "", list[str]()
     if body.is_constrained:
         answer, unenforced = await answer_grammar(context.grammars, body, record.client)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
-    grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
+    tools, grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
@@ -139,17 +139,17 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
 
 async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
-) -> tuple[str, list[str]]:
-    """(the grammar that the answers must match, paths of what it does not enforce of the tools). answer: the one for
-    answers that call nothing."""
+) -> tuple[ToolUse | None, str, list[str]]:
+    """(the tools with parameters in the form of a grammar, the grammar that the answers must match, paths of what it
+    does not enforce of the tools). answer: the grammar for answers that call nothing."""
     markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
     reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
         return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
     if answer and reasoning is not None and opened:
         make = partial(reasoned_grammar, answer, reasoning)
-        return await context.grammars.checked(make, "response_format", client), []
-    return answer, []
+        return None, await context.grammars.checked(make, "response_format", client), []
+    return None, answer, []
 
 
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
@@ -165,7 +165,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         min_tokens=sampling.min_tokens,
         reasoning_markers=processor.reasoning_markers,
         reasoning_opened=opens_reasoning(processor, job.prompt),
-        calls=ToolCallParser(forced=job.tools.forced, either=job.formatted) if job.tools else None,
+        calls=job.tools.parser(either=job.formatted) if job.tools else None,
     )
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
     request_id, arrival = f"{job.id}-{index}", job.record.arrival

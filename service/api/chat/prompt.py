@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -177,6 +177,17 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
+"""Options that are accepted for every model; ChatProcessor.template_options has what a template takes beside them."""
+EFFORTS: dict[str, str | None] = {
+    "none": None,
+    "minimal": None,
+    "low": "low",
+    "medium": "medium",
+    "high": "xhigh",
+    "xhigh": "xhigh",
+    "max": "xhigh",
+}
+"""reasoning_effort as OpenAI's clients name it -> as templates do; None: no reasoning."""
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop. That takes a millisecond or two, no more than handing the
 work to a thread and back."""
@@ -195,7 +206,7 @@ async def build_prompt(
     Raises ApiError or InputError that names the field that does not fit.
     """
     processor = model.chat_processor
-    options, paths = _template_options(body)
+    options, paths = _template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
     names_audio = any(message.audio is not None for message in body.messages)
     transcripts = await named_transcripts(body, context) if names_audio else {}
@@ -262,14 +273,17 @@ def media_tokens(prompt: Prompt) -> dict[str, int]:
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
 
 
-def _template_options(body: ChatRequestBody) -> tuple[dict[str, bool], dict[str, str]]:
-    """Options of the chat template, and the path of each in the request. ApiError 400 for one that no template has."""
+def _template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options of the chat template, and the path of each in the request. ApiError 400 for one that the model's has not.
+
+    known: ChatProcessor.template_options.
+    """
     given = {name: value for name, value in (body.chat_template_kwargs or {}).items() if value is not None}
     for name, value in given.items():
-        if name not in (*TEMPLATE_OPTIONS, "thinking"):
-            known = " and ".join(TEMPLATE_OPTIONS)
-            raise bad_request(f"chat_template_kwargs: only {known} are supported.", "chat_template_kwargs")
-        if not isinstance(value, bool):
+        if name not in (*TEMPLATE_OPTIONS, *known, "thinking"):
+            supported = " and ".join(dict.fromkeys((*TEMPLATE_OPTIONS, *sorted(known))))
+            raise bad_request(f"chat_template_kwargs: only {supported} are supported.", "chat_template_kwargs")
+        if name != "reasoning_effort" and not isinstance(value, bool):
             raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
     if body.reasoning is not None and body.reasoning.exclude:
         message = "reasoning.exclude: true is not supported; leave the field reasoning of the answer unread."
@@ -284,10 +298,27 @@ def _template_options(body: ChatRequestBody) -> tuple[dict[str, bool], dict[str,
         "reasoning.enabled": None if body.reasoning is None else body.reasoning.enabled,
     }
     path, thinking = next(((path, value) for path, value in switches.items() if value is not None), ("", None))
+    effort = _effort(body, given) if {"enable_thinking", "reasoning_effort"} & set(known) else None
+    if effort is not None and EFFORTS[effort] is None and thinking is None:
+        thinking = False
     options = {} if thinking is None else {"enable_thinking": thinking}
-    if "add_vision_id" in given:
-        options["add_vision_id"] = given["add_vision_id"]
+    if effort is not None and EFFORTS[effort] is not None and "reasoning_effort" in known:
+        options["reasoning_effort"] = EFFORTS[effort]
+    options |= {name: given[name] for name in ("add_vision_id", "preserve_thinking") if name in given}
     return options, {"enable_thinking": path, "add_vision_id": "chat_template_kwargs.add_vision_id"}
+
+
+def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
+    """The name of a reasoning effort in the request; ApiError 400 for one that is not in EFFORTS."""
+    efforts = {
+        "chat_template_kwargs.reasoning_effort": given.get("reasoning_effort"),
+        "reasoning_effort": body.reasoning_effort,
+        "reasoning.effort": None if body.reasoning is None else body.reasoning.effort,
+    }
+    path, effort = next(((path, value) for path, value in efforts.items() if value is not None), ("", None))
+    if effort is not None and effort not in EFFORTS:
+        raise bad_request(f"{path}: must be one of {', '.join(EFFORTS)}.", path)
+    return effort
 
 
 async def _concurrently(

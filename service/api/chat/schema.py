@@ -146,7 +146,7 @@ class ThinkingSwitch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenRouter's. effort and summary are hints that no model here follows."""
+    """OpenRouter's. effort is another name of reasoning_effort; summary is a hint that no model here follows."""
 
     enabled: bool | None = None
     effort: str | None = None
@@ -186,6 +186,7 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     think: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
     reasoning: ReasoningOptions | None = None
+    reasoning_effort: str | None = None
     media_io_kwargs: MediaIoOptions | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     tools: list[ToolDefinition] | None = None

@@ -1,23 +1,25 @@
 """Calls in the text of an answer, separated from it while it is generated.
 
 The text is constrained (service/api/chat/tools.py), so a call that has begun continues as a call: its name, then
-its arguments, then the closing tag. The format is that of models/text/tools.py.
+its arguments, then the closing tag. The formats are those of models/text/tools.py.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from msgspec import UNSET
 
 from models.text.tools import CALL_END, CALL_START
 from service.api.chat.tool_schema import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallEntry
+from service.api.chat.xml_calls import FUNCTION, Types, XmlCall
 
 CALL_HEAD = '\n{"name": "'
-"""What follows the opening tag of every call that the grammar allows."""
+"""What follows the opening tag of every call that the grammar allows, in JSON."""
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
@@ -66,28 +68,63 @@ class JsonObjectEnd:
             self._in_string = False
 
 
+class JsonCall:
+    """Reads a call from behind its opening tag, in chunks: a JSON object with `name` and `arguments`."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._state: Literal["name", "colon", "arguments", "end"] = "name"
+        self._arguments = JsonObjectEnd()
+
+    def feed(self, text: str) -> tuple[list[FunctionDelta], str | None]:
+        """(parts of the call, what follows its closing tag; None while it goes on)."""
+        self._held += text
+        deltas: list[FunctionDelta] = []
+        if self._state == "name" and (found := _NAME.match(self._held)):
+            self._state, self._held = "colon", self._held[found.end() :]
+            deltas.append(FunctionDelta("", found[1]))
+        if self._state == "colon" and (found := _COLON.match(self._held)):
+            self._state, self._held = "arguments", self._held[found.end() :]
+        if self._state == "arguments" and self._held:
+            end = self._arguments.find(self._held)
+            deltas.append(FunctionDelta(self._held[:end]))
+            self._held = "" if end is None else self._held[end:]
+            self._state = "arguments" if end is None else "end"
+        _, tag, rest = self._held.partition(CALL_END) if self._state == "end" else ("", "", "")
+        return deltas, rest if tag else None
+
+
 class ToolCallParser:
     """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
 
     calls: number of calls that have begun. White space around calls is dropped. forced: the answer consists of calls,
     so it has no text, even if it is cut within the first tag. either: the answer consists of calls, or of a text that
-    matches a format: tags inside that text belong to it.
+    matches a format: tags inside that text belong to it. xml: the types of each function's parameters, where calls are
+    in the form of service/api/chat/xml_calls.py.
     """
 
-    def __init__(self, *, forced: bool = False, either: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        forced: bool = False,
+        either: bool = False,
+        xml: Mapping[str, Mapping[str, Types]] | None = None,
+    ) -> None:
         self.calls = 0
         self.forced = forced
-        self._state: Literal["undecided", "said", "text", "name", "colon", "arguments", "end"]
+        self._state: Literal["undecided", "said", "text", "call"]
         self._state = "undecided" if either and not forced else "text"
         self._held = ""
-        self._arguments = JsonObjectEnd()
+        self._new_call: Callable[[], JsonCall | XmlCall] = JsonCall if xml is None else partial(XmlCall, xml)
+        self._opening = CALL_START + (CALL_HEAD if xml is None else FUNCTION)
+        self._call: JsonCall | XmlCall = self._new_call()
 
     @property
     def in_call(self) -> bool:
         """Whether the text so far ends between the tags of a call, or of what may still become one."""
         if self._state == "undecided":
             return self._held.lstrip("\n").startswith(CALL_START)
-        return self._state not in ("said", "text")
+        return self._state == "call"
 
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
         """(text, parts of calls) of the next chunk."""
@@ -101,10 +138,8 @@ class ToolCallParser:
                 said, self._held = said + self._held, ""
             elif state == "text":
                 said += self._take_text()
-            elif state == "arguments":
-                deltas += self._take_arguments()
             else:
-                deltas += self._take_frame()
+                deltas += self._take_call()
             if self._state == state:
                 return said, deltas
 
@@ -117,10 +152,10 @@ class ToolCallParser:
 
     def _decide(self) -> None:
         """Whether the answer is calls or a text, as soon as its beginning tells."""
-        begun, call = self._held.lstrip("\n"), CALL_START + CALL_HEAD
-        if begun.startswith(call):
+        begun = self._held.lstrip("\n")
+        if begun.startswith(self._opening):
             self._state = "text"
-        elif not call.startswith(begun):
+        elif not self._opening.startswith(begun):
             self._state = "said"
 
     def _take_text(self) -> str:
@@ -128,36 +163,24 @@ class ToolCallParser:
         one."""
         head, tag, rest = self._held.partition(CALL_START)
         if tag:
-            self._state, self._held = "name", rest
+            self._state, self._held, self._call = "call", rest, self._new_call()
             return head.rstrip()
         kept = next((n for n in range(len(CALL_START) - 1, 0, -1) if head.endswith(CALL_START[:n])), 0)
         said = head[: len(head) - kept].rstrip()
         self._held = head[len(said) :]
         return said
 
-    def _take_frame(self) -> list[ToolCallDelta]:
-        """Skips what surrounds the name and the arguments."""
-        if self._state == "end":
-            _, tag, rest = self._held.partition(CALL_END)
-            if tag:
-                self._state, self._held = "text", rest
-            return []
-        found = (_NAME if self._state == "name" else _COLON).match(self._held)
-        if found is None:
-            return []
-        self._held = self._held[found.end() :]
-        if self._state == "colon":
-            self._state = "arguments"
-            return []
-        self._state = "colon"
-        self.calls += 1
-        id = f"call_{secrets.token_hex(12)}"
-        return [ToolCallDelta(self.calls - 1, FunctionDelta("", found[1]), id, "function")]
-
-    def _take_arguments(self) -> list[ToolCallDelta]:
-        """Text up to the brace that closes the object."""
-        end = self._arguments.find(self._held)
-        if end is not None:
-            self._state, self._arguments = "end", JsonObjectEnd()
-        fragment, self._held = self._held[:end], "" if end is None else self._held[end:]
-        return [ToolCallDelta(self.calls - 1, FunctionDelta(fragment))] if fragment else []
+    def _take_call(self) -> list[ToolCallDelta]:
+        """What has come of the call."""
+        parts, rest = self._call.feed(self._held)
+        if rest is not None:
+            self._state = "text"
+        self._held = rest or ""
+        deltas = []
+        for part in parts:
+            if part.name is UNSET:
+                deltas.append(ToolCallDelta(self.calls - 1, part))
+            else:
+                self.calls += 1
+                deltas.append(ToolCallDelta(self.calls - 1, part, f"call_{secrets.token_hex(12)}", "function"))
+        return deltas

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
-from models.interfaces.media import Tool, ToolCall
+from models.interfaces.media import CallFormat, Tool, ToolCall
 from models.text.tools import CALL_END, CALL_START
 from service.api.chat.schema import ChatRequestBody, Message
-from service.api.chat.tool_calls import CALL_HEAD
+from service.api.chat.tool_calls import CALL_HEAD, ToolCallParser
 from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
+from service.api.chat.xml_calls import FUNCTION, XmlFunction
+from service.api.chat.xml_calls import RULES as XML_RULES
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import form_grammar, formed_lark_grammar
@@ -55,11 +57,16 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
     answer: grammar of answers that call nothing; empty: any text.
     """
     calls = "call (SEPARATOR call)*" if use.several else "call"
+    if use.format == "xml":
+        begin, end, functions = FUNCTION, f"\n{CALL_END}", [XmlFunction(tool).grammar(BLANKS) for tool in use.callable]
+    else:
+        begin, end, functions = CALL_HEAD, f"}}\n{CALL_END}", [_function(tool) for tool in use.callable]
     rules = [
         *_TEXT,
+        *(XML_RULES if use.format == "xml" else ()),
         f"SEPARATOR: {json.dumps(chr(10) + CALL_START)}",
-        f"""call: {json.dumps(CALL_HEAD)} function {json.dumps("}" + chr(10) + CALL_END)}""",
-        f"function: {' | '.join(map(_function, use.callable))}",
+        f"""call: {json.dumps(begin)} function {json.dumps(end)}""",
+        f"function: {' | '.join(functions)}",
     ]
     if use.forced:
         start = f"BREAK {json.dumps(CALL_START)} {calls}"
@@ -95,9 +102,9 @@ def _reasoning(reasoning: Reasoning) -> str:
 
 async def checked_tool_grammar(
     checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
-) -> tuple[str, list[str]]:
-    """(the result of tool_grammar after a check, paths of what it does not enforce of the schemas). ApiError 400 names
-    the tool whose parameters cannot be used, or `tools`."""
+) -> tuple[ToolUse, str, list[str]]:
+    """(the tools with parameters in the form of a grammar, the result of tool_grammar after a check, paths of what it
+    does not enforce of the schemas). ApiError 400 names the tool whose parameters cannot be used, or `tools`."""
     use, unenforced = await checks.made(partial(formed, use), client)
     grammar, tried = await checks.tried(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
     if tried.problem:
@@ -107,7 +114,7 @@ async def checked_tool_grammar(
     for tool in use.callable if unenforced else ():
         if count := sum(path.startswith(_field(use, tool)) for path in unenforced):
             _tell(tool.name, count)
-    return grammar, unenforced
+    return use, grammar, unenforced
 
 
 def formed(use: ToolUse) -> tuple[ToolUse, list[str]]:
@@ -121,7 +128,12 @@ def formed(use: ToolUse) -> tuple[ToolUse, list[str]]:
             form, left_out = schema_form(tool.parameters, loose=tool.name not in use.strict)
         except Unfit as unfit:
             raise _naming(tool, refusal(field, Tried(str(unfit)))) from None
-        callable.append(replace(tool, parameters={**form, "type": "object"}))
+        tool = replace(tool, parameters={**form, "type": "object"})
+        if use.format == "xml" and (loose := XmlFunction(tool).unenforced()):
+            if tool.name in use.strict:
+                raise _naming(tool, refusal(field, Tried(f"{loose[0]}: cannot be enforced in this model's calls")))
+            left_out += loose
+        callable.append(tool)
         unenforced += [f"{field}.{path}" for path in left_out]
     return replace(use, callable=tuple(callable)), unenforced
 
@@ -186,16 +198,23 @@ NO_RESULT = "must be followed by a message with role tool and the id of this cal
 @dataclass(frozen=True)
 class ToolUse:
     """tools: those in the prompt. callable: those that the answer may call. forced: the answer consists of calls.
-    several: it may have more than one call. strict: names of the tools whose schemas must be enforced as a whole."""
+    several: it may have more than one call. strict: names of the tools whose schemas must be enforced as a whole.
+    format: how the model writes calls."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
     forced: bool
     several: bool
     strict: frozenset[str] = frozenset()
+    format: CallFormat = "json"
+
+    def parser(self, *, either: bool = False) -> ToolCallParser:
+        """Of an answer, if the parameters have the form of a grammar. either: as of ToolCallParser."""
+        xml = {tool.name: XmlFunction(tool).types for tool in self.callable} if self.format == "xml" else None
+        return ToolCallParser(forced=self.forced, either=either, xml=xml)
 
 
-def tool_use(body: ChatRequestBody) -> ToolUse | None:
+def tool_use(body: ChatRequestBody, format: CallFormat = "json") -> ToolUse | None:
     """The tools of the request; None if nothing can be called. ApiError names the field that is not valid."""
     tools = tuple(_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(_bounded(body)))
     names = [tool.name for tool in tools]
@@ -212,14 +231,15 @@ def tool_use(body: ChatRequestBody) -> ToolUse | None:
         return None
     several = body.parallel_tool_calls is not False
     strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
+    use = ToolUse(tools, tools, choice == "required", several, strict, format)
     match choice:
         case NamedToolChoice():
-            return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, several=False, strict=strict)
+            return replace(use, callable=_chosen(tools, [choice], "tool_choice"), forced=True, several=False)
         case AllowedToolsChoice(allowed_tools=allowed):
             at = [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed.tools))]
-            return ToolUse(tools, _chosen(tools, allowed.tools, *at), allowed.mode == "required", several, strict)
+            return replace(use, callable=_chosen(tools, allowed.tools, *at), forced=allowed.mode == "required")
         case _:
-            return ToolUse(tools, tools, choice == "required", several, strict)
+            return use
 
 
 def _chosen(tools: Sequence[Tool], choices: Sequence[NamedToolChoice], *at: str) -> tuple[Tool, ...]:

@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 HINTS = frozenset(
     (
         *("cache_prompt", "keep_alive", "metadata", "models", "name", "prediction", "priority", "prompt_cache_key"),
-        *("prompt_cache_retention", "provider", "reasoning_effort", "request_id", "route", "safety_identifier"),
+        *("prompt_cache_retention", "provider", "request_id", "route", "safety_identifier"),
         *("service_tier", "session_id", "store", "usage", "user", "verbosity"),
     )
 )

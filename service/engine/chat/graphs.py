@@ -108,7 +108,9 @@ class ChatGraphs:
         fresh = token_buckets(PREFILL_TOKENS[kind], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
         return (
-            self._chunk_runner(PrefillStep(self._decoder, self.caches, *shape), fresh, PREFILL_SEQUENCES),
+            self._chunk_runner(
+                PrefillStep(self._decoder, self.caches, *shape, self.state.states), fresh, PREFILL_SEQUENCES
+            ),
             self._chunk_runner(CachedPrefillStep(self._decoder, self.state, self.caches, *shape), cached, sequences),
         )
 

@@ -12,6 +12,9 @@ from service.engine.core.pages import block_tables, kv_slots
 from service.link.messages import SamplingParams
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
+STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
+"""Buffers of chunks of models with recurrent state, each int64 [sequences]."""
+
 
 def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
     """The smallest bucket that holds the chunks, for PrefillStep and CachedPrefillStep (service.engine.chat.steps)."""
@@ -36,7 +39,7 @@ def chunk_arrays(
     1]; chunk_slots int64 [chunks] and their block_tables int32 [chunks, max_pages]. sampled_rows int64: the packed rows
     that end in a token, decode rows first. context_slots int64 [keys], only where a chunk has cached context;
     media_rows int64, only where positions take embeddings of media. The last three count the decode rows, which are
-    packed before the prefill rows.
+    packed before the prefill rows. For models with recurrent state also state_arrays.
     """
     lengths = np.array([chunk.length for chunk in chunks])
     starts = num_decode_rows + np.cumsum(lengths) - lengths
@@ -61,7 +64,19 @@ def chunk_arrays(
     ]
     if media:
         arrays["media_rows"] = np.concatenate(media)
+    if chunks[0].sequence.state_rows:
+        arrays |= state_arrays(chunks)
     return arrays
+
+
+def state_arrays(chunks: tuple[Chunk, ...]) -> dict[str, np.ndarray]:
+    """The rows of recurrent state that chunks read and write, as the fields of StateRows, each int64 [chunks]."""
+    rows = [
+        (s.state_read, s.state_rows[1], s.snapshot_row, max(0, chunk.snapshot_end - chunk.start))
+        for chunk in chunks
+        for s in (chunk.sequence,)
+    ]
+    return dict(zip(STATE_BUFFERS, np.array(rows, dtype=np.int64).T, strict=True))
 
 
 def cu_seqlens(lengths: np.ndarray) -> np.ndarray:
@@ -110,6 +125,8 @@ def _int_row(sequence: ChatSequence) -> np.ndarray:
     row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
     row[IntColumn.MIN_TOKENS] = sampling.min_tokens
     row[IntColumn.TOP_K] = sampling.top_k
+    if sequence.state_rows:  # The last chunk, with which this is sent, writes the second of them.
+        row[IntColumn.SPARE], row[IntColumn.STATE] = sequence.state_rows
     return row
 
 

@@ -36,6 +36,7 @@ class ChunkBudget:
     room: another limit in seconds, what the gap between two tokens has left. Where it allows fewer than _FEW tokens,
         and not all of `tokens`, `min_tokens` are allowed instead.
     sizes: tokens of the captured prefills, ascending; empty if chunks need not fit them.
+    multiple: of which chunks have whole ones, unless they end their prompts.
     """
 
     tokens: int
@@ -44,6 +45,7 @@ class ChunkBudget:
     min_tokens: int = 0
     cost: PrefillCost = field(default_factory=PrefillCost)
     sizes: tuple[int, ...] = ()
+    multiple: int = 1
 
     used: int = 0
     """Tokens of the chunks so far."""
@@ -62,7 +64,13 @@ class ChunkBudget:
 
     @property
     def _few(self) -> int:
-        return min(_FEW, self.tokens)
+        return min(max(_FEW, self.multiple), self.tokens)
+
+    def align(self, multiple: int) -> None:
+        """Limits chunks to whole multiples of so many tokens, of which at least one is allowed."""
+        self.multiple, self.tokens = multiple, max(self.tokens, multiple)
+        if self.min_tokens:
+            self.min_tokens = max(self.min_tokens, multiple)
 
     def padded(self, tokens: int) -> int:
         """Tokens that a replay would compute for `tokens`: the captured size, or `tokens` if no captured size holds
@@ -90,6 +98,8 @@ class ChunkBudget:
         if below < 0 or self.sizes[below] == self.used or self.padded(self.used) == self.used:
             return 0
         size = self.sizes[below]
+        if size < self.multiple:
+            return 0
         if size >= self.min_tokens and self.predicted > min(self.seconds, self.room):
             return self.used - size
         whole, cut = (self.cost.seconds(self.padded(tokens), 0) for tokens in (self.used, size))

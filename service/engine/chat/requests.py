@@ -110,6 +110,8 @@ class ChatRequests:
             observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
             observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self._name)
             observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self._name)
+            if sequence.state_rows and sequence.cached_tokens:
+                observations.count("state_snapshot_hits_total", model=self._name)
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)
 
@@ -131,12 +133,12 @@ class ChatRequests:
         log.error("%d requests of %s fail", len(sequences), self._name, exc_info=error)
         for sequence in sequences:
             self._outbox.failed.append(launch_failure(sequence.request_id, error))
-            self.finish(sequence)
+            self.finish(sequence, failed=True)
 
     def fail_corrupt(self, sequence: ChatSequence) -> None:
         """Fails a request whose logits are not finite."""
         self._outbox.failed.append(corrupted(sequence.request_id, self._name, self._context.observations))
-        self.finish(sequence)
+        self.finish(sequence, failed=True)
 
     def fail_unencoded(self, error: EncodeError) -> None:
         """Fails the requests that wait for items that cannot be encoded."""
@@ -147,13 +149,13 @@ class ChatRequests:
         self._outbox.end_guided(sequence, verdict)
         self.finish(sequence)
 
-    def finish(self, sequence: ChatSequence) -> None:
-        """Forgets a request. Its slot and pages may be given away at once."""
+    def finish(self, sequence: ChatSequence, *, failed: bool = False) -> None:
+        """Forgets a request. Its slot and pages may be given away at once. failed: as Scheduler.finish."""
         del self._sequences[sequence.request_id]
         if sequence.stats.scheduled is not None:
             self._seconds += 0.1 * (self._context.clock() - sequence.stats.scheduled - self._seconds)
         if sequence.guide is not None:
             self._guidance.forget(sequence.guide)
-        self._scheduler.finish(sequence)
+        self._scheduler.finish(sequence, failed=failed)
         if sequence.pinned:
             self._vision.release(sequence)

@@ -17,14 +17,14 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.masks import MaskJob, MaskTable
-from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
+from service.engine.chat.inputs import STATE_BUFFERS, admission_arrays, chunk_arrays, required_prefill
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.chat.slot_state import SlotState
-from service.engine.chat.steps import decode_rows, with_features
+from service.engine.chat.slot_state import SlotState, allocate_states
+from service.engine.chat.steps import chunk_states, decode_rows, with_features
 from service.engine.chat.warmup import ScratchRuns
 from service.engine.core.faults import RepeatableLaunchError, repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
@@ -83,22 +83,24 @@ class ChatRunner:
         per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
         return per_token * self._sizes.page_size
 
-    def allocate(self, num_pages: int, masks: np.ndarray) -> None:
-        """Allocates the caches and the slot state. masks: int32 [slots, words], where mask servers write."""
+    def allocate(self, num_pages: int, masks: np.ndarray, state_rows: int) -> None:
+        """Allocates the caches, the slot state and the recurrent state. masks: int32 [slots, words], where mask servers
+        write."""
         config, device = self._context.config, self._context.device
         self._caches = [
             spec.allocate(num_pages, self._sizes.page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
-        self._state = SlotState(config.slots, self._sizes.max_pages, self._sizes.vocab_limit, device)
+        states = allocate_states(self._decoder, state_rows, device)
+        self._state = SlotState(config.slots, self._sizes.max_pages, self._sizes.vocab_limit, device, states)
         self._masks = MaskTable(self._state, masks)
         self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
         self._routes = PrefillRoutes(
             self.graphs.prefill, self.graphs.cached_prefill, config.mixed_route, self._decoder.feature_levels
         )
 
-    def measure(self) -> MemoryRequirements:
-        return self._scratch.measure()
+    def measure(self, state_rows: int) -> MemoryRequirements:
+        return self._scratch.measure(state_rows)
 
     def warm_up(self) -> Iterator[None]:
         return self._scratch.warm_up(self.graphs)
@@ -151,8 +153,9 @@ class ChatRunner:
 
     def _launch_on_route(self, step: Step, embeds: Embeds, kind: PrefillKind) -> StepOutput:
         """Chunks, and the decode rows beside them, on the route that is chosen for them now."""
-        decode = self.graphs.decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
-        choice = self._routes.choose(step.chunks, len(step.slots), decode)
+        rows = 0 if self._state.states else len(step.slots)  # With recurrent state they never share a pass.
+        decode = self.graphs.decode[step.needs.full].graph_for(self._required_decode(step)) if rows else None
+        choice = self._routes.choose(step.chunks, rows, decode)
         try:
             return self._launch_chunks(step, embeds, kind, choice)
         except RepeatableLaunchError as error:
@@ -162,14 +165,14 @@ class ChatRunner:
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
     def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
-        """Chunks, and the decode rows beside them."""
-        if choice.prefill is None or not len(step.slots):
+        """Chunks, and the decode rows beside them. A pass that is repeated writes the same keys once more, but would
+        advance recurrent states once more: so these rows never ride in an eager pass of chunks."""
+        if not len(step.slots) or (choice.prefill is None and not self._state.states):
             return self._launch_prefill(step, embeds, kind, choice)
         # Prefills first: where one fails, the decode rows have not advanced.
         alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
         if step.needs.guided:
-            with repeatable_launch():
-                last = self._backbone(alone, embeds, choice.prefill)
+            last = self._chunk_pass(alone, embeds, kind, choice)
             # The layers write hidden states to `held_hidden`, padding included. So _sample_or_hold comes after them: it
             # puts those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
@@ -179,7 +182,7 @@ class ChatRunner:
         decoded = self._launch_decode(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
         results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
-        return StepOutput(results, decoded.route, kind)
+        return StepOutput(results, prefilled.route if prefilled.route == "eager" else decoded.route, kind)
 
     def _launch_decode(self, step: Step) -> StepOutput:
         """The decode rows alone: a whole decode step, or the layers of a held one."""
@@ -203,13 +206,17 @@ class ChatRunner:
     def _launch_prefill(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         """Chunks in one pass on the chosen route, with the decode rows in it if that is the eager one."""
         route: Route = "eager" if choice.prefill is None else "replay"
+        return self._sample_or_hold(step, self._chunk_pass(step, embeds, kind, choice), route, kind)
+
+    def _chunk_pass(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> Tensor:
+        """The layers of a pass with chunks -> hidden states of the rows that end in a token."""
         with repeatable_launch():
             hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
             self._routes.launched(choice)
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
-        return self._sample_or_hold(step, hidden, route, kind)
+        return hidden
 
     def _sample_or_hold(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
@@ -278,6 +285,7 @@ class ChatRunner:
                 cu_seqlens_q=sent["cu_seqlens_q"],
                 cu_seqlens_k=sent["cu_seqlens_k"],
                 context_slots=sent.get("context_slots"),
+                states=chunk_states(sent, self._state.states),
             )
             hidden = self._decoder.forward(hidden, positions, batch)
         if ends:
@@ -317,6 +325,8 @@ class ChatRunner:
         named = {"cu_seqlens": arrays["cu_seqlens_q"]}
         if prefill is self.graphs.cached_prefill:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
+        if self._state.states:
+            named |= {name: arrays[name] for name in STATE_BUFFERS}
         plan = Plan(
             arrays=named,
             tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},

@@ -5,7 +5,8 @@ are allocated at admission, those of new tokens as needed. When no page is left,
 preempted: it goes back to the waiting queue and is computed again later.
 
 A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
-same step, since each layer writes the keys of all chunks before any of them attends.
+same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
+(service.engine.chat.states) the later chunk waits for the next step, since it also needs the state.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import takewhile
 from service.engine.chat.pacing import ChunkBudget, chunk_tokens
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.states import StatePool
 from service.engine.core.pages import Digest, PagePool, SlotPool, pages_for
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
@@ -29,8 +31,10 @@ rest of its own prefill: shortest first with ageing, so that no request waits fo
 class Scheduler:
     """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
 
-    def __init__(self, pages: PagePool, slots: SlotPool, max_step_tokens: int) -> None:
+    def __init__(self, pages: PagePool, slots: SlotPool, max_step_tokens: int, states: StatePool | None = None) -> None:
+        """states: for a model with recurrent state."""
         self.pages = pages
+        self.states = states
         self.slots = slots
         self.waiting: list[ChatSequence] = []
         self.running: dict[int, ChatSequence] = {}
@@ -48,6 +52,8 @@ class Scheduler:
     def _look_up(self, sequence: ChatSequence) -> None:
         sequence.extend_digests(sequence.num_tokens)
         sequence.hit_pages = sequence.largest_hit(self.pages.match(sequence.digests))
+        if self.states is not None:
+            self.states.look_up(sequence, self._prefilling)
 
     def has_work(self) -> bool:
         return bool(self.rows.members) or self.has_prefills()
@@ -90,6 +96,8 @@ class Scheduler:
         """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later
         overtakes the rest of a long one."""
         budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
+        if self.states is not None:
+            budget.align(self.states.rows.page_size)
         chunks: list[Chunk] = []
         filled: dict[Digest, int] = {}  # Pages that these chunks fill.
         followers: list[ChatSequence] = []  # Admitted with some of them.
@@ -103,7 +111,9 @@ class Scheduler:
                 self._look_up(sequence)
                 if not can_start(sequence):
                     continue  # Part of its hit was evicted: it needs items that are not encoded any more.
-                found = _next_pages(sequence, filled)
+                if self.states is not None and self.states.awaited(sequence, self._prefilling):
+                    continue
+                found = _next_pages(sequence, filled) if self.states is None else []
                 affords = budget.affords((sequence.hit_pages + len(found)) * self.pages.page_size)
                 if not affords or not self._admit(sequence, found):
                     admitting = False
@@ -113,13 +123,13 @@ class Scheduler:
             self._add_chunk(chunks, sequence, budget, filled)
         self._give_back(chunks, budget)
         self._put_back(followers, chunks)
-        return chunks
+        return chunks if self.states is None else [self.states.with_snapshot(chunk) for chunk in chunks]
 
     def _add_chunk(
         self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: dict[Digest, int]
     ) -> None:
         start, size = sequence.num_prefilled, self.pages.page_size
-        length = min(budget.affords(start), sequence.remaining_prefill)
+        length = self._cut(sequence, start, min(budget.affords(start), sequence.remaining_prefill))
         if length > 0:
             end = start + length
             chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
@@ -128,17 +138,20 @@ class Scheduler:
             for digest, page in zip(sequence.digests[full], sequence.pages[full], strict=True):
                 filled.setdefault(digest, page)
 
+    def _cut(self, sequence: ChatSequence, start: int, length: int) -> int:
+        return length if self.states is None else self.states.cut(sequence, start, length)
+
     def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
         """Shortens the last chunks so that a smaller captured prefill can be replayed, where the budget prefers
         that."""
         excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
-        while excess:
+        while excess > 0:
             chunk = chunks.pop()
-            length = min(excess, chunk.length)
-            budget.spend(-length, chunk.start)
-            excess -= length
-            if length < chunk.length:
-                chunks.append(replace(chunk, end=chunk.end - length, is_last=False))
+            length = self._cut(chunk.sequence, chunk.start, max(0, chunk.length - excess))
+            budget.spend(length - chunk.length, chunk.start)
+            excess -= chunk.length - length
+            if length:
+                chunks.append(replace(chunk, end=chunk.start + length, is_last=False))
 
     def _put_back(self, followers: list[ChatSequence], chunks: list[Chunk]) -> None:
         """Takes back the admission of followers whose chunk was given back. The chunk that fills their pages may have
@@ -170,6 +183,8 @@ class Scheduler:
         sequence.num_indexed = len(shared)
         if sequence.stats.scheduled is None:
             sequence.cached_tokens = sequence.num_prefilled
+        if self.states is not None:
+            self.states.admit(sequence)
         sequence.slot = self.slots.allocate()
         self.running[sequence.slot] = sequence
         self.waiting.remove(sequence)
@@ -227,6 +242,8 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.num_prefilled = chunk.end
             self.index(sequence, chunk.end)
+            if self.states is not None:
+                self.states.launched(chunk)
             if chunk.is_last:
                 self._prefilling.remove(sequence)
                 self.rows.add(sequence)
@@ -242,19 +259,23 @@ class Scheduler:
             self.pages.index(sequence.pages[index], sequence.digests[index])
         sequence.num_indexed = full
 
-    def finish(self, sequence: ChatSequence) -> None:
+    def finish(self, sequence: ChatSequence, *, failed: bool = False) -> None:
         """Ends a sequence in any state. The next launch may use its slot and pages, since it runs after all earlier
-        ones."""
+        ones. failed: nothing that it computed last can be trusted."""
         sequence.finished = True
         if sequence.slot:
-            self._release(sequence)
+            self._release(sequence, failed=failed)
         else:
             self.waiting.remove(sequence)
 
-    def _release(self, sequence: ChatSequence) -> None:
+    def _release(self, sequence: ChatSequence, *, failed: bool = False) -> None:
         self.rows.remove(sequence)
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
+        elif self.states is not None and not failed:
+            self.index(sequence, self.states.keep_last(sequence, int(self.rows.num_keys[sequence.slot])))
+        if self.states is not None:
+            self.states.release(sequence)
         del self.running[sequence.slot]
         self.slots.release(sequence.slot)
         self.pages.release(sequence.pages)

@@ -67,6 +67,8 @@ class Chunk:
     start: int
     end: int
     is_last: bool
+    snapshot_end: int = 0
+    """Position of which the chunk leaves a snapshot of the state, in ChatSequence.snapshot_row; 0: none."""
 
     @property
     def length(self) -> int:

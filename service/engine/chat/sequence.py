@@ -64,6 +64,15 @@ class ChatSequence:
     """Leading pages found at the last lookup in the prefix index."""
     cached_tokens: int = 0
     """Prompt positions found in shared pages at the first admission."""
+    state_rows: list[int] = field(default_factory=list)
+    """Of models with recurrent state, its two rows: the first holds the state of `num_prefilled` positions, the next
+    chunk writes the second. Decode steps swap them on the device (service.engine.chat.states)."""
+    state_read: int = 0
+    """The row that the next chunk reads: its first one, a snapshot, or 0 for none."""
+    snapshot_row: int = 0
+    """The row of the snapshot that the scheduled chunk writes; 0: none."""
+    snapshot_ends: list[int] = field(default_factory=list)
+    """Positions of which its prefill leaves a snapshot, ascending."""
     pinned: dict[bytes, int] = field(default_factory=dict)
     """Digests of items pinned for it in the encoder cache, with the last prompt position that needs each."""
     guide: Guide | None = None

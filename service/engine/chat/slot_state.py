@@ -6,10 +6,13 @@ its block table. Row 0 is scratch: it is never active.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import torch
+from torch import Tensor
 
+from models.protocol import Decoder
 from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
 
@@ -28,6 +31,10 @@ class IntColumn(IntEnum):
     SEED = 5
     MIN_TOKENS = 6
     TOP_K = 7
+    STATE = 8
+    """Of models with recurrent state, the row that holds the sequence's."""
+    SPARE = 9
+    """Its other row, which the step at the next multiple of STATE_INTERVAL positions writes and swaps with STATE."""
 
 
 class FloatColumn(IntEnum):
@@ -55,9 +62,20 @@ class SlotState:
     Two tables are not by slot, but of a step with guided rows (service.engine.chat.guided.masks.MaskTable).
     allowed int32 [rows, ceil(vocabulary / 32)]: masks, bit i % 32 of word i // 32 for token i; row 0 allows every
     token. sampled int64 [2, rows]: slot and row of `allowed` of each row of the step, 0 in padding.
+
+    Nor are the recurrent states (models.layers.kv_cache.StateRows.layers), whose rows the columns STATE and SPARE name.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_pages: int,
+        vocab_size: int,
+        device: torch.device,
+        states: Sequence[Mapping[str, Tensor]] = (),
+    ) -> None:
+        """states: empty for models without recurrent state."""
+        self.states = states
         rows = num_slots + 1
         self.ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64, device=device)
         self.floats = torch.tensor(NEUTRAL_FLOATS, device=device).repeat(rows, 1)
@@ -75,6 +93,20 @@ class SlotState:
         """Bytes of all tables."""
         words = len(FloatColumn) + max_pages + MAX_BIASES + _mask_words(vocab_size)
         return (num_slots + 1) * (8 * (len(IntColumn) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
+
+
+def allocate_states(decoder: Decoder, num_rows: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """The recurrent states of each layer that has one, zeros [num_rows, *shape]."""
+    return [
+        {name: torch.zeros((num_rows, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()}
+        for specs in decoder.state_specs()
+    ]
+
+
+def state_row_bytes(decoder: Decoder) -> int:
+    """Bytes of a row of recurrent state, all layers together."""
+    specs = [spec for layer in decoder.state_specs() for spec in layer.values()]
+    return sum(torch.Size(spec.shape).numel() * spec.dtype.itemsize for spec in specs)
 
 
 def _mask_words(vocab_size: int) -> int:

@@ -1,6 +1,6 @@
 """Triton kernels around the decode step: its inputs from slot state, and choice, stop and state after the logits.
 
-References: service.engine.chat.steps.decode_rows and sample_tokens. Random numbers are those of
+References: decode_rows, advance_states and sample_tokens of service.engine.chat.steps. Random numbers are those of
 service.engine.chat.sampler.uniform; a token drawn can differ from the reference's only where rounding moves a border.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.random import philox
+from models.layers.kv_cache import STATE_INTERVAL
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
 from service.link.sampling_limits import MAX_STOP_IDS
 
@@ -27,6 +28,8 @@ _POSITION = tl.constexpr(int(IntColumn.POSITION))
 _GENERATED = tl.constexpr(int(IntColumn.GENERATED))
 _ACTIVE = tl.constexpr(int(IntColumn.ACTIVE))
 _SEED = tl.constexpr(int(IntColumn.SEED))
+_STATE = tl.constexpr(int(IntColumn.STATE))
+_SPARE = tl.constexpr(int(IntColumn.SPARE))
 _TEMPERATURE = tl.constexpr(int(FloatColumn.TEMPERATURE))
 
 
@@ -94,6 +97,43 @@ def decode_rows(
             BLOCK=min(1024, triton.next_power_of_2(max_pages)),
         )
     return tokens, positions, slot_mapping, tables, seq_lens
+
+
+@triton.jit
+def _advance_states_kernel(
+    slots_ptr, ints_ptr, read_ptr, write_ptr, INTS: tl.constexpr, INTERVAL: tl.constexpr, PDL: tl.constexpr
+):
+    """One program: one row."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    state = ints_ptr + tl.load(slots_ptr + row) * INTS
+    active = tl.load(state + _ACTIVE) > 0
+    here = tl.load(state + _STATE)
+    spare = tl.load(state + _SPARE)
+    crossing = active & (tl.load(state + _LENGTH) % INTERVAL == 0)
+    following = tl.where(crossing, spare, here)
+    tl.store(state + _STATE, following)
+    tl.store(state + _SPARE, tl.where(crossing, here, spare))
+    tl.store(read_ptr + row, tl.where(active, here, 0))
+    tl.store(write_ptr + row, tl.where(active, following, 0))
+
+
+def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
+    """slots int64 [rows] -> rows of recurrent state that are read and written, int64 [rows]; commits them."""
+    read, write = torch.empty_like(slots), torch.empty_like(slots)
+    if len(slots):
+        launch(
+            _advance_states_kernel,
+            (len(slots),),
+            slots,
+            state.ints,
+            read,
+            write,
+            INTS=_INTS,
+            INTERVAL=STATE_INTERVAL,
+        )
+    return read, write
 
 
 @triton.jit

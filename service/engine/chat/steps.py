@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec
-from models.layers.kv_cache import PagedBatch
+from models.layers.kv_cache import STATE_INTERVAL, PagedBatch, StateRows
 from models.layers.op import op
 from models.protocol import Decoder
+from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
 
@@ -93,6 +94,20 @@ def decode_rows(
     return ints[:, IntColumn.TOKEN], ints[:, IntColumn.POSITION], slot_mapping, tables, seq_lens
 
 
+@op(cuda="service.engine.chat.step_kernels:advance_states")
+def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
+    """The rows of recurrent state that the next step of the slots int64 [rows] reads and those that it writes, int64
+    [rows]; commits them for the step after it. A state advances in place, but leaves its row at a multiple of
+    STATE_INTERVAL tokens: the other row takes over, and SPARE then holds the state of the tokens before. Inactive slots
+    have row 0."""
+    ints = state.ints[slots]
+    active, crossing = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH] % STATE_INTERVAL == 0
+    rows = ints[:, IntColumn.STATE : IntColumn.SPARE + 1]
+    following = torch.where((active & crossing)[:, None], rows.flip(1), rows)
+    state.ints[:, IntColumn.STATE : IntColumn.SPARE + 1].index_copy_(0, slots, following)
+    return torch.where(active, rows[:, 0], 0), torch.where(active, following[:, 0], 0)
+
+
 @dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
@@ -111,7 +126,9 @@ class LayersStep:
         tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
             slots, self.state, bucket["pages"], self.page_size
         )
-        batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens)
+        layers = self.state.states
+        states = StateRows(layers, *advance_states(slots, self.state)) if layers else None
+        batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens, states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
 
@@ -166,13 +183,17 @@ class PrefillStep:
     page_size: int
     hidden_size: int
     dtype: torch.dtype
+    states: Sequence[Mapping[str, Tensor]] = ()
     name = "prefill"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype)
+        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype, stateful=bool(self.states))
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        batch = PagedBatch.of_new_prompts(self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"])
+        states = chunk_states(buffers, self.states)
+        batch = PagedBatch.of_new_prompts(
+            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], states
+        )
         return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
 
@@ -196,7 +217,8 @@ class CachedPrefillStep:
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         sequences = bucket["sequences"]
-        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype) | {
+        stateful = bool(self.state.states)
+        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype, stateful=stateful) | {
             "slots": BufferSpec((sequences,), torch.int64),
             "seq_lens": BufferSpec((sequences,), torch.int32),
         }
@@ -204,7 +226,13 @@ class CachedPrefillStep:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         tables = self.state.block_tables[buffers["slots"]]
         batch = PagedBatch.of_chunks(
-            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
+            self.caches,
+            self.page_size,
+            buffers["slot_mapping"],
+            buffers["cu_seqlens"],
+            tables,
+            buffers["seq_lens"],
+            chunk_states(buffers, self.state.states),
         )
         return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
@@ -214,15 +242,25 @@ def with_features(hidden: Tensor, width: int) -> Tensor:
     return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
 
 
-def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype) -> dict[str, BufferSpec]:
-    """Buffers of packed chunks: their rows, and where each chunk ends."""
-    tokens = bucket["tokens"]
-    return {
+def _chunk_specs(
+    decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype, *, stateful: bool
+) -> dict[str, BufferSpec]:
+    """Buffers of packed chunks: their rows, where each chunk ends, and where its recurrent state is."""
+    tokens, sequences = bucket["tokens"], bucket["sequences"]
+    specs = {
         "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * hidden_size), dtype),
         "positions": BufferSpec((tokens, decoder.position_axes), torch.int64),
         "slot_mapping": BufferSpec((tokens,), torch.int64),
-        "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+        "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
     }
+    if stateful:
+        specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
+    return specs
+
+
+def chunk_states(buffers: Mapping[str, Tensor], states: Sequence[Mapping[str, Tensor]]) -> StateRows | None:
+    """Where the recurrent state of chunks is; None for models without."""
+    return StateRows(states, *(buffers[name] for name in STATE_BUFFERS)) if states else None
 
 
 @dataclass(frozen=True, eq=False)

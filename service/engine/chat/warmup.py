@@ -13,15 +13,16 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.inputs import cu_seqlens
+from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
 from service.engine.chat.pacing import chunk_tokens
-from service.engine.chat.slot_state import SlotState
+from service.engine.chat.slot_state import SlotState, allocate_states, state_row_bytes
 from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
     LayersStep,
     Sampling,
+    chunk_states,
     decode_rows,
     with_features,
 )
@@ -43,16 +44,18 @@ class ScratchRuns:
         self._sizes = sizes
         self._context = context
 
-    def measure(self) -> MemoryRequirements:
-        """Peak of the largest step with a prefill and of a decode step of all slots, over caches of one page."""
+    def measure(self, state_rows: int) -> MemoryRequirements:
+        """Peak of the largest step with a prefill and of a decode step of all slots, over caches of one page and one
+        row of recurrent state, of which there will be `state_rows`."""
         device, config, dtype, sizes = self._context.device, self._context.config, self._context.dtype, self._sizes
         if device.type == "cpu":
             return MemoryRequirements()
         caches = [spec.allocate(1, sizes.page_size, device, dtype) for spec in self._decoder.cache_specs()]
         beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
         tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
-        prefill = peak_bytes(lambda: self._prefill(caches, [tokens]), device)
-        state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device)
+        states = allocate_states(self._decoder, 1, device)
+        state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device, states)
+        prefill = peak_bytes(lambda: self._prefill(caches, [tokens], state), device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
         step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
         decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
@@ -64,7 +67,7 @@ class ScratchRuns:
         guided = self._peak_of(GuidedSampleStep(state, sampling, held_hidden), {"rows": config.slots})
         peak = max(prefill, decode, guided)
         num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held_hidden.nbytes
-        return MemoryRequirements(workspace=peak, state=num_bytes)
+        return MemoryRequirements(peak, num_bytes + state_rows * state_row_bytes(self._decoder))
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""
@@ -83,9 +86,11 @@ class ScratchRuns:
             yield from graphs.guided_sample[full].warm_up({"rows": count} for count in rows)
         yield from graphs.layers.warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
         passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
-        passes += [([1, 2], sizes.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
+        passes += [([1, 2], sizes.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0)]
+        if not graphs.state.states:
+            passes += [([1], 0, count) for count in rows]
         for lengths, cached, count in passes:
-            self._prefill(graphs.caches, lengths, cached=cached, rows=count, state=graphs.state)
+            self._prefill(graphs.caches, lengths, graphs.state, cached=cached, rows=count)
             yield
         yield from graphs.cached_prefill.warm_up(graphs.cached_prefill.bucket_list[:1])
 
@@ -109,7 +114,9 @@ class ScratchRuns:
             return seconds
 
         def eager(keys: int) -> float:
-            return seconds_of(lambda: self._prefill(graphs.caches, [tokens], cached=keys), self._context.device)
+            return seconds_of(
+                lambda: self._prefill(graphs.caches, [tokens], graphs.state, cached=keys), self._context.device
+            )
 
         # The first runs include allocations and the start of libraries.
         for keys in (0, cached):
@@ -122,13 +129,12 @@ class ScratchRuns:
         self,
         caches: Sequence[Mapping[str, Tensor]],
         lengths: list[int],
+        state: SlotState,
         *,
         cached: int = 0,
         rows: int = 0,
-        state: SlotState | None = None,
     ) -> None:
-        """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows, which
-        read `state`."""
+        """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
         sizes, counts = self._sizes, np.array(lengths)
         tokens = rows + int(counts.sum())
         arrays = {
@@ -137,12 +143,13 @@ class ScratchRuns:
             "cu_seqlens_k": cu_seqlens(counts + cached),
             "slots": np.zeros(rows, dtype=np.int64),
         }
+        if state.states:
+            arrays |= {name: np.zeros(len(lengths), dtype=np.int64) for name in STATE_BUFFERS}
         if cached:
             arrays["context_slots"] = np.zeros(int((counts + cached).sum()), dtype=np.int64)
         sent = upload_arrays(arrays, self._context.device)
         tables = seq_lens = None
         if rows:
-            assert state is not None
             *_, tables, seq_lens = decode_rows(sent["slots"], state, sizes.max_pages, sizes.page_size)
         batch = PagedBatch(
             caches=caches,
@@ -154,6 +161,7 @@ class ScratchRuns:
             cu_seqlens_q=sent["cu_seqlens_q"],
             cu_seqlens_k=sent["cu_seqlens_k"],
             context_slots=sent.get("context_slots"),
+            states=chunk_states(sent, state.states),
         )
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
+from typing import cast
 
-from torch import Tensor
+import msgspec
+from torch import Tensor, nn
 
 from models.interfaces.processor import ChatProcessor
+from models.layers.kv_cache import STATE_INTERVAL
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance
@@ -26,11 +30,15 @@ from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.slot_state import state_row_bytes
+from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
 from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.memory.memory import state_bytes
 from service.graphs.runner import GraphRunner
+from service.link.config import ConfigurationError
 from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs
 
 _MAX_IN_FLIGHT = 2
@@ -43,8 +51,13 @@ class ChatWorker:
     """Implements service.engine.core.worker.ModelWorker."""
 
     def __init__(self, name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> None:
+        self.state_row_bytes = state_row_bytes(model.decoder)
+        self.state_rows = self._num_state_rows(name, model, context) if self.state_row_bytes else 0
+        if self.state_rows:
+            slots = min(context.config.slots, (self.state_rows - 1) // ROWS_EACH)
+            context = replace(context, config=msgspec.structs.replace(context.config, max_running=slots))
         config = context.config
-        self.name = name
+        self.name, self.slots = name, config.slots
         self._context = context
         self._observations = context.observations
         self._max_context = min(processor.context_length, model.decoder.max_positions)
@@ -65,19 +78,29 @@ class ChatWorker:
         """Whether the last step had only decode rows, because the gap between their tokens had no room for chunks."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
 
+    def _num_state_rows(self, name: str, model: ChatModel, context: WorkerContext) -> int:
+        """Number of rows of recurrent state that fit."""
+        config = context.config
+        if STATE_INTERVAL % config.page_size:
+            raise ConfigurationError(f"page_size: for {name} it must divide {STATE_INTERVAL}, not {config.page_size}")
+        parts = [cast("nn.Module", part) for part in (model.encoder, model.decoder)]
+        weights = sum(tensor.nbytes for part in parts for tensor in chain(part.parameters(), part.buffers()))
+        return 1 + max(ROWS_EACH, min(MOST_EACH * config.slots, state_bytes(config, weights) // self.state_row_bytes))
+
     # Start
 
     def measure(self) -> MemoryRequirements:
-        return self._runner.measure().beside(self._vision.measure())
+        return self._runner.measure(self.state_rows).beside(self._vision.measure())
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
         self._guidance.start()
-        self._runner.allocate(num_pages, self._masks)
+        self._runner.allocate(num_pages, self._masks, self.state_rows)
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
         limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
-        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens)
+        states = StatePool(self.state_rows, self._pages) if self.state_rows else None
+        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens, states)
         self._requests = ChatRequests(
             self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
         )
@@ -351,6 +374,7 @@ class ChatWorker:
 
     def state(self) -> ModelState:
         scheduler = self._scheduler
+        snapshots = 0 if scheduler.states is None else scheduler.states.rows.num_cached
         return ModelState(
             self.name,
             running=len(scheduler.running),
@@ -360,4 +384,6 @@ class ChatWorker:
             pages_used=self._pages.num_used,
             pages_cached=self._pages.num_cached,
             encoder_cache_bytes=self._vision.cache.num_bytes,
+            snapshots=snapshots,
+            snapshot_bytes=snapshots * self.state_row_bytes,
         )

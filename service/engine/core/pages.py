@@ -7,7 +7,7 @@ free, cached ones are evicted, least recently used first.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class PagePool:
         self._digests: list[Digest | None] = [None] * num_pages
         self._index: dict[Digest, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.evicted: Callable[[Digest], object] = lambda digest: None
+        """Called with the digest of each page that is evicted."""
 
     @property
     def num_available(self) -> int:
@@ -100,15 +102,20 @@ class PagePool:
         return pages
 
     def _evict(self) -> int:
-        page, _ = self._cached.popitem(last=False)
-        self._forget(page)
-        return page
+        digest = self._digests[next(iter(self._cached))]
+        assert digest is not None
+        self.forget(digest)
+        self.evicted(digest)
+        return self._free.pop()
 
-    def _forget(self, page: int) -> None:
-        digest = self._digests[page]
-        if digest is not None:
-            del self._index[digest]
-            self._digests[page] = None
+    def forget(self, digest: Digest) -> None:
+        """Takes a page out of the prefix index, if it is there; one that nobody holds is free from then on."""
+        if (page := self._index.pop(digest, None)) is None:
+            return
+        self._digests[page] = None
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
 
     def release(self, pages: Sequence[int]) -> None:
         """Removes one holder from each page. Pass the pages of a sequence in order, so that its last ones are evicted
@@ -130,6 +137,10 @@ class PagePool:
         if digest not in self._index:
             self._index[digest] = page
             self._digests[page] = digest
+
+    def __contains__(self, digest: Digest) -> bool:
+        """Whether the prefix with this digest is indexed."""
+        return digest in self._index
 
     def match(self, digests: Sequence[Digest]) -> int:
         """Number of leading pages of a prefix that are indexed."""

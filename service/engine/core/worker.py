@@ -102,6 +102,11 @@ class ModelWorker(Protocol):
     """Bytes of one page, all layers together."""
     max_pages: int
     """The worker cannot use more pages than this."""
+    slots: int
+    """Requests that can run together."""
+    state_rows: int
+    """Recurrent states that are in memory, scratch, two of each slot, and snapshots; 0 for models without."""
+    state_row_bytes: int
     min_pages: int
     """With fewer pages the engine does not start: they would be too few for one request of a useful length."""
 

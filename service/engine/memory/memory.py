@@ -163,6 +163,20 @@ class MemoryPlanError(ConfigurationError):
     """The hosted models do not fit; the message names the one that got too little."""
 
 
+STATE_SHARE = 0.4
+"""Share of the memory beside a model's weights that its recurrent states may take; pages need the rest."""
+CPU_STATE_BYTES = 1 << 30
+"""Bytes of recurrent states on a CPU."""
+
+
+def state_bytes(config: EngineConfig, weights: int) -> int:
+    """Bytes that the recurrent states of a model with so many bytes of weights may take."""
+    if config.gpu_bytes is None:
+        return CPU_STATE_BYTES
+    left = config.memory_share * config.gpu_bytes - weights
+    return max(0, int(STATE_SHARE * left)) // max(1, len(config.models))
+
+
 @dataclass(frozen=True)
 class Room:
     """Bytes of a device, and how many of them are in use once the models are loaded: weights, CUDA context, other

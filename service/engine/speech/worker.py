@@ -63,7 +63,8 @@ class SpeechWorker:
 
     def __init__(self, name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> None:
         config = context.config
-        self.name = name
+        self.name, self.slots = name, config.slots
+        self.state_rows = self.state_row_bytes = 0
         self._processor = processor
         self._model = model
         self._context = context

@@ -1,5 +1,5 @@
 """Random prompts with common beginnings, aborts, preemptions and failed launches: what a launch reads is written by it
-or was by an earlier one, and every page has the holders that it should. No model runs."""
+or was by an earlier one, and every page and row of recurrent state has the holders that it should. No model runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from service.engine.chat import states
 from service.engine.chat.costs import PrefillCost
 from service.engine.chat.pacing import ChunkBudget
 from service.engine.chat.scheduler import Scheduler
@@ -80,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.scheduler.schedule(self.can_start, budget)
         if step is None:
             return False
-        assert sum(chunk.length for chunk in step.chunks) == budget.used <= tokens
+        assert sum(chunk.length for chunk in step.chunks) == budget.used <= max(tokens, budget.multiple)
         self.write(step)
         if fault is None or (fault == "prefill" and not step.chunks):
             self.check_reads(step)
@@ -91,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.written.pop(slot)
             failed = [chunk.sequence for chunk in step.chunks] + (list(step.sequences) if fault == "step" else [])
             for sequence in failed:
-                self.finish(sequence)
+                self.finish(sequence, failed=True)
         return True
 
     def can_start(self, sequence: ChatSequence) -> bool:
@@ -143,6 +144,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 continue
             if sequence.num_unread:
                 sequence.num_unread -= 1
+            if self.has_stopped(sequence):
+                self.finish(sequence)
+                continue
             sequence.generated.append(60)
             num_keys = sequence.num_tokens - 1
             if not num_keys % PAGE and not sequence.num_unread:
@@ -150,9 +154,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             if len(sequence.generated) == sequence.max_new_tokens:
                 self.finish(sequence)
 
-    def finish(self, sequence: ChatSequence) -> None:
+    def has_stopped(self, sequence: ChatSequence) -> bool:
+        """Whether its next token is a stop token."""
+        return False
+
+    def finish(self, sequence: ChatSequence, *, failed: bool = False) -> None:
         self.alive.remove(sequence)
-        self.scheduler.finish(sequence)
+        self.scheduler.finish(sequence, failed=failed)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -201,11 +209,127 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pages.num_used == self.scheduler.slots.num_used == 0
 
 
+class StateMachine(SchedulerMachine):
+    """With recurrent state, kept every INTERVAL positions: of each row, the sequence whose state it is and after how
+    many tokens; and of each slot what the device has: the two rows, the number of keys, and whether it is active."""
+
+    INTERVAL = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(states, "STATE_INTERVAL", self.INTERVAL)
+        self.patch.setattr(states, "PROMPT_TAIL", 2)
+        self.states = states.StatePool(1 + states.ROWS_EACH * SLOTS + 2, self.pages)
+        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), STEP_TOKENS, self.states)
+        self.content: dict[int, tuple[ChatSequence, int]] = {}
+        self.device: dict[int, tuple[list[int], int, bool]] = {}
+
+    def has_stopped(self, sequence: ChatSequence) -> bool:
+        return len(sequence.generated) == 2 + int(sequence.request_id) % 13
+
+    def write(self, step: Step) -> None:
+        """A launch that fails may leave anything in the rows that it writes."""
+        super().write(step)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            rows = {sequence.state_rows[1], sequence.snapshot_row} - {0}
+            assert sequence.state_read not in rows and not rows & {*self.states.rows._index.values()}
+            assert chunk.start % self.INTERVAL == 0 and (chunk.is_last or chunk.end % self.INTERVAL == 0)
+            assert bool(chunk.snapshot_end) == bool(sequence.snapshot_row)
+            for row in rows:
+                self.content.pop(row, None)
+
+    def check_reads(self, step: Step) -> None:
+        super().check_reads(step)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if chunk.start:
+                self.check_state(sequence.state_read, sequence, chunk.start)
+            else:
+                assert not sequence.state_read
+            self.content[sequence.state_rows[1]] = sequence, chunk.end
+            if chunk.snapshot_end:
+                self.content[sequence.snapshot_row] = sequence, chunk.snapshot_end
+            if chunk.is_last:
+                self.device[sequence.slot] = sequence.state_rows[::-1], chunk.end, not self.has_stopped(sequence)
+        for slot, sequence in zip(step.slots, step.sequences, strict=True):
+            rows, length, active = self.device[slot]
+            if active:
+                self.check_state(rows[0], sequence, length)
+                rows = rows[::-1] if length % self.INTERVAL == 0 else rows
+                self.content[rows[0]] = sequence, length + 1
+                sampled = length + 1 - sequence.num_prompt_tokens
+                self.device[slot] = rows, length + 1, sampled != 2 + int(sequence.request_id) % 13
+
+    def check_state(self, row: int, sequence: ChatSequence, length: int) -> None:
+        owner, end = self.content[row]
+        assert end == length
+        if owner is not sequence:
+            np.testing.assert_array_equal(owner.token_ids(0, end), sequence.token_ids(0, end))
+            assert list(owner.media_rows(0, end)) == list(sequence.media_rows(0, end))
+
+    @rule(rows=st.integers(1, 6))
+    def evict_snapshots(self, rows: int) -> None:
+        pool = self.states.rows
+        pool.release(pool.allocate(min(rows, pool.num_available)))
+
+    @invariant()
+    def every_row_has_the_holders_that_it_should(self) -> None:
+        self.states.rows.check()
+        held = Counter(
+            row
+            for sequence in self.scheduler.running.values()
+            for row in {*sequence.state_rows, sequence.state_read, sequence.snapshot_row} - {0}
+        )
+        assert {row: count for row, count in enumerate(self.states.rows._holders) if count} == held
+
+    @invariant()
+    def snapshots_are_of_cached_pages_and_of_their_tokens(self) -> None:
+        for digest, row in self.states.rows._index.items():
+            owner, end = self.content[row]
+            owner.extend_digests(owner.num_tokens)
+            assert owner.digests[end // PAGE - 1] == digest and end % self.INTERVAL == 0 and digest in self.pages
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert self.states.rows.num_used == 0
+        self.patch.undo()
+
+
+def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> None:
+    """Request 4 stops after 6 tokens: the step that would swap its rows at 16 is launched before that is read."""
+    machine = StateMachine()
+    machine.count = 4
+    machine.submit(shared=9, picture=False, own=0, rest=1, copies=1, max_tokens=14)
+    (sequence,) = machine.alive
+    for _ in range(8):
+        if len(machine.in_flight) == 2:
+            machine.read()
+        assert machine.launch(STEP_TOKENS, 1.0, None)
+    rows, length, active = machine.device[sequence.slot]
+    assert (length, active, sequence.num_tokens) == (16, False, 16)
+    assert machine.scheduler.rows.num_keys[sequence.slot] == 17 and len(rows) == 2
+    machine.scheduler.preempt(sequence)
+    machine.snapshots_are_of_cached_pages_and_of_their_tokens()
+    assert {machine.content[row][1] for row in machine.states.rows._index.values()} == {8}
+    machine.teardown()
+
+
 MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(MANY, max_examples=20)
 
 
+TestStateMachine = StateMachine.TestCase
+TestStateMachine.settings = settings(MANY, max_examples=20)
+
+
 @pytest.mark.slow
 class TestSchedulerMachineForLong(SchedulerMachine.TestCase):
+    settings = MANY
+
+
+@pytest.mark.slow
+class TestStateMachineForLong(StateMachine.TestCase):
     settings = MANY

@@ -7,7 +7,7 @@ import torch
 
 from service.engine.chat.sampler import corrupt_rows, filtered
 from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
-from service.engine.chat.steps import decode_rows, sample_tokens
+from service.engine.chat.steps import advance_states, decode_rows, sample_tokens
 from service.link.sampling_limits import MAX_STOP_IDS
 from tests.support.optional import needed
 from tests.support.slow import slow
@@ -15,6 +15,10 @@ from tests.support.slow import slow
 needed("triton")
 
 SLOTS, PAGES, PAGE = 9, 20, 16
+
+
+def tables(state: SlotState) -> dict[str, torch.Tensor]:
+    return {name: table for name, table in vars(state).items() if isinstance(table, torch.Tensor)}
 
 
 def random_state(vocabulary: int, device: torch.device) -> SlotState:
@@ -29,14 +33,14 @@ def random_state(vocabulary: int, device: torch.device) -> SlotState:
     state.floats[::2, FloatColumn.TEMPERATURE] = 0
     state.stop_ids.copy_(torch.randint(-1, vocabulary, (SLOTS + 1, MAX_STOP_IDS)))
     state.block_tables.random_(1, 100)
-    for name, table in vars(state).items():
+    for name, table in tables(state).items():
         setattr(state, name, table.to(device))
     return state
 
 
 def copied(state: SlotState) -> SlotState:
     expected = SlotState(SLOTS, PAGES, state.prompt_seen.shape[1], torch.device("cpu"))
-    for name, table in vars(state).items():
+    for name, table in tables(state).items():
         setattr(expected, name, table.cpu().clone())
     return expected
 
@@ -50,6 +54,21 @@ def test_the_kernel_reads_the_inputs_of_a_step_like_its_reference(device: torch.
     for mine, plain in zip(ours, expected, strict=True):
         assert mine.dtype == plain.dtype
         assert torch.equal(mine.cpu(), plain)
+
+
+def test_the_kernel_swaps_rows_of_state_like_its_reference(device: torch.device) -> None:
+    """At a multiple of 64 keys (slots 3, 4 and 5), where the slot is active (not slot 3)."""
+    state = random_state(64, device)
+    state.ints[1:6, IntColumn.LENGTH] = torch.tensor([1, 63, 64, 128, 0], device=device)
+    expected = copied(state)
+    slots = torch.tensor([4, 0, 3, 1, 2, 5, 0])
+    before = expected.ints[slots, IntColumn.STATE]
+    ours = advance_states.kernel(slots.to(device), state)
+    read, write = advance_states.reference(slots, expected)
+    assert torch.equal(ours[0].cpu(), read) and torch.equal(ours[1].cpu(), write)
+    assert torch.equal(state.ints.cpu(), expected.ints)
+    assert torch.equal(read, torch.where(torch.isin(slots, torch.tensor([0, 3])), 0, before))
+    assert (write != read).tolist() == [True, False, False, False, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from models.interfaces.resizing import bicubic_weights
 from models.layers.attention import attend_pages, attend_segments, rotary_paged_decode_attention
-from models.layers.fused import concatenate, quantize, rotary_dense_attention, silu_mul
+from models.layers.fused import concatenate, quantize, rotary_dense_attention, sigmoid_mul, silu_mul
+from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
     elementwise,
+    gated_delta,
     latent,
     moe,
     norms,
@@ -32,6 +34,7 @@ from models.layers.kernels import gemv as gemv_kernels
 from models.layers.kernels import resample as resample_kernels
 from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
+from models.layers.kv_cache import StateRows
 from models.layers.mla import head_keys, rotate_and_cache_latent
 from models.layers.moe import combine, expert_places, route, route_softmax, router_logits, spread_rows
 from models.layers.norms import QKNorm, add_rms_norm, rms_norm
@@ -50,8 +53,8 @@ from tests.support.slow import slow
 TILE = Tile(16, 32, 32, warps=4, stages=2)
 EPS = 1e-5
 MODULES = (
-    elementwise, filter_kernels, flow_solver, gemv_kernels, latent, moe, norms, packed, paged_decode, random, rotary,
-    step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, persistent_gemm, resample_kernels,
+    elementwise, filter_kernels, flow_solver, gated_delta, gemv_kernels, latent, moe, norms, packed, paged_decode,
+    random, rotary, step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, persistent_gemm, resample_kernels,
 )  # fmt: skip
 
 
@@ -85,8 +88,8 @@ def ints(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=Draw.device)
 
 
-def rotary() -> tuple[Tensor, Tensor]:
-    angles = rand(4, 8)
+def rotary(half: int = 8) -> tuple[Tensor, Tensor]:
+    angles = rand(4, half)
     return angles.cos(), angles.sin()
 
 
@@ -96,13 +99,13 @@ LENGTHS = [20, 3, 0, 32]
 PLACES = [[3, 0], [1, 4], [5, 2]]
 
 
-def decoded(current_kv: bool, norm: bool = False) -> tuple[Tensor, Tensor]:
+def decoded(current_kv: bool, norm: bool = False, half: int = 8) -> tuple[Tensor, Tensor]:
     cache, values, q = rand(144, 2, 16), rand(144, 2, 16), rand(4, 4, 16)
     if not current_kv:
         return attend_pages.launch(
             q, cache, values, ints(TABLES, torch.int32), ints(LENGTHS, torch.int32), 16, 0.25
         ), cache[1:]
-    new = (rand(4, 2, 16), rand(4, 2, 16), rotary())
+    new = (rand(4, 2, 16), rand(4, 2, 16), rotary(half))
     slots = ints([35, 50, 0, 143])
     qk_norm = QKNorm(rand(16), rand(16), EPS) if norm else None
     tables, lengths = ints(TABLES, torch.int32), ints(LENGTHS, torch.int32)
@@ -145,6 +148,16 @@ def cached(norm: bool = False) -> tuple[Tensor, ...]:
     new = (faint(4, 4, 16), faint(4, 2, 16), rand(4, 2, 16))
     qk_norm = QKNorm(rand(16), rand(16), EPS) if norm else None
     made = rotate_and_cache.launch(*new, rotary(), keys, values, ints(SLOTS), qk_norm)
+    return *made, keys, values
+
+
+def cached_in_part() -> tuple[Tensor, ...]:
+    """Queries with gates between them, of which the first 4 values rotate, and weights in float32."""
+    kind = half(1).dtype
+    keys, values = (rand(20, 2, 16).to(kind) for _ in range(2))
+    new = (half(4, 4, 2, 16)[:, :, 0], half(4, 2, 16), half(4, 2, 16))
+    qk_norm = QKNorm(rand(16), rand(16), EPS)
+    made = rotate_and_cache.launch(*new, rotary(2), keys, values, ints(SLOTS), qk_norm)
     return *made, keys, values
 
 
@@ -206,6 +219,42 @@ def unit() -> tuple[Tensor, Tensor]:
     return residual_unit.launch(x, alpha, *rest, "ieee"), memory
 
 
+DELTA = (2, 4, 16, 32)
+"""Key heads, value heads, and the sizes of both."""
+
+
+def state_rows(chunks: bool) -> tuple[StateRows, list[Tensor]]:
+    """Rows of states whose scratch row holds NaN: a sequence that begins, one that goes on in place, an empty one and
+    padding; with snapshots of chunks."""
+    key_heads, heads, dk, dv = DELTA
+    states = [rand(8, 3, 2 * key_heads * dk + heads * dv), rand(8, heads, dk, dv)]
+    for state in states:
+        state[0] = torch.nan
+    read, write = (ints(rows) for rows in ([0, 2, 3, 0], [1, 2, 4, 0]))
+    snapshots = (ints([5, 6, 0, 0]), ints([64, 64, 0, 0])) if chunks else (None, None)
+    return StateRows([], read, write, *snapshots), states
+
+
+def convolved(chunks: bool) -> tuple[Tensor, Tensor]:
+    """By chunks with rows behind the last sequence."""
+    rows, (state, _) = state_rows(chunks)
+    bounds = ints([0, 66, 131, 131, 131], torch.int32) if chunks else None
+    x = rand(133 if chunks else 4, state.shape[2] + 3)[:, :-3]
+    return causal_conv.launch(x, rand(state.shape[2], 4), state, rows, bounds), state[1:]
+
+
+def recurred(chunks: bool) -> tuple[Tensor, Tensor]:
+    rows, (conv, state) = state_rows(chunks)
+    tokens = 133 if chunks else 4
+    heads, value_dim = state.shape[1], state.shape[3]
+    given = (rand(tokens, conv.shape[2]), rand(tokens, 2 * heads), ints([-6.0, -2.0, 0.0, 2.7], torch.float32))
+    if chunks:
+        bounds = ints([0, 66, 131, 131, 131], torch.int32)
+        return delta_chunks.launch(*given, rand(heads), state, rows, bounds), state[1:]
+    norm = rand(tokens, heads * value_dim + 3)[:, :-3], rand(value_dim), EPS
+    return delta_step.launch(*given, rand(heads), state, rows, *norm), state[1:]
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "gemm": lambda: tabled("plain", 64, lambda: gemm.launch(half(5, 64), half(64, 64), half(64))),
     "gemm and silu": lambda: tabled("silu_mul", 64, lambda: gemm.launch(half(5, 64), half(128, 64), None, "silu_mul")),
@@ -226,7 +275,16 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "rms_norm": lambda: rms_norm.launch(faint(3, w(96)), rand(w(96)), EPS),
     "add_rms_norm": lambda: add_rms_norm.launch(faint(3, w(96)), faint(3, w(96)), rand(w(96)), EPS),
+    "rms_norm rounded once": lambda: rms_norm.launch(half(3, w(96)), rand(w(96)), EPS),
+    "gemv rounded once": lambda: gemv.launch(half(1, w(96)), half(16, w(96)), norm=(rand(w(96)), EPS)),
     "silu_mul": lambda: silu_mul.launch(rand(3, w(64))),
+    "sigmoid_mul": lambda: sigmoid_mul.launch(rand(3, 4, 16), rand(3, 4, 2, 16)[:, :, 1]),
+    "sigmoid_mul of a row's gate": lambda: sigmoid_mul.launch(rand(3, w(64)), rand(3, 1)),
+    "convolution of chunks": lambda: convolved(chunks=True),
+    "convolution of a step": lambda: convolved(chunks=False),
+    "delta rule of chunks": lambda: recurred(chunks=True),
+    "delta rule of a step": lambda: recurred(chunks=False),
+    "gated norm": lambda: gated_norm.launch(rand(5, 4, 32), rand(5, 4 * 32 + 3)[:, :-3], rand(32), EPS),
     "quantize": lambda: quantize.launch(rand(3, w(64)), 9),
     "concatenate": lambda: concatenate.launch(rand(3, w(64)), rand(3, w(64))),
     "layer_norm": residual_norm,
@@ -253,6 +311,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "logits of a router": lambda: router_logits.launch(half(40, w(64)), rand(12, w(64))).sum(0),
     "rotate_and_cache": cached,
     "rotate_and_cache with QK norm": lambda: cached(norm=True),
+    "rotate_and_cache in part": cached_in_part,
     "dense attention": lambda: rotary_dense_attention.launch(
         rand(2, 4, 4, 16), rand(2, 4, 2, 16), rand(2, 4, 2, 16), *rotary()
     ),
@@ -262,6 +321,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode attention": lambda: decoded(current_kv=False),
     "decode attention with the current step's keys": lambda: decoded(current_kv=True),
     "decode attention with QK norm": lambda: decoded(current_kv=True, norm=True),
+    "decode attention, rotated in part": lambda: decoded(current_kv=True, norm=True, half=2),
     "philox": lambda: philox_normal.launch(ints(SLOTS), ints(range(4), torch.int32), w(16)),
     "channels": lambda: channels(1),
     "transposed channels": lambda: channels(2),

@@ -48,14 +48,14 @@ class Layer(NamedTuple):
         self, read: list[int], write: list[int], snapshot_rows: list[int] | None = None, ends: list[int] | None = None
     ) -> StateRows:
         layers = [self.states]
-        return StateRows(layers, torch.tensor(read), torch.tensor(write), ints(snapshot_rows), ints(ends, torch.int32))
+        return StateRows(layers, torch.tensor(read), torch.tensor(write), ints(snapshot_rows), ints(ends))
 
     def tokens(self, first: int, end: int) -> Layer:
         return self._replace(x=self.x[first:end], gates=self.gates[first:end], z=self.z[first:end])
 
 
-def ints(values: list[int] | None, dtype: torch.dtype = torch.int64) -> Tensor | None:
-    return None if values is None else torch.tensor(values, dtype=dtype)
+def ints(values: list[int] | None) -> Tensor | None:
+    return None if values is None else torch.tensor(values)
 
 
 def make(tokens: int, rows: int = 8) -> Layer:

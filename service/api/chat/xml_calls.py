@@ -1,0 +1,213 @@
+"""Calls in the form of Qwen3-Coder and Qwen3.5:
+
+    <tool_call>
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is the text itself where the schema asks for a string, and JSON elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from models.interfaces.media import Tool
+from models.text.tools import CALL_END
+from service.api.chat.tool_schema import FunctionDelta
+from service.api.structured.schema_form import MAX_DEPTH, as_grammar, target
+
+FUNCTION = "\n<function="
+"""What follows the opening tag of a call."""
+RULES = ("""text[lazy]: TEXT "\\n</parameter>" """, "KEY: /[^>\\n]+/")
+"""Rules that the grammars of functions use."""
+Types = frozenset[str]
+"""The JSON types that a value may have."""
+
+_NAME = re.compile(r"\s*<function=([^\n]*)>\n")
+_PARAMETER = re.compile(r"\s*<parameter=([^\n]*)>\n")
+_FUNCTION_END = re.compile(r"\s*</function>")
+_VALUE_END = "\n</parameter>"
+_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_ALL: Types = frozenset({*_TYPE_NAMES.values(), "null"})
+_STRING: Types = frozenset({"string"})
+_ENFORCED = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+"""Keywords of a tool's parameters that its grammar enforces."""
+
+
+class XmlFunction:
+    """A function whose parameters have the form of a grammar (service/api/structured/schema_form.py)."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._name, self._schema = tool.name, tool.parameters
+        self._required = frozenset(tool.parameters.get("required", ()))
+        self._of_references: dict[str, tuple[Types, bool]] = {}
+        listed = tool.parameters.get("properties", {})
+        parts = {key: part for key, part in listed.items() if part is not False}
+        parts |= {key: {} for key in sorted(self._required - listed.keys())}
+        self._parts = {key: self._resolved(part if isinstance(part, dict) else {}) for key, part in parts.items()}
+        self.types = {key: self._types(part)[0] for key, part in self._parts.items()}
+        """Of each parameter that is listed."""
+
+    def grammar(self, blanks: str) -> str:
+        """What follows FUNCTION: the name, the listed parameters in their order, others if they are allowed, and the
+        end of the function. blanks: pattern of white space in JSON."""
+        parts = [json.dumps(f"{self._name}>\n")]
+        for key in self._parts:
+            begin = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+            parameter = f'{begin} {self._value(key, blanks)} "\\n"'
+            parts.append(parameter if key in self._required else f"({parameter})?")
+        if self._schema.get("additionalProperties", True) is not False:
+            parts.append('("<parameter=" KEY ">\\n" text "\\n")*')
+        return " ".join([*parts, '"</function>"'])
+
+    def unenforced(self) -> list[str]:
+        """Paths of what the grammar does not enforce, since a string is any text."""
+        paths = sorted(self._schema.keys() - _ENFORCED)
+        if isinstance(self._schema.get("additionalProperties"), dict) and self._schema["additionalProperties"]:
+            paths.append("additionalProperties")
+        for key, part in self._parts.items():
+            if "string" in self.types[key] and _literals(part) is None:
+                paths += [f"properties.{key}.{name}" for name in part if not self._types({name: part[name]})[1]]
+        return paths
+
+    def _value(self, key: str, blanks: str) -> str:
+        part = self._parts[key]
+        if (literals := _literals(part)) is not None:
+            quoted = (json.dumps(literal, ensure_ascii=False) for literal in literals)
+            return f"({' | '.join(quoted)}) {json.dumps(_VALUE_END)}"
+        if "string" in self.types[key]:
+            return "text"
+        shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
+        form = json.dumps(as_grammar({**part, **shared}, blanks), ensure_ascii=False)
+        return f"%json {form} {json.dumps(_VALUE_END)}"
+
+    def _resolved(self, part: dict[str, Any]) -> dict[str, Any]:
+        """The schema that a reference leads to, with what stands beside the reference."""
+        for _ in range(MAX_DEPTH):
+            found = target(self._schema, part["$ref"]) if "$ref" in part else None
+            if not isinstance(found, dict):
+                break
+            part = {**found, **{name: value for name, value in part.items() if name != "$ref"}}
+        return part
+
+    def _types(self, part: Any) -> tuple[Types, bool]:
+        """(the types that a schema allows, whether it says nothing else)."""
+        types, bare = _ALL, True
+        for name, value in part.items() if isinstance(part, dict) else ():
+            allowed, plain = _ALL, name == "type"
+            if name == "type":
+                allowed = frozenset(value if isinstance(value, list) else [value])
+            elif name in ("enum", "const"):
+                allowed = frozenset(_type(one) for one in (value if name == "enum" else [value]))
+            elif name in ("anyOf", "oneOf"):
+                inner = [self._types(one) for one in value]
+                allowed, plain = frozenset().union(*(one for one, _ in inner)), all(good for _, good in inner)
+            elif name == "$ref":
+                allowed, plain = self._of_reference(value)
+            types, bare = types & (allowed | {"integer"} if "number" in allowed else allowed), bare and plain
+        return types, bare
+
+    def _of_reference(self, reference: str) -> tuple[Types, bool]:
+        if reference not in self._of_references:
+            self._of_references[reference] = _ALL, False  # for what refers to itself
+            self._of_references[reference] = self._types(target(self._schema, reference))
+        return self._of_references[reference]
+
+
+def _type(value: Any) -> str:
+    return _TYPE_NAMES.get(type(value), "null")
+
+
+def _literals(part: Mapping[str, Any]) -> list[str] | None:
+    """The values of a schema that lists strings alone."""
+    values = [part["const"]] if "const" in part else part.get("enum")
+    if not values or not all(isinstance(value, str) and _VALUE_END not in value for value in values):
+        return None
+    return list(values)
+
+
+class XmlCall:
+    """Reads a call from behind its opening tag, in chunks.
+
+    functions: the types of the listed parameters (XmlFunction.types) by the name of the function.
+    """
+
+    def __init__(self, functions: Mapping[str, Mapping[str, Types]]) -> None:
+        self._functions = functions
+        self._held = ""
+        self._state: Literal["name", "parameters", "value", "end"] = "name"
+        self._parameters: Mapping[str, Types] = {}
+        self._types = _STRING
+        self._count = 0
+
+    def feed(self, text: str) -> tuple[list[FunctionDelta], str | None]:
+        """(parts of the call, what follows its closing tag; None while it goes on)."""
+        self._held += text
+        deltas: list[FunctionDelta] = []
+        while True:
+            state = self._state
+            if state == "name" and (found := self._take(_NAME)):
+                self._state, self._parameters = "parameters", self._functions.get(found[1], {})
+                deltas += [FunctionDelta("", found[1]), FunctionDelta("{")]
+            elif state == "parameters":
+                deltas += self._take_parameter()
+            elif state == "value":
+                deltas += self._take_value()
+            elif state == "end":
+                _, tag, rest = self._held.partition(CALL_END)
+                return deltas, rest if tag else None
+            if state == self._state:
+                return deltas, None
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self._held)
+        if found is not None:
+            self._held = self._held[found.end() :]
+        return found
+
+    def _take_parameter(self) -> list[FunctionDelta]:
+        """The beginning of a parameter, or the end of the function."""
+        if found := self._take(_PARAMETER):
+            comma = ", " if self._count else ""
+            self._state, self._types = "value", self._parameters.get(found[1], _ALL)
+            self._count += 1
+            quote = '"' if self._types == _STRING else ""
+            return [FunctionDelta(f"{comma}{json.dumps(found[1], ensure_ascii=False)}: {quote}")]
+        if self._take(_FUNCTION_END):
+            self._state = "end"
+            return [FunctionDelta("}")]
+        return []
+
+    def _take_value(self) -> list[FunctionDelta]:
+        """The value as far as it has come. One that may be text or JSON is held back to its end."""
+        head, tag, rest = self._held.partition(_VALUE_END)
+        if tag:
+            self._state, self._held = "parameters", rest
+        elif self._types != _STRING and "string" in self._types:
+            return []
+        else:
+            kept = next((n for n in range(len(_VALUE_END) - 1, 0, -1) if head.endswith(_VALUE_END[:n])), 0)
+            head, self._held = head[: len(head) - kept], head[len(head) - kept :]
+        fragment = head
+        if self._types == _STRING:
+            fragment = json.dumps(head, ensure_ascii=False)[1:-1] + ('"' if tag else "")
+        elif "string" in self._types and not _parses(head, self._types):
+            fragment = json.dumps(head, ensure_ascii=False)
+        return [FunctionDelta(fragment)] if fragment else []
+
+
+def _parses(text: str, types: Types) -> bool:
+    """Whether a text is JSON of one of these types."""
+    try:
+        return _type(msgspec.json.decode(text)) in types
+    except (msgspec.DecodeError, RecursionError):
+        return False

@@ -1,0 +1,211 @@
+"""Recurrent state: a cached prefix answers as a computed one, and no token is added twice, lost or another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.interfaces.media import Prompt
+from models.layers.kv_cache import STATE_INTERVAL
+from service.engine.chat import runner as chat_runner
+from service.engine.chat import states as chat_states
+from service.engine.chat.scheduler_output import Step
+from service.engine.memory import memory
+from tests.engine.chat.test_guided_rows import GRAMMAR
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
+from tests.support.out_of_memory import OutOfMemory
+from tests.support.recurrent_chat import recurrent_model
+from tests.support.tiny_chat import tiny_item, tiny_prompt
+
+MODEL = recurrent_model()
+TEXT = [(7 * place * place + 3 * place) % 80 + 1 for place in range(400)]
+
+
+def engine(**settings: Any) -> InlineEngine:
+    return InlineEngine(
+        MODEL, **{"page_size": 16, "num_pages": 128, "max_step_tokens": STATE_INTERVAL, "max_running": 4, **settings}
+    )
+
+
+def text(length: int, *own: int) -> Prompt:
+    return tiny_prompt([TEXT[:length], own])
+
+
+def answer(made: InlineEngine, name: str, prompt: Prompt, **sampling: Any) -> list[int]:
+    made.submit(name, prompt, **sampling)
+    made.run()
+    return made.tokens(name)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("length", [200, 232])
+def test_a_hit_gives_the_bits_of_the_uncached_prompt(graphs: bool, length: int) -> None:
+    """At every boundary, the last one twice; the rest takes the bucket of 16 tokens or that of 64. Both compute pieces
+    of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs."""
+    asked = {"max_tokens": 8, "logprobs": 0}
+    alone = engine(graphs=graphs)
+    expected = answer(alone, "it", text(length), **asked)
+    last = (length - 1) // STATE_INTERVAL * STATE_INTERVAL
+    for hit in (0, 64, 128, 192):
+        made = engine(graphs=graphs)
+        if hit:
+            answer(made, "before", text(hit + chat_states.PROMPT_TAIL, 85, 86), max_tokens=1)
+        for name, cached in (("it", hit), ("again", last)):
+            assert answer(made, name, text(length), **asked) == expected, (name, hit)
+            np.testing.assert_array_equal(made.log_probabilities(name), alone.log_probabilities("it"))
+            assert made.cached_tokens()[name] == cached
+        made.assert_nothing_left()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_conversations_give_the_same_texts_with_the_cache_and_without(graphs: bool) -> None:
+    """Three of four turns about a picture at once. Each turn leaves out the end of the prompt before it, as templates
+    leave out reasoning."""
+    made = engine(graphs=graphs, max_step_tokens=128)
+    history: dict[str, list[Any]] = {
+        name: [TEXT[place : place + 50], tiny_item(place, [16, 16])] for place, name in enumerate("abc")
+    }
+    for turn in range(4):
+        for name, pieces in history.items():
+            made.submit(f"{name}{turn}", tiny_prompt([*pieces, TEXT[turn:][:9], [80, 81]]), max_tokens=6 + turn)
+        made.run()
+        for name, pieces in history.items():
+            prompt = tiny_prompt([*pieces, TEXT[turn:][:9], [80, 81]])
+            alone = answer(engine(graphs=False), "it", prompt, max_tokens=6 + turn)
+            assert made.tokens(f"{name}{turn}") == alone, (name, turn)
+            pieces += [TEXT[turn:][:9], [82, *alone]]
+    assert sum(made.cached_tokens().values()) >= 3 * 3 * STATE_INTERVAL
+    made.assert_nothing_left()
+
+
+def test_where_prompts_part_a_snapshot_is_left() -> None:
+    """The second one to share a beginning leaves it, also while the first is computed; the others wait for it."""
+    made = engine(max_step_tokens=256)
+    for name, own in (("first", 81), ("second", 82), ("third", 83), ("fourth", 84)):
+        made.submit(name, text(150, *[own] * 60))
+    made.run()
+    assert made.cached_tokens() == {"first": 0, "second": 0, "third": 128, "fourth": 128}
+    for name, own in (("first", 81), ("second", 82), ("third", 83), ("fourth", 84)):
+        assert made.tokens(name) == answer(engine(graphs=False), "it", text(150, *[own] * 60)), name
+    made.assert_nothing_left()
+
+
+def test_copies_of_a_prompt_compute_what_follows_its_snapshot() -> None:
+    """As several choices do."""
+    made = engine(max_step_tokens=256)
+    for copy in range(4):
+        made.submit(str(copy), text(200), max_tokens=6, temperature=1.0, seed=copy)
+    made.run()
+    assert made.cached_tokens() == {"0": 0, "1": 192, "2": 192, "3": 192}
+    for copy in range(4):
+        assert made.tokens(str(copy)) == answer(
+            engine(graphs=False), "it", text(200), max_tokens=6, temperature=1.0, seed=copy
+        )
+
+
+@pytest.mark.parametrize("ended", ["length", "stop", "abort", "preempted"])
+def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
+    alone = answer(engine(graphs=False), "it", text(100), max_tokens=60)
+    made = engine()
+    stops = [alone[40]] if ended == "stop" else []
+    made.submit("it", text(100), max_tokens=40 if ended == "length" else 60, stop_token_ids=stops)
+    while len(made.tokens("it")) < 35 and made.finish_reason("it") is None:
+        made.turn()
+    if ended == "abort":
+        made.abort("it")
+    elif ended == "preempted":
+        scheduler = made.worker._scheduler
+        (sequence,) = scheduler.running.values()
+        scheduler.preempt(sequence)
+        assert sequence.hit_pages * sequence.page_size == 128
+    made.run()
+    told = made.tokens("it")
+    if ended == "preempted":
+        assert told == alone
+    following = tiny_prompt([TEXT[:100], told, [5] * 10])
+    got = answer(made, "next", following)
+    assert made.cached_tokens()["next"] == (100 + len(told)) // STATE_INTERVAL * STATE_INTERVAL >= 128
+    assert got == answer(engine(graphs=False), "it", following)
+    made.assert_nothing_left()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_repeated_launch_advances_no_state_twice(monkeypatch: pytest.MonkeyPatch, graphs: bool, guided: bool) -> None:
+    """Every pass of chunks runs out of memory after it has written everything, beside rows that decode."""
+    asked = {"grammar": GRAMMAR} if guided else {}
+
+    def answers(made: InlineEngine) -> list[list[int]]:
+        for name in range(6):
+            made.submit(str(name), text(60 + 30 * name, 80 - name), max_tokens=20, **(asked if name % 2 else {}))
+            for _ in range(3):
+                made.turn()
+        made.run()
+        made.assert_nothing_left()
+        return [made.tokens(str(name)) for name in range(6)]
+
+    expected = answers(engine(graphs=graphs))
+    made = engine(graphs=graphs)
+    runner = made.worker._runner
+    fault = OutOfMemory(monkeypatch, runner, "_backbone").at_first_tries_of(runner, "_launch_on_route")
+    assert answers(made) == expected and fault.failed > 8
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_decode_rows_do_not_ride_in_a_pass_of_chunks(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
+    seen: list[tuple[int, int]] = []
+    real = chat_runner.ChatRunner._backbone
+
+    def backbone(self: Any, step: Step, *rest: Any) -> Any:
+        seen.append((len(step.slots), len(step.chunks)))
+        return real(self, step, *rest)
+
+    monkeypatch.setattr(chat_runner.ChatRunner, "_backbone", backbone)
+    made = engine(graphs=graphs)
+    made.submit("first", text(20), max_tokens=30)
+    for _ in range(4):
+        made.turn()
+    answer(made, "second", text(200))
+    assert {kind for kind, _ in made.routes()} >= {"decode"} and len(seen) > 4 and not any(rows for rows, _ in seen)
+    assert len(made.tokens("first")) == 30
+
+
+def test_few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are evicted, least recently used first, and with their pages; answers stay right."""
+    monkeypatch.setattr(chat_states, "MOST_EACH", chat_states.ROWS_EACH)
+    monkeypatch.setattr("service.engine.chat.worker.MOST_EACH", chat_states.ROWS_EACH)
+    made = engine(max_running=2, num_pages=40)
+    assert made.worker.state_rows == 7
+    for turn in range(3):
+        for name in range(5):
+            made.submit(f"{name} {turn}", tiny_prompt([TEXT[name : name + 140]]), max_tokens=12)
+        made.run()
+    states = made.worker._scheduler.states
+    assert states is not None
+    states.rows.check()
+    assert 0 < states.rows.num_cached <= 6 and made.worker.state().snapshots == states.rows.num_cached
+    assert all(digest in made.worker._pages for digest in states.rows._index)
+    for name in range(5):
+        alone = answer(engine(graphs=False), "it", tiny_prompt([TEXT[name : name + 140]]), max_tokens=12)
+        assert all(made.tokens(f"{name} {turn}") == alone for turn in range(3))
+    made.assert_nothing_left()
+
+
+def test_slots_follow_from_the_memory_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * 32 * 4
+    monkeypatch.setattr(memory, "CPU_STATE_BYTES", 11 * row)
+    worker = engine(max_running=8).worker
+    assert (worker.state_row_bytes, worker.state_rows, worker.slots) == (row, 12, 3)
+    assert worker._scheduler.slots.num_slots == 3 and worker.max_pages == 1 + 3 * 16
+    assert engine(max_running=2).worker.slots == 2
+
+
+def test_models_without_state_have_no_rows() -> None:
+    worker = InlineEngine().worker
+    assert worker.state_rows == 0 and worker._scheduler.states is None
+    specs = worker._runner.graphs.cached_prefill.capturable.buffer_specs({"tokens": 8, "sequences": 2})
+    assert not any("state" in name or "snapshot" in name for name in specs) and torch.is_inference_mode_enabled()
