@@ -90,7 +90,7 @@ def load_config(directory: Path) -> MiniCPMVConfig:
             published_vision_layers=published_layers,
             slicing=SliceRule(
                 scale_resolution=int(slicing.get("scale_resolution", 448)),
-                patch_size=vision.patch_size,
+                unit=vision.patch_size,
                 max_slices=int(slicing.get("max_slice_nums", 9)),
             ),
             num_queries=int(config["query_num"]),

@@ -203,7 +203,7 @@ class MiniCPMVProcessor(TextProcessor):
             "temporal_ids": np.array(times, dtype=np.int32),
             "grid": np.array(grid or (0, 0), dtype=np.int32),
         }
-        patch_area = self.config.slicing.patch_size**2
+        patch_area = self.config.vision.patch_size**2
         return MediaItem(
             kind=kind,
             frames=tuple(slices),

@@ -17,14 +17,16 @@ from models.interfaces.resizing import resize
 MAX_PATCHES_PER_SIDE = 4096
 """Rows of the resampler's position table. Longer sides occur only for pictures of aspect ratios above 16000, which are
 refused."""
+MAX_SIDE = 14 * MAX_PATCHES_PER_SIDE
+"""The same in pixels: all published patches have 14 a side."""
 
 
 @dataclass(frozen=True)
 class SliceRule:
-    """Geometry of slicing: slices cover about scale_resolution^2 pixels, sides are multiples of patch_size."""
+    """Geometry of slicing: slices cover about scale_resolution^2 pixels, sides are multiples of unit."""
 
     scale_resolution: int
-    patch_size: int
+    unit: int
     max_slices: int
 
     def overview_size(self, width: int, height: int, *, enlarge: bool) -> tuple[int, int]:
@@ -61,7 +63,7 @@ class SliceRule:
             # The width is computed from the height that was already truncated to an integer.
             height = int(self.scale_resolution / math.sqrt(aspect))
             width = int(height * aspect)
-        return self._snap(width, self.patch_size), self._snap(height, self.patch_size)
+        return self._snap(width, self.unit), self._snap(height, self.unit)
 
     @staticmethod
     def _snap(length: float, multiple: int) -> int:
@@ -84,7 +86,7 @@ def slice_picture(picture: Image.Image, rule: SliceRule) -> SlicedPicture:
     overview_size = rule.overview_size(width, height, enlarge=grid is None)
     refined_size = rule.refined_size(width, height, grid) if grid else overview_size
     longest = max(*overview_size, refined_size[0] // columns, refined_size[1] // rows)
-    if longest > MAX_PATCHES_PER_SIDE * rule.patch_size:
+    if longest > MAX_SIDE:
         raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
     overview = resize(picture, *overview_size)
     if grid is None:

@@ -108,7 +108,9 @@ def load_config(directory: Path) -> MiniCPMV46Config:
 def _media_rule(where: str, fields: Mapping[str, Any], patch: int, merge: int) -> MediaRule:
     """Sides of slices are whole numbers of squares of 4 x 4 patches (4x mode: 2 x 2)."""
     _check(where, {"patch_size": patch, **fields}, {**_PROCESSOR_FIXED, "patch_size": patch})
-    slicing = SliceRule(int(fields.get("scale_resolution") or 448), patch * merge, int(fields.get("max_slice_nums") or 9))
+    slicing = SliceRule(
+        int(fields.get("scale_resolution") or 448), patch * merge, int(fields.get("max_slice_nums") or 9)
+    )
     return MediaRule(slicing, bool(fields.get("use_image_id", True)), int(fields.get("max_num_frames") or 128))
 
 

@@ -92,7 +92,10 @@ class MiniCPMV46Encoder(nn.Module):
         # Slices have about side^2 patches, those of aspects within 4:1 one square more in each row at most.
         longest = side * (side + self.config.merge)
         sizes = [(slices * patches, slices) for slices in SLICES for patches in (side * side, longest)]
-        return [{"patches": patches, "sequences": slices, "max_seqlen": longest} for patches, slices in sizes]
+        strip = 4 * side * side  # Of aspects beyond that.
+        return [
+            {"patches": patches, "sequences": slices, "max_seqlen": min(patches, strip)} for patches, slices in sizes
+        ]
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         """None: a slice is too small."""

@@ -25,7 +25,7 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import each
-from models.minicpmv.slicing import SliceRule, SlicedPicture, slice_picture
+from models.minicpmv.slicing import SlicedPicture, SliceRule, slice_picture
 from models.minicpmv.v4_6.config import MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.qwen_vl.v3.processor import split_reasoning
@@ -195,7 +195,7 @@ class MiniCPMV46Processor(TextProcessor):
         grid = rule.grid(width, height)
         overview = rule.overview_size(width, height, enlarge=grid is None)
         refined = rule.refined_size(width, height, grid) if grid else (0, 0)
-        return (overview[0] * overview[1] + refined[0] * refined[1]) // rule.patch_size**2
+        return (overview[0] * overview[1] + refined[0] * refined[1]) // rule.unit**2
 
     def _item(self, kind: MediaKind, frames: Sequence[SlicedPicture], source: bytes | None = None) -> MediaItem:
         slices = [one for frame in frames for one in frame.slices]
@@ -221,7 +221,9 @@ def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int
     if metadata.listed:
         indices = list(range(metadata.num_frames))
     elif metadata.duration * (fps or 1.0) > max_frames:
-        indices = [min(int(step / FINE_RATE * metadata.fps), last) for step in range(int(metadata.duration / (1 / FINE_RATE)))]
+        indices = [
+            min(int(step / FINE_RATE * metadata.fps), last) for step in range(int(metadata.duration / (1 / FINE_RATE)))
+        ]
     else:
         count = max(1, int(np.ceil(metadata.duration * (fps or 1.0))))
         indices = [min(int(index * metadata.fps / (fps or 1.0)), last) for index in range(count)]

@@ -13,7 +13,7 @@ from PIL import Image
 from models.interfaces.errors import InputError
 from models.minicpmv.slicing import SliceRule, slice_picture
 
-RULE = SliceRule(scale_resolution=448, patch_size=14, max_slices=9)
+RULE = SliceRule(scale_resolution=448, unit=14, max_slices=9)
 
 
 def patches(rule: SliceRule, width: int, height: int) -> list[tuple[int, int]]:
@@ -68,7 +68,7 @@ def test_slices_fill_their_bucket(width: int, log4_aspect: float) -> None:
 
 
 def test_crops_tile_the_refined_picture() -> None:
-    rule = SliceRule(scale_resolution=84, patch_size=14, max_slices=9)
+    rule = SliceRule(scale_resolution=84, unit=14, max_slices=9)
     pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     sliced = slice_picture(Image.fromarray(pixels), rule)
     assert sliced.grid is not None

@@ -1,0 +1,127 @@
+"""MiniCPM-V 4.6 and 4.7 where the families' suite cannot see them: settings of the files, slicing, sampling, canvas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
+from models.minicpmv.slicing import SliceRule
+from models.minicpmv.v4_6.config import load_config
+from models.minicpmv.v4_6.model import load_model
+from models.minicpmv.v4_6.processor import MAX_VIDEO_EMBEDS, MiniCPMV46Processor, load_processor, sample_frames
+from service.graphs.packing import pack
+from tests.support.chat_golden import generate, golden_prompt, largest_difference
+from tests.support.golden import GOLDEN, copy_checkpoint, inputs
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.random_reference import change_json
+
+DIRECTORIES = [GOLDEN / "minicpmv_4_6", GOLDEN / "minicpmv_4_7"]
+CHANGED = [(directory, name) for directory in DIRECTORIES for name in ("fine", "overview", "no_ids")]
+ON_EVERY = pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+
+
+def with_settings(directory: Path, target: Path, **fields: Any) -> Path:
+    """A copy of a checkpoint whose processors have these fields."""
+    changed = copy_checkpoint(directory, target)
+    file = changed / "processor_config.json"
+    settings = json.loads(file.read_text())
+    change_json(file, {name: settings[name] | fields for name in ("image_processor", "video_processor")})
+    return changed
+
+
+@pytest.mark.parametrize(("directory", "name"), CHANGED, ids=lambda value: getattr(value, "name", value))
+def test_prompts_under_other_settings(directory: Path, name: str, tmp_path: Path) -> None:
+    """4x mode (smaller squares, no merger in the tower), overviews alone, and pictures without numbers."""
+    golden, expected = inputs(directory)["prompts"][name], load_file(directory / "expected.safetensors")
+    fields = {key: golden[key] for key in ("downsample_mode", "max_slice_nums", "use_image_id") if key in golden}
+    changed = with_settings(directory, tmp_path / "changed", **fields)
+    prompt = golden_prompt(load_processor(changed), directory, name)
+    assert prompt.token_ids.tolist() == expected[f"prompt.{name}.input_ids"].tolist()
+    if f"prompt.{name}.position_ids" in expected:
+        assert prompt.positions.tolist() == expected[f"prompt.{name}.position_ids"].tolist()
+    logits, _, ids = generate(load_model(changed, "cpu", torch.float32), prompt, 20)
+    assert largest_difference(logits[-24:], expected[f"prompt.{name}.logits"]) <= 1e-4
+    assert ids == expected[f"prompt.{name}.generated_ids"].tolist()
+
+
+@ON_EVERY
+def test_slices_and_sampled_frames_are_the_references(directory: Path) -> None:
+    golden = inputs(directory)
+    for case in golden["slicing"]:
+        unit = 56 if case["downsample_mode"] == "16x" else 28
+        rule = SliceRule(case["scale_resolution"], unit, case["max_slice_nums"])
+        width, height = case["width"], case["height"]
+        grid = rule.grid(width, height)
+        assert (grid and [grid[1], grid[0]]) == case["grid"]
+        assert [*rule.overview_size(width, height, enlarge=grid is None)][::-1] == case["overview"]
+        if grid:
+            assert [*rule.refined_size(width, height, grid)][::-1] == case["refined"]
+    for case in golden["sampling"]:
+        if case["stack_frames"] == 1:
+            metadata = VideoMetadata(case["total_num_frames"], case["fps"], case["duration"], 10, 10)
+            assert sample_frames(metadata, fps=None, max_frames=case["max_num_frames"]) == case["indices"]
+
+
+def published(directory: Path) -> MiniCPMV46Processor:
+    """A processor that cuts pictures as published ones do."""
+    processor = load_processor(directory)
+    rules = {name: getattr(processor.config, name) for name in ("images", "videos")}
+    rules = {name: replace(rule, slicing=SliceRule(448, 56, 9)) for name, rule in rules.items()}
+    processor.config = replace(processor.config, **rules)
+    return processor
+
+
+@ON_EVERY
+def test_a_video_is_read_in_as_many_frames_as_its_tokens_allow(directory: Path) -> None:
+    """1080p takes 578 tokens a frame; 28 of them fit. Frames that a client has chosen are not left out."""
+    processor = published(directory)
+    metadata = VideoMetadata(3000, 25.0, 120.0, 1080, 1920)
+    assert len(processor.sample_video(metadata, fps=None, max_frames=1000)) == MAX_VIDEO_EMBEDS // 578 == 28
+    small = replace(metadata, height=448, width=448)
+    assert len(processor.sample_video(small, fps=None, max_frames=1000)) == 120
+    frames = (np.zeros((1080, 1920, 3), dtype=np.uint8),) * 29
+    with pytest.raises(InputError, match=f"29 frames take {29 * 578} tokens, at most {MAX_VIDEO_EMBEDS}"):
+        processor.video(VideoFrames(frames, tuple(range(29)), (0.0,) * 29, replace(metadata, listed=True)))
+
+
+@pytest.mark.parametrize("size", [(448, 448), (1280, 720), (1920, 1080), (1344, 1344), (1240, 1754), (720, 1280)])
+def test_usual_pictures_are_padded_by_at_most_15_percent(size: tuple[int, int]) -> None:
+    directory = DIRECTORIES[0]
+    processor = published(directory)
+    encoder = load_model(directory, "meta", torch.float32, "random").encoder
+    encoder.config = processor.config
+    required = encoder.required([processor.image(Image.new("RGB", size))])
+    (group,) = pack([required], encoder.default_buckets())
+    assert group.bucket is not None and group.bucket["patches"] <= 1.15 * required["patches"]
+
+
+REFUSED = [
+    ("config.json", "merger_times", 2),
+    ("config.json", "insert_layer_id", -1),
+    ("image_processor", "slice_mode", False),
+    ("video_processor", "stack_frames", 2),
+    ("image_processor", "downsample_mode", "8x"),
+    ("image_processor", "patch_size", 16),
+]
+
+
+@pytest.mark.parametrize(("place", "field", "value"), REFUSED)
+def test_what_is_not_built_is_refused_by_its_name(place: str, field: str, value: Any, tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORIES[0], tmp_path / "changed")
+    if place == "config.json":
+        change_json(directory / place, {field: value})
+    else:
+        file = directory / "processor_config.json"
+        change_json(file, {place: json.loads(file.read_text())[place] | {field: value}})
+    with pytest.raises(CheckpointError, match=field):
+        load_config(directory)
