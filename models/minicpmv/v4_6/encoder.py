@@ -66,9 +66,9 @@ class WindowMerger(nn.Module):
 
 
 class MiniCPMV46Encoder(nn.Module):
-    """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches and S sequences (slices): pixels uint8
-    [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32 [S + 1], its tail repeating
-    the total. Embeddings: a row for each square of merge^2 patches, row by row."""
+    """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches, a multiple of 16, and S sequences
+    (slices): pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32
+    [S + 1], its tail repeating the total. Embeddings: a row for each square of merge^2 patches, row by row."""
 
     name = "vision_encoder"
     byte_values: Tensor
@@ -91,10 +91,11 @@ class MiniCPMV46Encoder(nn.Module):
         side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
         # Slices have about side^2 patches, those of aspects within 4:1 one square more in each row at most.
         longest = side * (side + self.config.merge)
-        sizes = [(slices * patches, slices) for slices in SLICES for patches in (side * side, longest)]
+        sizes = {slices * patches: slices for patches in (longest, side * side) for slices in SLICES}
         strip = 4 * side * side  # Of aspects beyond that.
         return [
-            {"patches": patches, "sequences": slices, "max_seqlen": min(patches, strip)} for patches, slices in sizes
+            {"patches": patches, "sequences": slices, "max_seqlen": min(patches, strip)}
+            for patches, slices in sorted(sizes.items())
         ]
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:

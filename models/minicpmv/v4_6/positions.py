@@ -15,8 +15,8 @@ _BEFORE = (-1, -1)
 
 @dataclass(frozen=True)
 class Frame:
-    """A picture, or a frame of a video, in units of a token: (rows, columns) of the overview, of the grid of crops, (0, 0)
-    for none, and of a crop."""
+    """A picture, or a frame of a video: (rows, columns) of the overview and of a crop in tokens, and of the grid of
+    crops, (0, 0) for none."""
 
     overview: tuple[int, int]
     grid: tuple[int, int]
