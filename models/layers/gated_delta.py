@@ -142,8 +142,9 @@ def delta_step(
 ) -> Tensor:
     """One token of each sequence, then gated_norm.
 
-    qkv [n, C] behind the convolution; gates [n, 2 * value_heads], b before a; A_log and dt_bias float32 [value_heads];
-    state float32 [rows, value_heads, dk, dv], advanced; z [n, value_heads * dv], any row stride -> like z.
+    qkv [n, C] behind the convolution and gates [n, 2 * value_heads], b before a, contiguous; A_log and dt_bias float32
+    [value_heads]; state float32 [rows, value_heads, dk, dv], advanced; z [n, value_heads * dv], any row stride -> like
+    z.
     """
     q, k, v, beta, decay = _inputs(qkv, gates, A_log, dt_bias, state)
     held = _read(state, rows.read).to(q.dtype) * decay.exp()[..., None, None]

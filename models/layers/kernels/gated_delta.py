@@ -188,8 +188,6 @@ def _step_kernel(
     z_ptr,
     norm_ptr,
     out_ptr,
-    stride_qkv,
-    stride_gates,
     stride_z,
     eps,
     KEY_HEADS: tl.constexpr,
@@ -207,11 +205,11 @@ def _step_kernel(
     read, write = tl.load(read_ptr + row).to(tl.int64), tl.load(write_ptr + row).to(tl.int64)
     cell = d[:, None] * DV + e[None, :]
     state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
-    qkv = qkv_ptr + row * stride_qkv
+    qkv = qkv_ptr + row * (2 * KEY_HEADS * DK + HEADS * DV)
     q = _unit(tl.load(qkv + key_head * DK + d), 0) * (DK**-0.5)
     k = _unit(tl.load(qkv + (KEY_HEADS + key_head) * DK + d), 0)
     v = tl.load(qkv + 2 * KEY_HEADS * DK + head * DV + e).to(tl.float32)
-    beta, decay = _gates_of(gates_ptr + row * stride_gates, True, head, A_log_ptr, dt_bias_ptr, HEADS)
+    beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), True, head, A_log_ptr, dt_bias_ptr, HEADS)
     state *= tl.exp(decay)
     error = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * error[None, :]
@@ -252,8 +250,6 @@ def delta_step(
         z,
         norm_weight,
         out,
-        qkv.stride(0),
-        gates.stride(0),
         z.stride(0),
         eps,
         KEY_HEADS=_key_heads(qkv, state),
@@ -271,9 +267,9 @@ def _key_heads(qkv: Tensor, state: Tensor) -> int:
 
 
 @triton.jit
-def _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK: tl.constexpr):
+def _unit_rows(qkv_ptr, row, kept, key_head, C: tl.constexpr, DK: tl.constexpr):
     """Rows of a query or key head, each of length 1: float32 [64, DK], 0 where not kept."""
-    places = qkv_ptr + row[:, None] * stride_qkv + key_head * DK + tl.arange(0, DK)[None, :]
+    places = qkv_ptr + row[:, None] * C + key_head * DK + tl.arange(0, DK)[None, :]
     return _unit(tl.load(places, mask=kept[:, None], other=0.0), 1)
 
 
@@ -288,8 +284,6 @@ def _matrices_kernel(
     cu_ptr,
     num_rows,
     num_sequences,
-    stride_qkv,
-    stride_gates,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -313,13 +307,14 @@ def _matrices_kernel(
         tl.store(place, tl.zeros((_CHUNK, DV), out_ptr.dtype.element_ty), mask=kept[:, None])
         return
     key_head = head // (HEADS // KEY_HEADS)
-    beta, decay = _gates_of(gates_ptr + row * stride_gates, kept, head, A_log_ptr, dt_bias_ptr, HEADS)
+    C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
+    beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
     total = tl.cumsum(decay, 0)
     # exp(-total) overflows: subtract first.
     fading = tl.where(i >= j, tl.exp(tl.where(i >= j, total[:, None] - total[None, :], 0.0)), 0.0)
     place = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + j
-    q = _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK) * (DK**-0.5)
-    k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, stride_qkv, DK)
+    q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
+    k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
     attended = tl.dot(q, tl.trans(k), input_precision=PRECISION) * fading
     tl.store(place + _CHUNK, attended, mask=kept[:, None])
     similar = tl.dot(k, tl.trans(k), input_precision=PRECISION)
@@ -347,8 +342,6 @@ def _scan_kernel(
     snapshot_rows_ptr,
     snapshot_ends_ptr,
     cu_ptr,
-    stride_qkv,
-    stride_gates,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -362,6 +355,7 @@ def _scan_kernel(
     wait_for_previous(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
     key_head = head // (HEADS // KEY_HEADS)
+    C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     e = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     cell = tl.arange(0, DK)[:, None] * DV + e
     read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
@@ -370,13 +364,13 @@ def _scan_kernel(
     for first in range(begin, end, _CHUNK):
         row = (first + tl.arange(0, _CHUNK)).to(tl.int64)
         kept = row < end
-        beta, decay = _gates_of(gates_ptr + row * stride_gates, kept, head, A_log_ptr, dt_bias_ptr, HEADS)
+        beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
         total = tl.cumsum(decay, 0)
         faded = tl.exp(total)[:, None]
-        q = _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK) * (DK**-0.5)
+        q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
         out = faded * tl.dot(q, state, input_precision=PRECISION)
-        k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, stride_qkv, DK)
-        v = qkv_ptr + row[:, None] * stride_qkv + 2 * KEY_HEADS * DK + head * DV + e
+        k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
+        v = qkv_ptr + row[:, None] * C + 2 * KEY_HEADS * DK + head * DV + e
         v = tl.load(v, mask=kept[:, None], other=0.0).to(tl.float32)
         error = beta[:, None] * (v - faded * tl.dot(k, state, input_precision=PRECISION))
         matrices = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + tl.arange(0, _CHUNK)[None, :]
@@ -424,8 +418,6 @@ def delta_chunks(
         cu_seqlens,
         num_rows,
         sequences,
-        qkv.stride(0),
-        gates.stride(0),
         **sizes,
         PRECISION=precision,
         num_warps=4,
@@ -442,8 +434,6 @@ def delta_chunks(
         rows.snapshot_rows,
         rows.snapshot_ends,
         cu_seqlens,
-        qkv.stride(0),
-        gates.stride(0),
         **sizes,
         BLOCK_V=block_v,
         PRECISION=precision,

@@ -73,6 +73,7 @@ def test_varlen_of_windows(padding, dtype) -> None:
         (96, 96, 8, 8, False),
         (128, 128, 16, 2, True),
         (128, 128, 28, 4, True),
+        (256, 256, 16, 4, True),
         (192, 128, 16, 16, True),
     ],
 )
@@ -279,7 +280,7 @@ def test_a_short_chunk_behind_a_long_context(width, value_width, heads, kv_heads
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads"),
-    [(128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (576, 512, 16, 1)],
+    [(128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (256, 256, 16, 4), (576, 512, 16, 1)],
 )
 def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     device, page, pages = torch.device("cuda"), 16, 96
