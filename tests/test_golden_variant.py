@@ -14,7 +14,7 @@ from tests.support.golden import OWN
 from tests.support.golden_variant import PREFIX, make_variant
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "kimi_vl", "minicpmv", "voxcpm2")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "kimi_vl", "minicpmv", "voxcpm2")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 

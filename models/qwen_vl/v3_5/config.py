@@ -33,7 +33,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     config = read_config(directory)
     text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
     for name, value in _FIXED.items():
-        if (text.get(name) or value) != value:
+        if text.get(name) not in (None, value):
             raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
     required = _TEXT_FIELDS if text.get("num_experts") is None else (*_TEXT_FIELDS, "shared_expert_intermediate_size")
     if missing := [name for name in required if text.get(name) is None]:

@@ -206,7 +206,7 @@ async def build_prompt(
     Raises ApiError or InputError that names the field that does not fit.
     """
     processor = model.chat_processor
-    options, paths = _template_options(body, processor.template_options)
+    options, paths = template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
     names_audio = any(message.audio is not None for message in body.messages)
     transcripts = await named_transcripts(body, context) if names_audio else {}
@@ -273,7 +273,7 @@ def media_tokens(prompt: Prompt) -> dict[str, int]:
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
 
 
-def _template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Options of the chat template, and the path of each in the request. ApiError 400 for one that the model's has not.
 
     known: ChatProcessor.template_options.

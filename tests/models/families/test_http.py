@@ -88,20 +88,22 @@ def of_pictures(family: Family, name: str) -> bool:
 
 
 def template_options(family: Family, name: str) -> dict[str, Any]:
-    numbered = family.inputs["prompts"][name].get("add_vision_id")
-    return {"chat_template_kwargs": {"add_vision_id": True}} if numbered else {}
+    spec = family.inputs["prompts"][name]
+    numbered = {"add_vision_id": True} if spec.get("add_vision_id") else {}
+    options = numbered | spec.get("template_kwargs", {})
+    return {"chat_template_kwargs": options} if options else {}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", HOSTED, ids=lambda family: family.name)
 def test_golden_answers(client: OpenAI, family: Family, stream: bool) -> None:
-    """Answers of a Thinking checkpoint begin inside the reasoning, and these never leave it."""
+    """Where a prompt opens the reasoning, answers begin inside, and these never leave it."""
     for name in filter(lambda name: of_pictures(family, name), family.prompts):
         body, messages = EXACT | template_options(family, name), conversation(family.directory, name)
         fields = {"model": family.name, "max_tokens": family.tokens, "temperature": 0, "extra_body": body}
         answer = ask(client, messages, stream=stream, **fields)
         said = text_of(family, family.golden_tokens(name))
-        inside = family.name == THINKING
+        inside = text_of(family, family.of(name, "input_ids").tolist()).rstrip().endswith("<think>")
         assert (answer.content, answer.reasoning) == (("", said) if inside else (said, "")), name
         usage = answer.usage.prompt_tokens, answer.usage.completion_tokens
         assert usage == (len(family.of(name, "input_ids")), family.tokens)

@@ -368,6 +368,12 @@ PUBLISHED = {
     "qwen3_vl_8b": (8_767_123_696, 576_388_336),
     "qwen3_vl_32b": (33_357_390_064, 595_266_800),
     "qwen3_vl_30b_a3b": (31_070_754_032, 538_631_408),
+    "qwen3_5_0_8b": (852_985_920, 100_592_896),
+    "qwen3_5_2b": (2_213_241_664, 331_416_576),
+    "qwen3_5_4b": (4_539_265_536, 333_514_240),
+    "qwen3_5_9b": (9_409_813_744, 456_010_480),
+    "qwen3_5_27b": (27_356_728_560, 460_730_096),
+    "qwen3_5_35b_a3b": (35_107_181_936, 446_571_248),
     "kimi_vl_a3b": (16_407_656_048, 416_866_032 + 30_679_808),
     "minicpmv_4_5": (8_695_895_280, None),
 }
@@ -381,7 +387,7 @@ PADDING = {
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=[] if size.endswith("vl_2b") else [SLOW]) for size in PUBLISHED]
+    "size", [pytest.param(size, marks=[] if size.endswith(("vl_2b", "5_4b")) else [SLOW]) for size in PUBLISHED]
 )
 def test_published_sizes_have_the_published_numbers_of_parameters(tmp_path: Path, size: str) -> None:
     directory = make(size, tmp_path)

@@ -62,7 +62,7 @@ def test_prompts_that_cannot_be_taken_are_refused(family: Family) -> None:
     with pytest.raises(InputError, match=f"maximum context length is {processor.context_length}") as refused:
         prompt_of(processor, [say("user", "x " * (processor.context_length + 9))])
     assert refused.value.field == "messages"
-    if family.name not in ("minicpmv_4_5", "qwen3_vl_moe"):  # These think.
+    if family.name not in ("minicpmv_4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):  # These think.
         with pytest.raises(InputError) as refused:
             prompt_of(processor, [say("user", "x")], options={"enable_thinking": True})
         assert refused.value.field == "enable_thinking"
@@ -103,7 +103,7 @@ def test_media_that_cannot_be_taken_are_refused(family: Family) -> None:
         assert refused.value.field == "image_url"
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl_moe", "minicpmv_4_5", "kimi_vl"])
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5", "minicpmv_4_5", "kimi_vl"])
 def test_families_that_think_name_their_markers(name: str) -> None:
     opening, closing = FAMILIES[name].processor.reasoning_markers
     assert "think" in opening and "/think" in closing
