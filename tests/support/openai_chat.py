@@ -89,10 +89,16 @@ class Script:
 
 
 def talk_with_tools(
-    client: OpenAI, script: Script, messages: Iterable[dict[str, Any]], *, thinks: bool = False, **arguments: Any
+    client: OpenAI,
+    script: Script,
+    messages: Iterable[dict[str, Any]],
+    *,
+    thinks: bool = False,
+    call_text: Callable[..., str] = call_text,
+    **arguments: Any,
 ) -> None:
     """A conversation whose answers, as the model says them, are sent back as they come, with the results of their
-    calls. thinks: the prompt opens the reasoning."""
+    calls. thinks: the prompt opens the reasoning. call_text: how the model writes a call."""
     talk: list[Any] = []
     asked: list[str] = []
     for message in messages:
@@ -117,7 +123,7 @@ def talk_with_tools(
     assert (last.message.content, last.finish_reason) == ("so be it", "stop")
 
 
-def check_required_call(client: OpenAI, model: str) -> None:
+def check_required_call(client: OpenAI, model: str, **fields: Any) -> None:
     """Only the grammar makes random weights call."""
     skies = ["clear", "grey"]
     schema = {"type": "object", "properties": {"sky": {"enum": skies}}, "required": ["sky"]}
@@ -128,6 +134,7 @@ def check_required_call(client: OpenAI, model: str) -> None:
         tool_choice="required",
         parallel_tool_calls=False,
         max_tokens=200,
+        **fields,
     ).choices
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     (call,) = answer.message.tool_calls or []

@@ -40,7 +40,7 @@ from tests.support.openai_chat import (
     video_part,
 )
 from tests.support.prompts import prompt_of
-from tests.support.tool_samples import ADD
+from tests.support.tool_samples import ADD, call_text, xml_call_text
 
 pytestmark = pytest.mark.slow
 
@@ -252,7 +252,7 @@ def test_tools_of_a_template_that_knows_none_are_in_the_system_message() -> None
     ]
 
 
-@pytest.mark.parametrize("name", [INSTRUCT, THINKING])
+@pytest.mark.parametrize("name", [INSTRUCT, THINKING, "qwen3_5", "qwen3_5_moe"])
 def test_a_conversation_with_tools_gives_the_golden_prompt(name: str) -> None:
     """Answers, with their reasoning and calls, are sent back as they came."""
     family = FAMILIES[name]
@@ -260,13 +260,17 @@ def test_a_conversation_with_tools_gives_the_golden_prompt(name: str) -> None:
     script, tools = Script(family.processor.tokenize), family.inputs["prompts"][prompt]["tools"]
     with openai_client(FLAGS, scripted_engine(script)) as client:
         messages = conversation(family.directory, prompt)
-        talk_with_tools(client, script, messages, thinks=name == THINKING, model=name, tools=tools)
+        written = xml_call_text if family.processor.call_format == "xml" else call_text
+        fields = {"thinks": name != INSTRUCT, "call_text": written, "model": name, "tools": tools}
+        talk_with_tools(client, script, messages, **fields)
     assert script.prompts[-1] == family.of(prompt, "input_ids").tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", INSTRUCT])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", INSTRUCT, "qwen3_5", "qwen3_5_moe"])
 def test_a_required_call(client: OpenAI, name: str) -> None:
-    check_required_call(client, name)
+    """Random weights never end reasoning."""
+    without = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    check_required_call(client, name, **(without if "qwen3_5" in name else {}))
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
