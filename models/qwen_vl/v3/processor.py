@@ -159,7 +159,7 @@ class Qwen3VLProcessor(TextProcessor):
         if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
             return turn
         # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.
-        thought, answer = _split_reasoning(text)
+        thought, answer = split_reasoning(text)
         return {**turn, "reasoning_content": escaped(thought), "content": escaped(answer)}
 
 
@@ -191,7 +191,7 @@ def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
     return ""
 
 
-def _split_reasoning(text: str) -> tuple[str, str]:
+def split_reasoning(text: str) -> tuple[str, str]:
     """(reasoning, answer) of an earlier answer, as the Thinking template divides it."""
     before, _, _ = text.partition(_REASONING[1])
     thought = before.rstrip("\n").rpartition(_REASONING[0])[2].lstrip("\n")

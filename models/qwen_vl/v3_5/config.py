@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import read_config, section_of
+from models.checkpoints.published import read_config, require_text_fields, section_of
 from models.interfaces.errors import CheckpointError
 from models.qwen_vl.v3.config import Qwen3VLConfig, config_of
 
@@ -31,7 +32,17 @@ _FIXED: dict[str, Any] = {
 def load_config(directory: Path) -> Qwen3VLConfig:
     """`text` always has layer_types, LINEAR or FULL for each layer. CheckpointError names the file and the field."""
     config = read_config(directory)
-    text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
+    vision = section_of(config, "vision_config")
+    if vision.get("deepstack_visual_indexes"):
+        raise CheckpointError("config.json: vision_config.deepstack_visual_indexes must be empty or absent")
+    vision["deepstack_visual_indexes"] = []
+    text = text_fields(directory, section_of(config, "text_config"))
+    return config_of(directory, {**config, "text_config": text, "vision_config": vision})
+
+
+def text_fields(directory: Path, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked text_config of a config.json, with layer_types and intermediate_size. CheckpointError names the
+    field."""
     for name, value in _FIXED.items():
         if text.get(name) not in (None, value):
             raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
@@ -43,15 +54,14 @@ def load_config(directory: Path) -> Qwen3VLConfig:
             f"config.json: text_config.linear_num_value_heads {text['linear_num_value_heads']} is not a multiple of "
             f"linear_num_key_heads {text['linear_num_key_heads']}"
         )
-    if vision.get("deepstack_visual_indexes"):
-        raise CheckpointError("config.json: vision_config.deepstack_visual_indexes must be empty or absent")
     # A mixture has no dense MLP, and no field for its width.
-    text = {"intermediate_size": text.get("shared_expert_intermediate_size"), **text, "layer_types": _layer_types(text)}
-    vision["deepstack_visual_indexes"] = []
-    return config_of(directory, {**config, "text_config": text, "vision_config": vision})
+    inner = text.get("intermediate_size") or text.get("shared_expert_intermediate_size")
+    checked = {**text, "intermediate_size": inner, "layer_types": _layer_types(text)}
+    require_text_fields(directory, checked)
+    return checked
 
 
-def _layer_types(text: dict[str, Any]) -> list[str]:
+def _layer_types(text: Mapping[str, Any]) -> list[str]:
     """The list of the file; without one, every full_attention_interval-th layer is FULL."""
     count, interval = int(text.get("num_hidden_layers") or 0), int(text.get("full_attention_interval") or 4)
     types = text.get("layer_types") or [LINEAR if (layer + 1) % interval else FULL for layer in range(count)]
