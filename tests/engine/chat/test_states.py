@@ -95,6 +95,8 @@ def test_where_prompts_part_a_snapshot_is_left() -> None:
     assert made.cached_tokens() == {"first": 0, "second": 0, "third": 128, "fourth": 128}
     for name, own in (("first", 81), ("second", 82), ("third", 83), ("fourth", 84)):
         assert made.tokens(name) == answer(engine(graphs=False), "it", text(150, *[own] * 60)), name
+    answer(made, "second again", text(150, *[82] * 60))
+    assert made.cached_tokens()["second again"] == 192, "it left one near its end, too"
     made.assert_nothing_left()
 
 
