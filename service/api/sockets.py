@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import WebSocket
@@ -96,6 +96,31 @@ class Inbox:
         self.goodbye = False
         """Whether the client has closed the socket because it is done, and has not just vanished."""
         self._reader = asyncio.create_task(self._read())
+        self._asked: asyncio.Task[str | bytes | None] | None = None
+
+    async def next_during(
+        self, context: ServerContext, work: asyncio.Task[None] | None, idle: float | None, *, busy: bool
+    ) -> str | bytes | None:
+        """Return the next message; None if `work` has ended before it came, or none came for `idle` seconds.
+
+        Raises StreamClosed at a shutdown without work, and when a client that is done has closed the socket; if it has
+        while the session was busy, or has gone, WebSocketDisconnect.
+        """
+        self._asked = self._asked or asyncio.create_task(self.next())
+        other: asyncio.Task[Any] = work or asyncio.create_task(context.drain_begun.wait())
+        try:
+            await asyncio.wait({self._asked, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if other.done() and work is None:
+                raise StreamClosed(GOING_AWAY, "shutting down")
+        finally:
+            if work is None:
+                other.cancel()
+        if not self._asked.done() or other.done():
+            return None
+        message, self._asked = self._asked.result(), None
+        if message is None:
+            raise StreamClosed if self.goodbye and not busy else WebSocketDisconnect
+        return message
 
     async def next(self) -> str | bytes | None:
         """The next message; None when the client has gone. ApiError 503 when the server has no room for it."""
@@ -107,8 +132,10 @@ class Inbox:
         return message
 
     async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [task for task in (self._reader, self._asked) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
         while True:

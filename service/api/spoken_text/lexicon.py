@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
+from service.api.spoken_text.writing import Pair
 from service.api.spoken_text.text_splitting import is_wide
 from service.settings.reading import DuplicateKey, load_yaml
 

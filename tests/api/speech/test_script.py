@@ -10,12 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
+from service.api.speech.delivery import Script
+from service.api.speech.live_text import ScriptReader, read_script
 from service.api.speech.request import SpeechJob
-from service.api.speech.script import Line, Script, ScriptReader, read_script
 from service.api.speech.speaker import Speaker
-from service.api.spoken_text.alignment import Alignment, common_words, inverse
 from service.api.spoken_text.lexicon import Lexicon
-from service.api.spoken_text.normalising.text import normalise
+from service.api.spoken_text.normaliser import normalise
+from service.api.spoken_text.writing import Alignment, Line, common_words, inverse
 from tests.support.splitting import split_text
 
 

@@ -18,10 +18,10 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from tests.api.speech.conftest import MAX_CHARS
 from tests.api.speech.test_speech import clip, data_url
 from tests.support.fake_talker import talking_catalog
+from service.link.engine_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until
 

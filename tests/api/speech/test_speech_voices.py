@@ -25,12 +25,12 @@ from safetensors.numpy import load_file, save
 
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import InlineLink
 from service.settings.settings import load_settings
 from service.voices import store as voices
 from service.voices.store import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
+from service.link.engine_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

@@ -25,12 +25,12 @@ from websockets.sync.client import connect
 
 from service.api.speech.request import RETRIES
 from service.hub.catalog import load_catalog
-from service.link.engine_link import InlineLink
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
+from service.link.engine_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events

@@ -12,12 +12,12 @@ import pytest
 
 from service.api.speech.references import encoder_of
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
-from service.link.engine_link import InlineLink
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from service.voices.store import VoiceStore, VoiceStoreError, is_name, name_key
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from service.link.engine_link import InlineLink
 from tests.support.servers import running_server
 
 DISGUISES = {

@@ -17,12 +17,12 @@ from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices import make_voices
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
-from service.link.engine_link import InlineLink
 from service.link.messages import Pause
 from service.settings.settings import load_settings
 from service.voices.named import FOLDER
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from service.link.engine_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.api.spoken_text.alignment import spoken_of
 from service.api.spoken_text.markup import clean_text
-from service.api.spoken_text.normalising.text import TextNormaliser
+from service.api.spoken_text.normaliser import TextNormaliser
 from service.api.spoken_text.passages import PassageReader
+from service.api.spoken_text.writing import spoken_of
 
 
 def spoken(text: str, size: int) -> str:

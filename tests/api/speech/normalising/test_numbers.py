@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.api.spoken_text.normalising.numbers import cardinal, han_cardinal, ordinal, year
-from service.api.spoken_text.normalising.text import normalise
+from service.api.spoken_text.chinese import han_cardinal
+from service.api.spoken_text.english import cardinal, ordinal, year
+from service.api.spoken_text.normaliser import normalise
 
 NINES = "nine hundred ninety-nine"
 

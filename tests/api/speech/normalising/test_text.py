@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.spoken_text.alignment import spoken_of
-from service.api.spoken_text.normalising.chinese import DIGIT
-from service.api.spoken_text.normalising.chinese import RULES as CHINESE
-from service.api.spoken_text.normalising.english import RULES as ENGLISH
-from service.api.spoken_text.normalising.english import TRIGGER
-from service.api.spoken_text.normalising.english_words import TABLES
-from service.api.spoken_text.normalising.tables import Rule
-from service.api.spoken_text.normalising.text import LONGEST, TextNormaliser, normalise
+from service.api.spoken_text.chinese import DIGIT
+from service.api.spoken_text.chinese import RULES as CHINESE
+from service.api.spoken_text.english import RULES as ENGLISH
+from service.api.spoken_text.english import TABLES, TRIGGER
+from service.api.spoken_text.normaliser import LONGEST, TextNormaliser, normalise
+from service.api.spoken_text.writing import spoken_of
+from service.api.spoken_text.tables import Rule
 
 PIECES = st.sampled_from(
     [

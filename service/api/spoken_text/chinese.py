@@ -7,15 +7,56 @@ from __future__ import annotations
 
 import re
 
-from service.api.spoken_text.normalising.numbers import han_cardinal, han_decimal, han_digits, is_long
-from service.api.spoken_text.normalising.tables import Tables
+from service.api.spoken_text.english import is_long
+from service.api.spoken_text.tables import Tables
 
+HAN_DIGITS = "零一二三四五六七八九"
+HAN_PLACES = ("", "十", "百", "千")
+HAN_SCALES = ("", "万", "亿", "万亿")
 TABLES = Tables("chinese.rules")
 CURRENCIES = TABLES.table("CURRENCIES")
 DIGIT = re.compile(r"\d")
 """A text without one is one that no rule changes."""
 NARROW = {0xFF10 + digit: str(digit) for digit in range(10)}
 """Digits of full width."""
+
+
+def han_digits(text: str) -> str:
+    """2026 -> 二零二六."""
+    return "".join(HAN_DIGITS[int(digit)] for digit in text)
+
+
+def han_cardinal(number: int) -> str:
+    """10 -> 十, 105 -> 一百零五, 20000 -> 二万. 0 to 10**16 - 1."""
+    if not number:
+        return HAN_DIGITS[0]
+    words = ""
+    gap = False
+    for scale in range(len(HAN_SCALES) - 1, -1, -1):
+        group = number // 10_000**scale % 10_000
+        if group:
+            words += (HAN_DIGITS[0] if words and (gap or group < 1000) else "") + _han_group(group) + HAN_SCALES[scale]
+        gap = group == 0
+    return words.removeprefix("一") if words.startswith("一十") else words
+
+
+def _han_group(number: int) -> str:
+    words = ""
+    for place in (3, 2, 1, 0):
+        digit = number // 10**place % 10
+        if digit:
+            words += HAN_DIGITS[digit] + HAN_PLACES[place]
+        elif words and number % 10**place and not words.endswith(HAN_DIGITS[0]):
+            words += HAN_DIGITS[0]
+    return words
+
+
+def han_decimal(text: str) -> str:
+    """3.14 -> 三点一四. Leading zeros are spoken."""
+    whole, _, fraction = text.replace(",", "").partition(".")
+    spelled = len(whole) > 1 and whole[0] == "0"
+    words = han_digits(whole) if spelled else han_cardinal(int(whole))
+    return f"{words}点{han_digits(fraction)}" if fraction else words
 
 
 def normalise_chinese(text: str) -> str:
