@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from service.api.http.errors import ApiError, bad_request
-from service.api.structured.grammar import check_bounds
+from service.api.structured.grammar import check_size
 from service.api.structured.grammar_worker import Tried, TryGrammar
 from service.api.structured.schema_form import Unfit, shown
 from service.confined.channel import WorkerChannel
@@ -84,10 +84,9 @@ class GrammarChecks:
             return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
     def _bounded(self, make: Callable[[], str]) -> str:
-        """The grammar that `make` returns. Unfit if it is over a bound."""
+        """The grammar that `make` returns. Unfit if it is too large."""
         grammar = make()
-        if _digest(grammar) not in self._results:
-            check_bounds(grammar)
+        check_size(len(grammar.encode(errors="replace")))
         return grammar
 
     def is_slow(self, grammar: str) -> bool:

@@ -23,8 +23,7 @@ import llguidance
 import msgspec
 import numpy as np
 
-from service.api.structured.closed_objects import Path, children
-from service.api.structured.schema_form import without
+from service.api.structured.schema_form import Path, children, without
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
 from service.link.sampling_limits import CHECK_LIMITS, CHECK_STACK_BYTES

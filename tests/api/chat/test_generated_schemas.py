@@ -13,7 +13,6 @@ from service.api.structured.grammar_worker import problem
 from service.api.structured.schema_form import Unfit, schema_form, shown, without
 from tests.api.chat.test_grammar import accepts
 from tests.support.grammars import check_grammar
-from tests.support.zod import FORMATS as ZOD
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
 """(who writes it, schema, values that fit, values that do not, paths of what is not enforced without strict)"""
@@ -45,12 +44,3 @@ def test_what_generators_write(row: list[Any]) -> None:
     with pytest.raises(Unfit) as caught:
         check_grammar(json_schema_grammar(schema))
     assert str(caught.value).partition(": ")[0] in refused
-
-
-@pytest.mark.parametrize("name", ZOD)
-def test_strings_of_zod(name: str) -> None:
-    part, right, wrong = ZOD[name]
-    grammar = json_schema_grammar({"type": "object", "properties": {"a": part}, "required": ["a"]})
-    check_grammar(grammar)
-    assert [text for text in right if not accepts(grammar, json.dumps({"a": text}, ensure_ascii=False))] == []
-    assert [text for text in wrong if accepts(grammar, json.dumps({"a": text}, ensure_ascii=False))] == []

@@ -20,8 +20,7 @@ from service.api.structured.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from service.api.structured.schema_form import Unfit, schema_form
-from service.api.structured.string_formats import LIBRARY_FORMATS, PATTERNED_FORMATS
+from service.api.structured.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS, Unfit, schema_form
 from service.link.sampling_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
@@ -135,21 +134,11 @@ TOO_LARGE: dict[str, tuple[str, Any]] = {
 REFUSED: dict[str, tuple[Callable[[], str], str]] = {
     "10,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(10_000)]}), "too large"),
     "deep": (lambda: json_schema_grammar(nested(70)), "nested too deeply"),
-    "long chain": (lambda: json_schema_grammar(chain(500)), "references too deep"),
-    "long chain in Lark": (lambda: lark_grammar(f"start: %json {json.dumps(chain(500))}"), "references too deep"),
-    "many rules": (
-        lambda: lark_grammar("start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000))),
-        "too many rules",
-    ),
     "doubled": (
         lambda: lark_grammar("start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "x"'),
         "too big",
     ),
-    "parentheses": (lambda: lark_grammar("start: " + "(" * 9000 + '"a"' + ")" * 9000), "rules too deep"),
-    "deep rules": (
-        lambda: lark_grammar("start: a0\n" + "\n".join(f"a{i}: {'(' * 25}a{i + 1}{')' * 25}" for i in range(190))),
-        "rules too deep",
-    ),
+    "parentheses": (lambda: lark_grammar("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
     "long literal": (lambda: json_schema_grammar({"const": "x" * 5000}), "string of 5000 characters"),
     "multiples of a number that no float holds": (
         lambda: json_schema_grammar({"type": "integer", "multipleOf": 10**400}),
@@ -202,14 +191,11 @@ def test_no_time_is_spent_on_what_is_too_large(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
-        ({"minimum": 2**53 + 1}, [2**53 + 2, 2**60], [2**53, 2**53 - 1]),
-        ({"minimum": 0, "maximum": 2**53 + 3}, [0, 2**53 + 2], [2**53 + 4]),
         ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**62], [2**63]),
         ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**62], [-1]),
-        ({"exclusiveMaximum": -(2**53) - 1}, [-(2**53) - 4], [-(2**53), -(2**53) - 1]),
     ],
 )
-def test_bounds_that_are_no_doubles_are_kept(schema: dict[str, Any], right: list[int], wrong: list[int]) -> None:
+def test_bounds_of_a_whole_type_are_moved_inwards(schema: dict[str, Any], right: list[int], wrong: list[int]) -> None:
     grammar = json_schema_grammar({"type": "object", "properties": {"a": {"type": "integer", **schema}}})
     check_grammar(grammar)
     assert all(accepts(grammar, f'{{"a": {number}}}') for number in right)
@@ -222,6 +208,8 @@ def test_bounds_that_are_no_doubles_are_kept(schema: dict[str, Any], right: list
         ({"type": "integer", "minimum": 10**40, "maximum": 10**40 + 5}, "minimum: a number from"),
         ({"type": "integer", "minimum": -(10**40) - 5, "maximum": -(10**40)}, "maximum: a number from"),
         ({"type": "integer", "minimum": 1e40, "maximum": 1e41}, "minimum: a number from"),
+        ({"type": "integer", "minimum": 2**53 + 1}, "minimum: a number from"),
+        ({"type": "number", "minimum": 1e-300}, "minimum: a number from"),
         ({"type": "integer", "minimum": "a"}, "minimum: a number expected"),
         ({"type": "integer", "maximum": True}, "maximum: a number expected"),
         ({"const": 123456789012345678901234567890}, "const: an integer of 30 digits"),

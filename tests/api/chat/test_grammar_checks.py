@@ -15,9 +15,8 @@ import pytest
 
 from benchmarks.servers.footprint import children, inspect
 from service.api.http.errors import ApiError
-from service.api.structured import grammar as grammars
 from service.api.structured import grammar_checks
-from service.api.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.api.structured.grammar_checks import GrammarChecks
 from service.confined.workers import WorkerLimits
 from service.settings.types import MIB
@@ -31,7 +30,6 @@ OVERFLOWING = {
     "$ref": "#/$defs/a0",
     "$defs": {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1000)} | {"a1000": {}},
 }
-"""Within all rules but the one on levels."""
 
 
 @pytest.fixture
@@ -39,12 +37,6 @@ async def checks() -> AsyncIterator[GrammarChecks]:
     checks = GrammarChecks()
     yield checks
     checks.close()
-
-
-@pytest.fixture
-def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the rules in front did not know of long chains."""
-    monkeypatch.setattr(grammars, "MAX_LEVELS", 1_000_000)
 
 
 @pytest.fixture
@@ -100,13 +92,12 @@ async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarC
     assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
 
 
-async def test_a_grammar_that_overflows_the_stack_is_too_complex(
-    checks: GrammarChecks, unbounded: None, patient: None
-) -> None:
+async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks, patient: None) -> None:
     assert await check(checks, COLORS) == COLORS
     pid = checks.workers._idle[-1].pid
-    for lost in (1, 2):
-        message = await refused(checks, json_schema_grammar(OVERFLOWING))
+    rules = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2500))
+    for lost, grammar in enumerate((json_schema_grammar(OVERFLOWING), lark_grammar(rules)), 1):
+        message = await refused(checks, grammar)
         assert message == "guided: too complex: checking it takes more time, memory or stack than allowed."
         assert checks.workers.workers_lost == lost
     other = regex_grammar("[a-z]+")
@@ -137,7 +128,7 @@ async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
     assert await check(checks, COLORS) == COLORS and "look-around" in await refused(checks, wrong)
 
 
-async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
+async def test_deaths_leave_nothing_behind() -> None:
     await asyncio.to_thread(int)  # the thread and what belongs to it stay
     gc.collect()  # What other tests left open would hide what this one leaves.
     descriptors, processes = len(os.listdir("/proc/self/fd")), set(children(os.getpid()))
@@ -151,7 +142,7 @@ async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
     await until(lambda: set(children(os.getpid())) <= processes, what="every process has ended")
 
 
-def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None, patient: None) -> None:
+def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, patient: None) -> None:
     def ask(schema: object) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
         return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
