@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from service.processes.api_process_count import api_process_count, count_for, num_api_processes, with_count
-from service.processes.engine_config import supervised
+from service.processes.config import api_process_count, count_for, num_api_processes, supervised, with_count
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
-    for module in ("service.processes.api_process_count", "service.processes.engine_config", "service.tuning.sizing"):
+    for module in ("service.processes.config", "service.tuning.sizing"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
 
 
@@ -42,7 +41,7 @@ def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"engine": "inline"}, "--engine inline runs in it"),
+        ({"sleep_after": 60}, "an engine that sleeps has one"),
         ({"device": "cpu"}, "the engine computes on the same processors"),
         ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
     ],

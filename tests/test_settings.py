@@ -103,7 +103,7 @@ def test_a_number_in_a_file_is_written_as_for_a_flag(tmp_path: Path, text: str) 
 
 def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
     """YAML alone would make booleans of these words, and other numbers of these digits."""
-    written = {"standby": "off", "media_urls": "off", "page": "no", "graphs": "0", "max_n": "010", "api_key": "0x1F"}
+    written = {"media_urls": "off", "page": "no", "graphs": "0", "max_n": "010", "api_key": "0x1F"}
     file = tmp_path / "settings.yaml"
     file.write_text("".join(f"{name}: {text}\n" for name, text in written.items()) + "model: [1e5]\nlexicon: null\n")
     assert load_settings(config=file) == load_settings({**written, "model": ["1e5"]})
@@ -306,11 +306,6 @@ def test_what_is_printed_is_a_settings_file_without_secrets(tmp_path: Path) -> N
     (tmp_path / "again.yaml").write_text(text.replace("*" * 10, "another"))
     again = load_settings(config=tmp_path / "again.yaml")
     assert again.model_dump(exclude={"api_key"}) == settings.model_dump(exclude={"api_key"})
-
-
-def test_several_api_processes_need_an_engine_process() -> None:
-    with pytest.raises(SettingsError, match="api_processes: several need an engine in a process of its own"):
-        load_settings({"api_processes": 2, "engine": "inline"})
 
 
 def test_every_setting_is_documented() -> None:

@@ -42,8 +42,8 @@ from service.api.speech.voices import lora_voices, make_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
-from service.link.engine_link import EngineLink
-from service.link.silence import START_TIMEOUT
+from service.link.engine_link import START_TIMEOUT, EngineLink
+
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
 from service.media.decoding_memory import MOST_BYTES

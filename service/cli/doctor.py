@@ -22,8 +22,7 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from service.api.spoken_text.lexicon import load_lexicon
 from service.hub.catalog import embedded_models
 from service.media.audio_formats import FORMATS, LAME
-from service.processes.api_process_count import api_process_count, connections_of_each, with_count
-from service.processes.engine_config import engine_gpus
+from service.processes.config import api_process_count, connections_of_each, engine_gpus, with_count
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
 from service.settings.types import GIB

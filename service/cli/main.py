@@ -177,8 +177,8 @@ def _serve(settings: Settings) -> int:
     import asyncio
 
     from service.hub.catalog import load_catalog
-    from service.link.standby import begin_engines
-    from service.processes.engine_config import configs_of_processes, supervised
+    from service.link.engine_link import begin_engines
+    from service.processes.config import api_process_count, engine_configs, engine_gpus, supervised, with_count
     from service.processes.listener import bind
     from service.system.children import end_soon, ended_by_ctrl_c
 
@@ -188,10 +188,9 @@ def _serve(settings: Settings) -> int:
             check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
-            starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
+            standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
             packages = begin_check()
             # The engine processes import torch while this one imports the rest of the server.
-            from service.processes.api_process_count import api_process_count, with_count
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import serve_several
 
@@ -202,7 +201,7 @@ def _serve(settings: Settings) -> int:
             settings = with_count(settings, processes)
         prepare_process()
         serve_all = serve_several if supervised(settings) else serve
-        status = runner.run(serve_all(settings, catalog, listener, starts))
+        status = runner.run(serve_all(settings, catalog, listener, standbys))
         end_soon(status)
         return status
 

@@ -26,19 +26,17 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
-from service.link.engine_link import AttachedLink, FollowedEngine
-from service.link.silence import START_TIMEOUT
+from service.link.engine_link import START_TIMEOUT, AttachedLink, FollowedEngine
 from service.metrics.metrics import Metrics
 from service.metrics.page import families, of_any_process, text
-from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
+    WORK_KINDS,
     Accepting,
     Alive,
+    ApiConfig,
     Collect,
     ControlChannel,
-    Doze,
-    Dozing,
     EngineNews,
     FindTranscript,
     KeepTranscript,
@@ -46,9 +44,8 @@ from service.processes.control import (
     Page,
     Scrape,
     Snapshot,
-    StayAwake,
     Transcript,
-    Wake,
+    engine_kinds,
 )
 from service.processes.listener import CONNECTIONS, SharedListener
 from service.processes.server import Server, quiet_uvicorn, server_config
@@ -85,8 +82,6 @@ class SupervisorConnection:
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Questions that the supervisor has not answered yet, by number."""
-        for client in engines.clients:
-            client.sleep.on_call = lambda: control.send(Wake())
 
     def accepts(self) -> None:
         """Tells the supervisor that this process accepts connections."""
@@ -98,11 +93,6 @@ class SupervisorConnection:
             match notice:
                 case EngineNews():
                     self._on_engine_news(notice)
-                case Doze():
-                    self._doze(notice.number)
-                case StayAwake():
-                    for client in self._engines.clients:
-                        client.stay_awake()
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(families(self._context.metrics.registry)))
@@ -113,23 +103,10 @@ class SupervisorConnection:
         client = self._engines.clients[news.engine]
         if news.was_ready:
             client.tell_earlier_starts(news.restarts)
-        if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
-            client.doze()  # a process that was started in the meantime got no Doze
-        elif news.address is None:
-            client.fail_wake()
         self._followed[news.engine].tell(news.address)
 
-    def _doze(self, number: int) -> None:
-        attached = all(client.phase == "ready" for client in self._engines.clients)
-        if self._context.in_use or self._engines.in_flight or not attached:
-            self._control.send(Wake())
-            return
-        for client in self._engines.clients:
-            client.doze()
-        self._control.send(Dozing(number))
-
     async def report_alive(self) -> None:
-        """Reports until cancelled. The supervisor kills a process whose event loop has stopped (pool.py)."""
+        """Reports until cancelled. The supervisor kills a process whose event loop has stopped (ApiProcesses)."""
         while True:
             self._control.send(Alive())
             await asyncio.sleep(ALIVE_SECONDS)

@@ -1,11 +1,13 @@
-"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner."""
+"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner.
+
+On a terminal the start of the engine is a live line for each phase, otherwise log lines.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import os
 import socket
 import sys
 import time
@@ -17,7 +19,9 @@ from typing import Any, cast
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
@@ -25,13 +29,10 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
-from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink, ProcessLink
+from service.link.engine_link import ProcessLink, Standby
 from service.link.messages import EngineState
-from service.link.standby import EngineStart, Standby, standby_for, thread_variables
-from service.processes.engine_config import configs_of_starts, engine_config
+from service.processes.config import configs_of_starts, engine_config
 from service.processes.listener import url_of
-from service.processes.progress import log_phase, start_progress
 from service.settings.settings import Settings
 from service.system.children import possible_connections, raise_descriptor_limit
 from service.system.heap import keep_freed_memory
@@ -49,13 +50,59 @@ ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
 
-def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
-    configs = configs_of_starts(config)
-    if settings.engine == "inline":
-        # torch reads these variables when it is imported, which happens in the engine's thread.
-        os.environ.update(thread_variables(config))
-        return lambda: InlineLink(next(configs))
-    return lambda: ProcessLink(next(configs), standby=standby)
+STARTING = ("loading", "capturing")
+
+
+def phase_of(state: EngineState) -> str:
+    """The phase in words. Without a GPU nothing is captured: each bucket is run once."""
+    return "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
+
+
+def log_phase(state: EngineState) -> None:
+    log.info("engine: %s%s", phase_of(state), f" ({state.detail})" if state.detail else "")
+
+
+def start_progress() -> StartProgress | None:
+    """The live display; None where there is no terminal, or one that cannot move its cursor (TERM=dumb) and would show
+    nothing before the end."""
+    console = Console(stderr=True)
+    return StartProgress(console) if console.is_interactive else None
+
+
+class StartProgress:
+    """Phases of the first start, each with its elapsed time. Later phases are logged."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (SpinnerColumn(finished_text="[green]✓[/green]"), TextColumn("{task.description}"))
+        self._display = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._task: TaskID | None = None
+        self._ended = False
+        self._display.start()
+        self._begin("starting the engine")
+
+    def __call__(self, state: EngineState) -> None:
+        """Called with each state that differs from the last one."""
+        if self._ended:
+            log_phase(state)
+        elif state.phase in STARTING:
+            self._begin(f"{phase_of(state)} {state.detail}".rstrip())
+
+    def end(self, *, good: bool) -> None:
+        """Ends the live display; its lines stay on the terminal. good: the engine is ready."""
+        if not self._ended:
+            self._finish(good)
+            self._display.stop()
+            self._ended = True
+
+    def _begin(self, description: str) -> None:
+        self._finish(good=True)
+        self._task = self._display.add_task(escape(description), total=1)
+
+    def _finish(self, good: bool) -> None:
+        if self._task is not None and good:
+            self._display.update(self._task, completed=1)
+        elif self._task is not None:
+            self._display.stop_task(self._task)
 
 
 class Server(uvicorn.Server):
@@ -133,15 +180,14 @@ def create_server(
     settings: Settings,
     catalog: Catalog,
     on_state: Callable[[EngineState], None] = log_phase,
-    start: EngineStart | None = None,
+    standby: Standby | None = None,
 ) -> Server:
-    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: an
-    engine whose process has already been started (begin_engines)."""
+    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. standby: of
+    begin_engines, if the engine's process has already been started."""
     metrics = create_metrics(catalog)
-    if start is None:
-        config = engine_config(settings, catalog)
-        start = EngineStart(config, standby_for(settings.standby))
-    engine = create_engine(settings, metrics, link_maker(settings, start.config, start.standby))
+    standby = standby or Standby(engine_config(settings, catalog))
+    configs = configs_of_starts(standby.config)
+    engine = create_engine(settings, metrics, lambda: ProcessLink(next(configs), standby=standby))
     engine.on_state = on_state
     context = create_context(settings, catalog, engine, metrics)
     return Server(server_config(context), context)
@@ -173,12 +219,10 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     )
 
 
-async def serve(
-    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
-) -> int:
-    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
+async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
     progress = start_progress()
-    server = create_server(settings, catalog, progress or log_phase, *starts)
+    server = create_server(settings, catalog, progress or log_phase, *standbys)
     context = server.context
     failed = False
 

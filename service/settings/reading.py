@@ -100,7 +100,7 @@ def value_problem(values: Iterable[tuple[str, Any]]) -> str:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, by name. Values are texts, as those of flags and variables are: YAML would make a
-    boolean of `standby: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
+    boolean of `page: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
     twice."""
     try:
         values = load_yaml(path.read_text("utf-8"), _name, as_written=True) or {}

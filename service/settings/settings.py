@@ -120,7 +120,6 @@ class Settings(BaseSettings):
     drain_timeout: Pause = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.")
 
     # Engine
-    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline: in the API process, for debugging.")
     threads: Workers | None = _knob(
         None,
         "Engine",
@@ -173,10 +172,10 @@ class Settings(BaseSettings):
         30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
     )
     sleep_after: Seconds | None = _knob(
-        None, "Engine", "Seconds without a request after which engines sleep; the next one wakes them. Default: never."
-    )
-    standby: Literal["auto", "on", "off"] = _knob(
-        "auto", "Engine", "Keep a process for the engine's next start; auto: for each with a GPU, else for the first."
+        None,
+        "Engine",
+        "Seconds without a request after which the engine sleeps; the next one wakes it. For one engine and one API "
+        "process. Default: never.",
     )
 
     # Limits
@@ -288,9 +287,11 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        several = self.api_processes != "auto" and self.api_processes > 1
-        if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
+        if problem := engines_problem(self.gpus, self.engines, self.device):
             raise ValueError(problem)
+        several = self.gpus is not None or self.engines > 1 or self.api_processes not in ("auto", 1)
+        if several and self.sleep_after is not None:
+            raise ValueError("sleep_after: is for one engine and one API process, without gpus, engines, api_processes")
         return self
 
     def keys(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -148,3 +148,30 @@ def hidden_by_python_path() -> Iterator[Path]:
         spec = PathFinder.find_spec(name, named)
         if spec is not None and spec.origin is not None and PathFinder.find_spec(name, installed) is not None:
             yield Path(spec.origin)
+
+
+MAX_COUNTED = 1.0
+"""Seconds between two checks that count as silence. The loop checks twice a second; a longer gap means that this
+process was paused or busy."""
+
+
+class Silence:
+    """Seconds of silence of another process, counted by frequent checks. Time in which this process itself was paused
+    (a frozen container, a suspended machine) does not count: messages sent meanwhile are read afterwards."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._looked = clock()
+        self._seconds = 0.0
+
+    def end(self) -> None:
+        """Ends the silence: the process sent something."""
+        self._looked = self._clock()
+        self._seconds = 0.0
+
+    def look(self) -> float:
+        """Checks, and returns the seconds so far."""
+        now = self._clock()
+        self._seconds += min(now - self._looked, MAX_COUNTED)
+        self._looked = now
+        return self._seconds

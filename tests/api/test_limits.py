@@ -16,7 +16,7 @@ import pytest
 
 from service.api.app import create_admission
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
+from service.link.engine_link import EngineLink
 from service.link.messages import Outputs
 from service.media.fetch import FetchesBusy
 from service.metrics.metrics import Metrics
@@ -26,6 +26,7 @@ from service.settings.settings import Settings, load_settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS, until, wait

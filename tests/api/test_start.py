@@ -19,9 +19,9 @@ from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.hub.catalog import Catalog
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import RunningServer, running_server
 

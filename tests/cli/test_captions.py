@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from service.cli.main import app
 from service.cli.playback import LONGEST, cues
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.fake_talker import MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 

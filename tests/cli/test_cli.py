@@ -337,7 +337,7 @@ class Swallows:
 sys.meta_path.insert(0, Swallows())
 main()
 """
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install"), "REPRISE_STANDBY": "off"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
     command = [sys.executable, "-c", code, "serve", "--port", "0"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 130 and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page
 from tests.support.fake_talker import FakeTalker, talking_catalog

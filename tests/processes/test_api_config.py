@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from service.hub.catalog import Catalog, load_catalog
-from service.processes.api_config import ApiConfig, located_models, plain_settings
+from service.processes.control import ApiConfig, located_models, plain_settings
 from service.processes.server import Server
 from service.settings.settings import Settings, load_settings
 

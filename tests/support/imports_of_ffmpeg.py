@@ -17,8 +17,8 @@ from types import ModuleType
 
 import httpx
 
-from service.link.engine_link import InlineLink
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS
 

@@ -21,11 +21,11 @@ from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFr
 from models.interfaces.processor import ChatProcessor
 from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig, EngineEntry
-from service.link.engine_link import InlineLink
 from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
 from service.settings.settings import load_settings
 from tests.media.samples import video
 from tests.support.golden import inputs
+from tests.support.inline_link import InlineLink
 from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
 from tests.support.tool_samples import call_text

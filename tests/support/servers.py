@@ -15,13 +15,14 @@ from service.api.engines.engines import Engines
 from service.api.tracing import Tracing
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
-from service.processes.engine_config import engine_config
+from service.link.engine_link import EngineLink
+from service.processes.config import engine_config
 from service.processes.listener import bind
 from service.processes.server import Server, server_config
 from service.settings.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import START_SECONDS
 from tests.support.waiting import GENEROUS, wait
 

@@ -37,8 +37,8 @@ from service.link.messages import (
     SpeechRequest,
     Stop,
 )
-from service.link.silence import Silence
 from service.metrics.metrics import Metrics
+from service.system.children import Silence
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ SleepState = Literal["awake", "asleep", "waking"]
 class EngineSleep:
     """The state of one engine, and the commands that are held for it.
 
-    after: seconds without a request after which the engine is stopped; None: never, or another process decides.
+    after: seconds without a request after which the engine is stopped; None: never.
     clock: the clock of these seconds.
     metrics: None if another process reports the engine's metrics.
     """
@@ -63,8 +63,6 @@ class EngineSleep:
     def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
         self.state: SleepState = "awake"
         """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
-        self.on_call: Callable[[], None] = lambda: None
-        """Called when the first request is held for a sleeping engine."""
         self._after = after
         self._clock = clock
         self._metrics = metrics
@@ -108,7 +106,6 @@ class EngineSleep:
         if self.state == "asleep" and not self._called.is_set():
             self._called.set()
             self._called_at = self._clock()
-            self.on_call()
 
     async def called(self) -> None:
         """Waits until a request needs the engine."""
@@ -381,24 +378,6 @@ class EngineClient:
         log.info("%s: no requests; it is stopped until the next one", self._name)
         self.sleep.begin()
         self._link.send(Stop())
-
-    def doze(self) -> None:
-        """Holds requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
-        if self.sleep.awake:
-            self.sleep.begin()
-            self._launched.set()  # there may be no launch to wait for
-            self._on_changed()
-
-    def stay_awake(self) -> None:
-        """Sends held requests: the engine was not stopped after all."""
-        if self.sleep.state == "asleep" and self._link is not None:
-            self._wake()
-
-    def fail_wake(self) -> None:
-        """Fails held requests: the engine ended before this process had seen it start."""
-        if self.sleep.state == "asleep":
-            self._fail_streams()
-            self._on_changed()
 
     # Requests
 

@@ -48,14 +48,6 @@ class UsageTable:
         """Clears the row of a process that has ended."""
         self._table[process] = 0
 
-    def requests(self) -> int:
-        """Usage in flight, all processes and kinds together."""
-        return int(self._table[:, :, 0].sum())
-
-    def changes(self) -> int:
-        """A number that changes with every request, however short."""
-        return int(self._table[:, :, 2].sum())
-
     def row(self, process: int) -> UsageRow:
         """The table as the process of that index sees it."""
         return UsageRow(self._table, process, self._kinds)

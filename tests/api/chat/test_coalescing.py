@@ -9,9 +9,9 @@ import pytest
 from openai import OpenAI
 
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from service.link.messages import Command, Outputs
 from tests.support import fake_engine
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 

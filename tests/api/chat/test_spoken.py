@@ -14,8 +14,9 @@ import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
+from service.link.engine_link import EngineLink
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, wait

@@ -16,10 +16,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from service.link.messages import Outputs, SpeechDelta, SpeechRequest, Stop
 from tests.support import fake_engine
 from tests.support.fake_talker import talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until
 

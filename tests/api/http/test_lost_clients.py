@@ -18,11 +18,11 @@ from websockets.sync.client import connect
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
 from service.settings.settings import load_settings
 from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 

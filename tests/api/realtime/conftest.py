@@ -15,7 +15,7 @@ from service.link.engine_link import EngineLink
 from tests.api.realtime.conversing import MAX_ITEMS, Conversing, said, shown
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import running_server
 from tests.support.waiting import wait
 

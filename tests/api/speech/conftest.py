@@ -12,7 +12,7 @@ from service.hub.catalog import load_catalog
 from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 

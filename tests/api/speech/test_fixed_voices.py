@@ -19,7 +19,7 @@ from service.hub.catalog import load_catalog
 from service.link.messages import SpeechRequest
 from service.settings.settings import load_settings
 from service.voices.named import FOLDER
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS

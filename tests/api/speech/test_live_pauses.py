@@ -20,7 +20,7 @@ from service.api.speech import live_text
 from service.api.spoken_text.normaliser import TextNormaliser
 from service.api.spoken_text.writing import Pair
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

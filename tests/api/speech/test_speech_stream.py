@@ -21,7 +21,7 @@ from service.link.config import Channel, EngineConfig
 from tests.api.speech.conftest import MAX_CHARS
 from tests.api.speech.test_speech import clip, data_url
 from tests.support.fake_talker import talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until
 

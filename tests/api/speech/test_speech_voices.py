@@ -30,7 +30,7 @@ from service.voices import store as voices
 from service.voices.store import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

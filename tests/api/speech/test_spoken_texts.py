@@ -30,7 +30,7 @@ from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events

@@ -17,7 +17,7 @@ from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from service.voices.store import VoiceStore, VoiceStoreError, is_name, name_key
 from tests.support.fake_talker import FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import running_server
 
 DISGUISES = {

@@ -22,7 +22,7 @@ from service.settings.settings import load_settings
 from service.voices.named import FOLDER
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
-from service.link.engine_link import InlineLink
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 

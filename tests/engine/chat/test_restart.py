@@ -11,7 +11,7 @@ import pytest
 from service.engine import engine as loop
 from service.graphs.buckets import key_of
 from service.hub.catalog import Catalog
-from service.processes.engine_config import configs_of_starts, engine_config
+from service.processes.config import configs_of_starts, engine_config
 from service.settings.settings import load_settings
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
