@@ -33,7 +33,7 @@ from service.api.http.middleware import RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
-from service.api.realtime.events import AnyClientEvent
+from service.api.realtime.schema import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream

@@ -17,8 +17,16 @@ from msgspec import UNSET
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.refused_fields import NOT_SPOKEN, refuse
-from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
-from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
+from service.api.chat.schema import (
+    AnswerAudio,
+    AudioParams,
+    ChatRequestBody,
+    ChunkChoice,
+    DeltaAudio,
+    DeltaMessage,
+    Logprobs,
+    reasoned,
+)
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request

@@ -16,7 +16,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.http import json_body
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import MAX_SIGNS, parse
-from service.api.realtime.session_config import SessionParams
+from service.api.realtime.schema import SessionParams
 from service.api.speech.schema import SpeechRequestBody
 
 
