@@ -25,7 +25,6 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES, SHARES
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, HostRule, KeyRing, OriginMiddleware
 from service.api.http.errors import (
     CLIENT_CLOSED,
     ApiError,
@@ -34,7 +33,7 @@ from service.api.http.errors import (
     bad_request,
     install_error_handlers,
 )
-from service.api.http.middleware import RequestMiddleware
+from service.api.http.middleware import AuthMiddleware, HostRule, KeyRing, OriginMiddleware, RequestMiddleware
 from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics

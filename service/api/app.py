@@ -26,10 +26,9 @@ from service.api.engines.engines import Engines
 from service.api.engines.shared_usage import UsageRow
 from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, HostRule, KeyRing, OriginMiddleware
 from service.api.http.errors import install_error_handlers
 from service.api.http.json_body import prepare
-from service.api.http.middleware import RequestMiddleware
+from service.api.http.middleware import AuthMiddleware, HostRule, KeyRing, OriginMiddleware, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
@@ -43,7 +42,6 @@ from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, EngineLink
-
 from service.media.audio_out import EncoderPool
 from service.media.decoders import decode_workers
 from service.media.decoding_memory import MOST_BYTES

@@ -3,34 +3,178 @@
 from __future__ import annotations
 
 import codecs
+import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
-from service.api.chat.tool_calls import ToolCallParser
-from service.api.chat.tool_schema import ToolCallDelta
+from models.text.tools import CALL_END, CALL_START
+from service.api.chat.schema import (
+    CalledFunction,
+    FinishReason,
+    FunctionDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallEntry,
+    TopLogprob,
+)
 from service.link.messages import ChatDelta, TokenInfo
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+CALL_HEAD = '\n{"name": "'
+"""What follows the opening tag of every call that the grammar allows."""
+_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
+_COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
+    """Joins the deltas of an answer's calls."""
+    begun = [delta for delta in deltas if delta.id is not UNSET]
+    arguments: list[list[str]] = [[] for _ in begun]
+    for delta in deltas:
+        arguments[delta.index].append(delta.function.arguments)
+    return [
+        ToolCallEntry(str(first.id), CalledFunction(str(first.function.name), "".join(fragments)))
+        for first, fragments in zip(begun, arguments, strict=True)
+    ]
+
+
+class JsonObjectEnd:
+    """Finds the end of a JSON object that arrives in chunks."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The index in the next chunk behind the brace that closes the object; None if it goes on."""
+        for end, character in enumerate(text, 1):
+            if self._in_string:
+                self._read_string(character)
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return end
+        return None
+
+    def _read_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+
+class ToolCallParser:
+    """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
+
+    calls: number of calls that have begun. White space around calls is dropped. forced: the answer consists of calls,
+    so it has no text, even if it is cut within the first tag. either: the answer consists of calls, or of a text that
+    matches a format: tags inside that text belong to it.
+    """
+
+    def __init__(self, *, forced: bool = False, either: bool = False) -> None:
+        self.calls = 0
+        self.forced = forced
+        self._state: Literal["undecided", "said", "text", "name", "colon", "arguments", "end"]
+        self._state = "undecided" if either and not forced else "text"
+        self._held = ""
+        self._arguments = JsonObjectEnd()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text so far ends between the tags of a call, or of what may still become one."""
+        if self._state == "undecided":
+            return self._held.lstrip("\n").startswith(CALL_START)
+        return self._state not in ("said", "text")
+
+    def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
+        """(text, parts of calls) of the next chunk."""
+        self._held += text
+        said, deltas = "", []
+        while True:
+            state = self._state
+            if state == "undecided":
+                self._decide()
+            elif state == "said":
+                said, self._held = said + self._held, ""
+            elif state == "text":
+                said += self._take_text()
+            elif state == "arguments":
+                deltas += self._take_arguments()
+            else:
+                deltas += self._take_frame()
+            if self._state == state:
+                return said, deltas
+
+    def flush(self, *, complete: bool = False) -> str:
+        """Text that was held back, at the end of the answer. A call without a name is dropped. complete: the answer
+        has ended by itself, so what might have become a call is a text."""
+        text = (complete and self._state == "undecided") or not self.in_call
+        held, self._held = self._held, ""
+        return held if text and not self.forced and not (self.calls and held.isspace()) else ""
+
+    def _decide(self) -> None:
+        """Whether the answer is calls or a text, as soon as its beginning tells."""
+        begun, call = self._held.lstrip("\n"), CALL_START + CALL_HEAD
+        if begun.startswith(call):
+            self._state = "text"
+        elif not call.startswith(begun):
+            self._state = "said"
+
+    def _take_text(self) -> str:
+        """Text up to the next tag. Holds back what may be the beginning of a tag, and white space that may precede
+        one."""
+        head, tag, rest = self._held.partition(CALL_START)
+        if tag:
+            self._state, self._held = "name", rest
+            return head.rstrip()
+        kept = next((n for n in range(len(CALL_START) - 1, 0, -1) if head.endswith(CALL_START[:n])), 0)
+        said = head[: len(head) - kept].rstrip()
+        self._held = head[len(said) :]
+        return said
+
+    def _take_frame(self) -> list[ToolCallDelta]:
+        """Skips what surrounds the name and the arguments."""
+        if self._state == "end":
+            _, tag, rest = self._held.partition(CALL_END)
+            if tag:
+                self._state, self._held = "text", rest
+            return []
+        found = (_NAME if self._state == "name" else _COLON).match(self._held)
+        if found is None:
+            return []
+        self._held = self._held[found.end() :]
+        if self._state == "colon":
+            self._state = "arguments"
+            return []
+        self._state = "colon"
+        self.calls += 1
+        id = f"call_{secrets.token_hex(12)}"
+        return [ToolCallDelta(self.calls - 1, FunctionDelta("", found[1]), id, "function")]
+
+    def _take_arguments(self) -> list[ToolCallDelta]:
+        """Text up to the brace that closes the object."""
+        end = self._arguments.find(self._held)
+        if end is not None:
+            self._state, self._arguments = "end", JsonObjectEnd()
+        fragment, self._held = self._held[:end], "" if end is None else self._held[end:]
+        return [ToolCallDelta(self.calls - 1, FunctionDelta(fragment))] if fragment else []
+
+
 Detokenize = Callable[[Sequence[int]], bytes]
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
 
 
 class StopCutter:

@@ -14,9 +14,15 @@ import msgspec
 
 from models.interfaces.media import Tool, ToolCall
 from models.text.tools import CALL_END, CALL_START
-from service.api.chat.schema import ChatRequestBody, Message
-from service.api.chat.tool_calls import CALL_HEAD
-from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
+from service.api.chat.detokenizer import CALL_HEAD
+from service.api.chat.schema import (
+    AllowedToolsChoice,
+    ChatRequestBody,
+    FunctionDefinition,
+    Message,
+    NamedToolChoice,
+    ToolCallEntry,
+)
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import form_grammar, formed_lark_grammar

@@ -17,15 +17,17 @@ from starlette.websockets import WebSocketDisconnect
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
-from service.api.chat.schema import ChatRequestBody, Message, Usage
-from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.chat.tool_schema import (
+from service.api.chat.schema import (
+    ChatRequestBody,
     FunctionDefinition,
+    Message,
     NamedFunction,
     NamedToolChoice,
     ToolCallDelta,
     ToolDefinition,
+    Usage,
 )
+from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.record import RequestRecord

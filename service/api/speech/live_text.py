@@ -15,8 +15,8 @@ from service.api.spoken_text.lexicon import MAX_GROWTH, LexiconFilter
 from service.api.spoken_text.markup import clean_text, speakable
 from service.api.spoken_text.normaliser import TextNormaliser
 from service.api.spoken_text.passages import PassageReader
-from service.api.spoken_text.writing import Line, Pair, Writing, spoken_of
 from service.api.spoken_text.text_splitting import Granularity, TextSplitter
+from service.api.spoken_text.writing import Line, Pair, Writing, spoken_of
 from service.link.messages import SpeechAppend, SpeechSegment
 
 

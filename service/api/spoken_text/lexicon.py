@@ -11,8 +11,8 @@ import yaml
 
 from models.interfaces.errors import InputError
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
-from service.api.spoken_text.writing import Pair
 from service.api.spoken_text.text_splitting import is_wide
+from service.api.spoken_text.writing import Pair
 from service.settings.reading import DuplicateKey, load_yaml
 
 MAX_FILE_ENTRIES = 5000

@@ -24,9 +24,9 @@ from service.api.spoken_text.english import (
     digits,
     normalise_english,
 )
-from service.api.spoken_text.writing import Pair, spoken_of
 from service.api.spoken_text.tables import Tables
 from service.api.spoken_text.text_splitting import ABBREVIATIONS
+from service.api.spoken_text.writing import Pair, spoken_of
 
 Language = Literal["english", "chinese", "other", "code"]
 """other: numbers are left to the model, which speaks many languages. code: read digit by digit."""

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.chat.detokenizer import TextAssembler
-from service.api.chat.tool_calls import ToolCallParser, joined
-from service.api.chat.tool_schema import ToolCallDelta
+from service.api.chat.detokenizer import TextAssembler, ToolCallParser, joined
+from service.api.chat.schema import ToolCallDelta
 from service.link.messages import ChatDelta
 from tests.support.tool_samples import call_text
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, KeyRing
+from service.api.http.middleware import AuthMiddleware, KeyRing
 from service.api.http.record import RequestRecord
 from service.confined.workers import FairSemaphore
 from service.metrics.metrics import Metrics

@@ -11,8 +11,8 @@ from starlette.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from service.api.http.auth import HostRule
 from service.api.http.errors import ApiError
+from service.api.http.middleware import HostRule
 from tests.api.http.raw import parse, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 
