@@ -30,6 +30,7 @@ from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writa
 from service.cli.playback import PlaybackError, cues, play, require_playback, write_srt, write_vtt
 from service.media.audio_formats import FORMATS, NAMES
 from service.settings.types import GIB
+from service.system.children import ended_by_ctrl_c
 
 T = TypeVar("T")
 
@@ -208,11 +209,10 @@ def pull(
     from models.checkpoints.registry import family_of
     from service.hub import locate
 
-    errors = Console(stderr=True, soft_wrap=True)
     try:
-        with errors.status(model) if errors.is_terminal else nullcontext() as status:
-            checkpoint = locate(model, report=errors.print if status is None else status.update)
-            family_of(checkpoint.directory)  # a directory of this machine may hold no model
+        with ended_by_ctrl_c():
+            checkpoint = locate(model, report=lambda line: typer.echo(line, err=True))
+        family_of(checkpoint.directory)  # a directory of this machine may hold no model
     except CheckpointError as error:
         raise ServerError(str(error)) from error
     typer.echo(checkpoint.directory)
