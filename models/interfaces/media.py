@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+
+from models.interfaces.errors import InputError
+from models.interfaces.resizing import FrameResizer, each
 
 MediaKind = Literal["image", "video"]
 
@@ -135,6 +138,7 @@ class VideoFrames:
 
     requested_fps: the rate that the request asked for (as given to sample_video); None: it named none.
     times_given: whether the times came with a list of frames; then they need not be evenly spaced.
+    resizer: what has resized the frames; None: they have the size of the source.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -143,6 +147,23 @@ class VideoFrames:
     metadata: VideoMetadata
     requested_fps: float | None = None
     times_given: bool = False
+    resizer: FrameResizer | None = None
+
+    def resized(
+        self, choose: Callable[[VideoMetadata, int], FrameResizer]
+    ) -> tuple[tuple[np.ndarray, ...], FrameResizer]:
+        """The resized frames, and what resizes them: what `choose` (ChatProcessor.frame_resizer) gives, unless they
+        were resized as they were decoded. Raises InputError if there are no frames, or if their sizes differ."""
+        sizes = {frame.shape[:2] for frame in self.frames}
+        if not sizes:
+            raise InputError("video_url", "the video has no frames")
+        if len(sizes) > 1:
+            raise InputError("video_url", f"the frames of the video differ in size: {sorted(sizes)}")
+        if self.resizer is not None:
+            return self.frames, self.resizer
+        height, width = sizes.pop()
+        resizer = choose(replace(self.metadata, height=height, width=width), len(self.frames))
+        return tuple(each(resizer, self.frames)), resizer
 
 
 @dataclass(frozen=True)

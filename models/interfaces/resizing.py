@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TypeVar
@@ -71,11 +72,34 @@ def leave_to_device(enabled: bool) -> None:
 
 def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3], or in its own size if the device is to resize it."""
-    small = picture.width * picture.height <= _MAX_LEFT * width * height
-    small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
-    if _on_device and small and picture.height <= _TALL * picture.width:
+    if _is_left(*picture.size, width, height):
         return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
     return resize(picture, width, height)
+
+
+def _is_left(width: int, height: int, new_width: int, new_height: int) -> bool:
+    small = width * height <= _MAX_LEFT * new_width * new_height
+    small = small and max(width, height, new_width, new_height) <= _LONGEST_LEFT
+    return _on_device and small and height <= _TALL * width
+
+
+@dataclass(frozen=True)
+class FrameResizer:
+    """Resizes the frames of a video, one by one as they are decoded: uint8 [h, w, 3] -> [height, width, 3]. may_leave:
+    the encoder's device may do it, as for `resized_or_left`."""
+
+    height: int
+    width: int
+    may_leave: bool = False
+
+    def __call__(self, frame: np.ndarray) -> np.ndarray:
+        picture = Image.fromarray(frame)
+        return (resized_or_left if self.may_leave else resize)(picture, self.width, self.height)
+
+    def num_bytes(self, height: int, width: int) -> int:
+        """Bytes of what becomes of a frame of `height` x `width` pixels."""
+        left = self.may_leave and _is_left(width, height, self.width, self.height)
+        return 3 * (height * width if left else self.height * self.width)
 
 
 @lru_cache(maxsize=KEPT_WEIGHTS)

@@ -23,10 +23,10 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.resizing import each
+from models.interfaces.resizing import FrameResizer, each
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
-from models.minicpmv.slicing import slice_picture
+from models.minicpmv.slicing import SlicedPicture, slice_picture
 from models.minicpmv.video import (
     MAX_GROUPS,
     UNFUSED_MAX_FRAMES,
@@ -103,22 +103,31 @@ class MiniCPMVProcessor(TextProcessor):
         sample = sample_fused if self.config.fuses_frames else sample_unfused
         return list(sample(metadata, fps, max_frames).indices)
 
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        """Frames are not cut into slices."""
+        width, height = self._overview_rule.overview_size(metadata.width, metadata.height, enlarge=True)
+        self._overview_rule.check_side(max(width, height), metadata.width, metadata.height)
+        return FrameResizer(height, width)
+
     def video(self, video: VideoFrames) -> MediaItem:
         """4.5 fuses neighbouring frames if the video has more frames than groups, by the rule that sampled them."""
-        if not video.frames:
-            raise InputError("video_url", "the video has no frames")
+        frames, _ = video.resized(self.frame_resizer)
+        pictures = [SlicedPicture((frame,), None) for frame in frames]
         if not self.config.fuses_frames:
-            return self.video_item(video.frames, [[NO_TIME]] * len(video.frames))
+            return self._video_item(pictures, [[NO_TIME]] * len(frames))
         pack = fused_pack(video.metadata, video.requested_fps, len(video.frames))
         # Ids count from the beginning of the video; the times of a list may count from anywhere.
         begin = video.times[0] if video.times_given else 0.0
         ids = temporal_ids([time - begin for time in video.times], video.metadata).tolist()
-        return self.video_item(video.frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
+        return self._video_item(pictures, [ids[i : i + pack] for i in range(0, len(ids), pack)])
 
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
         """Frames with the temporal ids of each group. Frames of a group must be cut in the same way: slice k of all its
         frames makes one group of the encoder."""
         pictures = each(lambda frame: slice_picture(Image.fromarray(frame), self._frame_rule), frames)
+        return self._video_item(pictures, groups)
+
+    def _video_item(self, pictures: Sequence[SlicedPicture], groups: Sequence[Sequence[int]]) -> MediaItem:
         if len({picture.grid for picture in pictures}) > 1:
             raise InputError("video_url", "all frames of a video must have the same size")
         slices: list[np.ndarray] = []
@@ -136,7 +145,7 @@ class MiniCPMVProcessor(TextProcessor):
         if item.num_embeds > self._max_video_embeds:
             raise InputError(
                 "video_url",
-                f"{len(frames)} frames take {item.num_embeds} rows, at most {self._max_video_embeds} allowed",
+                f"{len(pictures)} frames take {item.num_embeds} rows, at most {self._max_video_embeds} allowed",
             )
         return item
 

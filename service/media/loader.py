@@ -15,6 +15,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
+from models.interfaces.resizing import FrameResizer
 from service.confined.workers import FairSemaphore, WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
@@ -105,12 +106,12 @@ class MediaLoader:
     Arguments of the methods:
     field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL
         whose turn does not come.
-    prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
-        videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
-        source_digest of the encoded bytes.
-    charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
-        thread that will decode them. It may raise InputError; after NoRoom, which leaves the thread to others
-        meanwhile, it is called again.
+    prepare: turns a decoded picture, or a video of resized frames, into what is kept of it. For a picture it runs in
+        the thread that decoded it, and also gets the source_digest of the encoded bytes. At most `image_threads`
+        pictures wait for that at full size.
+    charge: called with the bytes that decoding takes (for a video those of its resized frames and a few full ones)
+        before it begins, in the thread that will decode them. It may raise InputError; after NoRoom, which leaves the
+        thread to others meanwhile, it is called again.
     reserve: awaited with the most bytes that a remote URL may have, before it is fetched.
     fetched: called with those that it had, which are held until the method returns.
     """
@@ -187,18 +188,13 @@ class MediaLoader:
         budget.take_item(field)
         limits, counted = self._limits.video, False
 
-        def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
+        def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             nonlocal counted
-            indices = choose(metadata)
+            indices, resizer = choose(metadata)
             if not counted:
-                budget.take_pixels(_pixels(metadata, indices), field)
+                budget.take_pixels(len(set(indices)) * metadata.height * metadata.width, field)
             counted = True
-            return indices
-
-        def choose_and_charge(metadata: VideoMetadata) -> Sequence[int]:
-            indices = choose_within_budget(metadata)
-            charge(3 * _pixels(metadata, indices))
-            return indices
+            return indices, resizer
 
         if is_frame_list(url):
             listed = parse_data_url(url, field=field)
@@ -225,7 +221,10 @@ class MediaLoader:
         data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
 
         async def prepared() -> T:
-            return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
+            video = await decode_video(
+                self._pool, data, choose_within_budget, field=field, limits=limits, charge=charge
+            )
+            return await prepare(video)
 
         return await _in_turn(self._videos, budget.client, prepared)
 
@@ -311,7 +310,3 @@ async def _in_turn(decoders: FairSemaphore, client: str, decode: Callable[[], Aw
                 return await decode()
         except NoRoom as error:
             await error.turn()
-
-
-def _pixels(metadata: VideoMetadata, indices: Sequence[int]) -> int:
-    return len(set(indices)) * metadata.height * metadata.width

@@ -11,6 +11,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces
@@ -20,8 +21,12 @@ from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits, VideoLimits
 from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpened, expect
 
-Choose = Callable[[VideoMetadata], Sequence[int]]
-"""Metadata -> ascending indices of the frames to decode (ChatProcessor.sample_video)."""
+Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
+"""Metadata -> ascending indices of the frames to decode, and what resizes them (ChatProcessor.sample_video,
+frame_resizer)."""
+FULL_FRAMES = 5
+"""Frames of a video file that are charged at full size: the one that is resized, in 3 bytes a pixel, Pillow's copy of
+it in 4, the bands that are cut from that, and what is between the two passes."""
 MAX_FPS = 1000.0
 """Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
 the rate."""
@@ -29,9 +34,16 @@ SAME_SIZE = "all frames of a list must have the same size"
 
 
 async def decode_video(
-    pool: WorkerPool, data: bytes, choose: Choose, *, field: str, limits: VideoLimits
+    pool: WorkerPool,
+    data: bytes,
+    choose: Choose,
+    *,
+    field: str,
+    limits: VideoLimits,
+    charge: Callable[[int], None],
 ) -> VideoFrames:
-    """Opens a video file, lets `choose` select among the frames that it has, and decodes those, in order.
+    """Opens a video file, lets `choose` select among the frames that it has, decodes those, in order, and resizes each
+    as it comes. charge: called with the bytes that this takes, before any of the frames is decoded.
 
     Frames that cannot be decoded (the file is damaged there) are left out, and so are their indices. Raises
     InputError with `field` for invalid videos and those that take too much memory or time to decode.
@@ -43,12 +55,15 @@ async def decode_video(
         channel.send(OpenVideo(field, limits), data)
         opened = expect(channel.receive(), VideoOpened)
         try:
-            indices = _checked(choose(opened.metadata), opened.metadata, field, limits)
+            indices, resizer = choose(opened.metadata)
+            kept = _checked(indices, opened.metadata, field, limits)
+            height, width = opened.metadata.height, opened.metadata.width
+            charge(len(set(kept)) * resizer.num_bytes(height, width) + FULL_FRAMES * RGB_BYTES * height * width)
         except InputError:
             channel.send(ReadFrames(()))  # makes the worker close the video
             expect(channel.receive(), Done)
             raise
-        return _read(channel, indices, opened.metadata, field)
+        return _read(channel, kept, opened.metadata, resizer, field)
 
     try:
         return await pool.run(job)
@@ -71,7 +86,7 @@ def decode_frame_list(
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 
     fps: frame rate of the list, over 0. times: seconds of every frame, ascending, which then give the rate. decode:
-    decode_image, or the same in a worker process. charge: called with bytes before they are taken: those of the chosen
+    decode_image, or the same in a worker process. charge: called with bytes before they are taken: those of all resized
     frames and of decoding the first one before that is decoded, and what a later one takes beyond these. All frames
     must have the same size. Blocks: call it in a thread.
     """
@@ -91,33 +106,37 @@ def decode_frame_list(
     if times is not None and seconds > 0:
         fps = min((count - 1) / seconds, MAX_FPS)
 
-    def select(width: int, height: int) -> tuple[int, ...]:
-        metadata = VideoMetadata(count, fps, count / fps, height, width, listed=True)
-        return _checked(choose(metadata), metadata, field, limits)
+    def metadata(height: int, width: int) -> VideoMetadata:
+        return VideoMetadata(count, fps, count / fps, height, width, listed=True)
+
+    def select(width: int, height: int) -> tuple[tuple[int, ...], FrameResizer]:
+        indices, resizer = choose(metadata(height, width))
+        return _checked(indices, metadata(height, width), field, limits), resizer
 
     reader = _FrameReader(payload.split(","), select, field=field, images=images, decode=decode, charge=charge)
     first = reader.frame(0)
-    decoded = {0: first} if 0 in reader.indices else {}
-    for index in reader.indices:
-        if index not in decoded:
-            decoded[index] = frame = reader.frame(index)
+    seen = metadata(*first.shape[:2])
+    indices, resizer = reader.indices, choose(seen)[1]  # the first frame may have been turned
+    resized = {0: resizer(first)} if 0 in indices else {}
+    for index in indices:
+        if index not in resized:
+            frame = reader.frame(index)
             if frame.shape != first.shape:
                 raise InputError(f"{field}[{index}]", SAME_SIZE)
-    height, width = first.shape[:2]
-    metadata = VideoMetadata(count, fps, count / fps, height, width, listed=True)
-    seen = tuple(i / fps if times is None else times[i] for i in reader.indices)
-    frames = tuple(decoded[i] for i in reader.indices)
-    return VideoFrames(frames, reader.indices, seen, metadata, times_given=times is not None)
+            resized[index] = resizer(frame)
+    shown = tuple(i / fps if times is None else times[i] for i in indices)
+    frames = tuple(resized[i] for i in indices)
+    return VideoFrames(frames, indices, shown, seen, times_given=times is not None, resizer=resizer)
 
 
 class _FrameReader:
-    """Decodes frames of a list, the first one first. select: size of a frame as it is stored -> the frames to decode,
-    called once the header of the first is read."""
+    """Decodes frames of a list, the first one first. select: size of a frame as it is stored -> the frames to decode
+    and what resizes them, called once the header of the first is read."""
 
     def __init__(
         self,
         encoded: Sequence[str],
-        select: Callable[[int, int], tuple[int, ...]],
+        select: Callable[[int, int], tuple[tuple[int, ...], FrameResizer]],
         *,
         field: str,
         images: ImageLimits,
@@ -131,8 +150,8 @@ class _FrameReader:
         self._decode = decode
         self._charge = charge
         self._size = (0, 0)
-        self._charged_beside = 0
-        """Bytes charged for decoding a frame, beside those of all frames' pixels."""
+        self._charged = 0
+        """Bytes charged for decoding a frame."""
         self.indices: tuple[int, ...] = ()
 
     def frame(self, index: int) -> np.ndarray:
@@ -144,16 +163,14 @@ class _FrameReader:
         return np.asarray(self._decode(data, field=at, limits=self._images, admit=partial(self._admit, index)))
 
     def _admit(self, index: int, width: int, height: int, size: int) -> None:
-        frame_bytes, more = RGB_BYTES * width * height, 0
+        more = max(0, size - self._charged)
         if not self.indices:
             self._size = width, height
-            self.indices = self._select(width, height)
-            more = frame_bytes * len(set(self.indices))
+            self.indices, resizer = self._select(width, height)
+            more += len(set(self.indices)) * resizer.num_bytes(height, width)
         elif (width, height) not in (self._size, self._size[::-1]):  # it may be stored turned
             raise InputError(f"{self._field}[{index}]", SAME_SIZE)
-        beside = size - frame_bytes * (index in self.indices)
-        more += max(0, beside - self._charged_beside)
-        self._charged_beside = max(beside, self._charged_beside)
+        self._charged = max(size, self._charged)
         if more:
             self._charge(more)
 
@@ -175,19 +192,22 @@ def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits
     return chosen
 
 
-def _read(channel: WorkerChannel, indices: tuple[int, ...], metadata: VideoMetadata, field: str) -> VideoFrames:
+def _read(
+    channel: WorkerChannel, indices: tuple[int, ...], metadata: VideoMetadata, resizer: FrameResizer, field: str
+) -> VideoFrames:
     channel.send(ReadFrames(tuple(dict.fromkeys(indices))))
+    pixels = np.empty((metadata.height, metadata.width, 3), np.uint8)
     frames: dict[int, np.ndarray] = {}
     times: dict[int, float] = {}
     while not isinstance(message := channel.receive(), Done):
         frame = expect(message, Frame)
         if frame.index not in indices or frame.index in frames:
             raise ProtocolError(f"frame {frame.index} was not requested")
-        pixels = np.empty((metadata.height, metadata.width, 3), np.uint8)
         channel.receive_into(pixels.data.cast("B"))
-        frames[frame.index] = pixels
+        frames[frame.index] = resizer(pixels)
         times[frame.index] = frame.time
     if not frames:
         raise InputError(field, "none of the sampled frames of the video can be decoded")
     kept = tuple(index for index in indices if index in frames)
-    return VideoFrames(tuple(frames[i] for i in kept), kept, tuple(times[i] for i in kept), metadata)
+    shown = tuple(times[i] for i in kept)
+    return VideoFrames(tuple(frames[i] for i in kept), kept, shown, metadata, resizer=resizer)

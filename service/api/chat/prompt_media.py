@@ -13,6 +13,7 @@ from PIL import Image
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
+from models.interfaces.resizing import FrameResizer
 from service.api.chat.schema import MediaUrl
 from service.api.chat.video_sampling import VideoSampling
 from service.api.context import ServerContext
@@ -97,9 +98,10 @@ class PromptMedia:
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 
-        def choose(metadata: VideoMetadata) -> Sequence[int]:
+        def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             fitting = min(max_frames, max(1, max_pixels // max(1, metadata.height * metadata.width)))
-            return naming(reference.field, lambda: sampling.choose(self._processor, metadata, fitting))
+            indices = naming(reference.field, lambda: sampling.choose(self._processor, metadata, fitting))
+            return indices, naming(reference.field, lambda: self._processor.frame_resizer(metadata, len(indices)))
 
         async def prepare(video: VideoFrames) -> MediaItem:
             decoded = time.monotonic()

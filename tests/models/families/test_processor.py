@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,6 +92,18 @@ def test_digests_tell_apart_pixels_kind_source_and_detail(family: Family) -> Non
     digests = [plain.digest, processor.image(other).digest, processor.video(clip).digest, *named]
     assert len(set(digests)) == len(digests)
     assert processor.image(other, source=sources[0]).digest == named[0]
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_frames_may_be_resized_as_they_are_decoded(family: Family) -> None:
+    frames = tuple(np.random.default_rng(0).integers(0, 256, (5, 101, 250, 3), np.uint8))
+    whole = VideoFrames(frames, (0, 2, 4, 6, 8), (0.0, 1.0, 2.0, 3.0, 4.0), VideoMetadata(10, 2.0, 5.0, 101, 250))
+    resizer = family.processor.frame_resizer(whole.metadata, 5)
+    resized = tuple(map(resizer, frames))
+    assert {frame.nbytes for frame in resized} == {resizer.num_bytes(101, 250)}
+    one, other = map(family.processor.video, (whole, replace(whole, frames=resized, resizer=resizer)))
+    assert one.digest == other.digest and one.num_embeds == other.num_embeds
+    assert all(map(np.array_equal, one.frames, other.frames))
 
 
 @pytest.mark.parametrize("family", EVERY)
