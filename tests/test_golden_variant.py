@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FILES = (
     *("models/families/test_golden.py", "models/voxcpm2/test_golden.py", "models/voxcpm2/test_streams.py"),
     *("models/families/test_replay.py", "models/families/test_engine.py", "models/families/test_http.py"),
-    *("engine/chat/test_chat_golden.py", "engine/speech/test_voices.py"),
+    "engine/speech/test_voices.py",
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -214,7 +214,8 @@ def test_a_held_step_whose_requests_are_aborted_lets_the_encoder_go_on() -> None
         engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("seed", [0, *(slow(seed) for seed in range(1, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_paced_schedules_of_any_kind_answer_as_alone(seed: int) -> None:
     """Joins, prefix hits, pictures, videos, grammars, preemptions and aborts; costs are learned on the way."""
     dice = random.Random(seed)
