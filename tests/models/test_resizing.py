@@ -50,13 +50,6 @@ def test_the_columns_of_very_tall_pictures_are_shrunk_first(width: int, ratio: i
     np.testing.assert_array_equal(resize(picture, wide, high), np.asarray(picture.resize((wide, high), BICUBIC)))
 
 
-def test_the_order_of_the_passes_can_be_seen() -> None:
-    """Or the test above would not notice Pillow's own order."""
-    picture = noise(64, 48)
-    columns_first = picture.resize((64, 30), BICUBIC).resize((70, 30), BICUBIC)
-    assert (resize(picture, 70, 30) != np.asarray(columns_first)).any()
-
-
 def test_other_modes_are_made_rgb() -> None:
     grey = noise(60, 40).convert("L")
     np.testing.assert_array_equal(resize(grey, 30, 50), resize(grey.convert("RGB"), 30, 50))
@@ -89,11 +82,3 @@ def test_one_item_may_use_all_threads_and_several_do_not_wait_for_each_other() -
     for count in (1, 7):  # would hang if an item waited for bands behind other items
         for found in each(lambda _: resize(picture, 50, 40), range(count)):
             np.testing.assert_array_equal(found, expected)
-
-
-def test_a_failure_is_the_callers() -> None:
-    def refuse(index: int) -> int:
-        raise ValueError(f"frame {index}")
-
-    with pytest.raises(ValueError, match="frame 0"):
-        each(refuse, range(3))

@@ -65,10 +65,8 @@ def picture(name: str, height: int, width: int, frames: int = 1) -> MediaItem:
 USUAL = {
     "448x448": [(448, 448)],
     "640x480": [(480, 640)],
-    "1024x1024": [(1024, 1024)],
     "1920x1080": [(1080, 1920)],
     "16 frames of 448x448": [(448, 448, 16)],
-    "two pictures": [(480, 640), (448, 448)],
     "four pictures": [(448, 448)] * 4,
     "a picture and a video": [(1024, 1024), (448, 448, 16)],
 }

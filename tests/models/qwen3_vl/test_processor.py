@@ -234,11 +234,6 @@ def test_fields_of_frames_that_newer_files_have(golden: Family, tmp_path: Path) 
         processor(fps=2, num_frames=6)
 
 
-def test_a_video_without_frames_is_refused() -> None:
-    with pytest.raises(InputError, match="no frames"):
-        sample_frames(metadata(0, 24.0), fps=None, max_frames=4)
-
-
 @pytest.mark.parametrize("golden", EITHER)
 def test_times_are_the_means_of_pairs_in_the_source(golden: Family) -> None:
     cases = golden.inputs["timestamps"]
