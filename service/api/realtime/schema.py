@@ -280,8 +280,9 @@ class ResponseCancel(ClientEvent, frozen=True, kw_only=True, tag="response.cance
 
 
 AnyClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
+AUDIO_CHUNK = "input_audio_buffer.append"
 UNSUPPORTED_EVENTS = {
-    "input_audio_buffer.append": NO_RECOGNITION,
+    AUDIO_CHUNK: NO_RECOGNITION,
     "input_audio_buffer.commit": NO_RECOGNITION,
     "input_audio_buffer.clear": NO_RECOGNITION,
     "output_audio_buffer.clear": "only WebRTC has this buffer",

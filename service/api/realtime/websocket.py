@@ -41,6 +41,7 @@ from service.api.realtime.conversation import (
     renamed,
 )
 from service.api.realtime.schema import (
+    AUDIO_CHUNK,
     NO_RECOGNITION,
     UNSUPPORTED_EVENTS,
     AnyClientEvent,
@@ -109,6 +110,8 @@ class Session:
         self._conversation = Conversation(context.settings, record.ticket)
         self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
         self._answer: Answer | None = None
+        self._told_deaf = False
+        """Whether the client was told that its audio is not heard. It sends dozens of chunks a second."""
         self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
 
     async def run(self) -> None:
@@ -150,7 +153,10 @@ class Session:
             event_id = envelope.event_id[:512] if isinstance(envelope.event_id, str) else None
             if envelope.type == "session.update":
                 await self._update(raw)
+            elif envelope.type == AUDIO_CHUNK and self._told_deaf:
+                return
             elif isinstance(envelope.type, str) and envelope.type in UNSUPPORTED_EVENTS:
+                self._told_deaf = self._told_deaf or envelope.type == AUDIO_CHUNK
                 message = f"{envelope.type}: not supported: {UNSUPPORTED_EVENTS[envelope.type]}."
                 raise bad_request(message, "type", "unsupported_event")
             else:

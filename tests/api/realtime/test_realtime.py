@@ -351,6 +351,16 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection) -> None:
         assert error["code"] == "unsupported_event" and kind in error["message"]
 
 
+async def test_a_client_that_streams_its_microphone_is_told_once(socket: ClientConnection) -> None:
+    error = await refused(socket, "input_audio_buffer.append", audio="AAAA")
+    assert "no speech recognition" in error["message"]
+    for _ in range(30):
+        await tell(socket, "input_audio_buffer.append", audio="AAAA")
+    await tell(socket, "conversation.item.create", item=message("One."))
+    events = await up_to(socket, "conversation.item.done") + await answer(socket, output_modalities=["text"])
+    assert "error" not in kinds(events)
+
+
 async def closing(socket: ClientConnection) -> tuple[int, str]:
     """(code, reason) with which the server closes."""
     with pytest.raises(websockets.ConnectionClosed) as closed:
