@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.processes.config import api_process_count, count_for, num_api_processes, supervised, with_count
+from service.processes.config import api_process_count, count_for, supervised, with_count
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 
@@ -68,9 +68,9 @@ def test_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 16, ("0",))
     settings = load_settings({})
-    assert settings.api_processes == "auto" and not supervised(settings) and num_api_processes(settings) == 1
+    assert settings.api_processes == "auto" and not supervised(settings) and settings.num_api_processes == 1
     chosen = with_count(settings, api_process_count(settings))
-    assert supervised(chosen) and num_api_processes(chosen) == 4
+    assert supervised(chosen) and chosen.num_api_processes == 4
 
 
 @pytest.mark.parametrize("written", ["0", "65", "-1", "2.5", "many", True])

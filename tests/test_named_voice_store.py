@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.voices.named import FOLDER, load_named, save_named, weights_of
+from service.voices import FOLDER, UNFINISHED, load_named, save_named, weights_of
 
 
 def reference(value: float) -> np.ndarray:
@@ -34,7 +34,7 @@ def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()
-    abandoned, under_way = (folder / f"key.{n}.unfinished" for n in "ab")
+    abandoned, under_way = (folder / f"{UNFINISHED}{n}" for n in "ab")
     abandoned.touch()
     os.utime(abandoned, times=(0, 0))
     under_way.touch()

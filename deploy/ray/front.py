@@ -118,8 +118,7 @@ class Front:
         self._replicas = Replicas(self._listed, settings.max_in_flight)
         # Replicas enforce timeouts.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        expiry = min(KEEP_ALIVE, settings.idle_timeout / 2)
-        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=expiry)
+        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
         fresh = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(timeout=timeout, limits=kept, trust_env=False)
         self._fresh = httpx.AsyncClient(timeout=timeout, limits=fresh, trust_env=False)
@@ -130,7 +129,7 @@ class Front:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         settings = self._settings
         open_paths = [*PROBES, *(["/metrics", TARGETS] if settings.metrics_open else [])]
-        open_paths += DOCUMENTS if settings.docs_open else []
+        open_paths += DOCUMENTS if settings.page else []
         guarded = AuthMiddleware(
             OriginMiddleware(self._answer, allowed=settings.cors_origin), KeyRing(settings.keys()), open_paths
         )

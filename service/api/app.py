@@ -52,7 +52,7 @@ from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.system.packages import server_version, version_of
-from service.voices.store import VoiceStore
+from service.voices import VoiceStore
 
 PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")
@@ -73,6 +73,8 @@ BYTES_PER_PIXEL = 3
 SHARES = {"chat": 0.75, "speech": 0.75}
 """Share of the requests and bytes in progress that each kind of model may take if both are served."""
 LAG_PERIOD = 0.5
+MAX_VOICES = 1000
+"""Voices that may be uploaded."""
 
 
 def create_metrics(catalog: Catalog) -> Metrics:
@@ -112,7 +114,7 @@ def create_context(
 
     metrics: include the engine's. others: API processes with which the limits are shared."""
     workers = decode_workers(settings.media_workers)
-    media_threads = settings.media_threads or default_threads()
+    media_threads = threads_of_each(settings)
     resizing.use_threads(media_threads)
     context = ServerContext(
         settings,
@@ -149,11 +151,16 @@ def server_lexicon(settings: Settings) -> Lexicon | None:
         raise SettingsError(f"lexicon: {error}") from error
 
 
+def threads_of_each(settings: Settings) -> int:
+    """Threads of an API process that decode pictures and tokenize, and as many that resize, and that encode audio."""
+    return max(1, default_threads() // settings.num_api_processes)
+
+
 def voice_store(settings: Settings) -> VoiceStore:
     """SettingsError when voices_dir is not a directory or cannot be read."""
     directory = settings.voices_dir.expanduser()
     try:
-        return VoiceStore(directory, settings.max_voices)
+        return VoiceStore(directory, MAX_VOICES)
     except OSError as error:
         raise SettingsError(f"voices_dir: {directory} cannot be used ({error.strerror})") from error
 
@@ -217,7 +224,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
     routers = [chat.router, speech.router, *sockets, voices.router, operations.router, docs_page.router]
-    open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
+    open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
         page = page_router()
         routers.append(page)

@@ -22,14 +22,14 @@ from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar_checks import GrammarChecks
 from service.api.tracing import Tracing
 from service.confined.workers import WorkerPool
-from service.hub.catalog import Catalog, HostedModel
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel
 from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
 from service.metrics.history import History
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings
-from service.voices.store import ReferenceCache, VoiceStore
+from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 
 T = TypeVar("T")
 
@@ -54,6 +54,12 @@ class ServerContext:
     threads: ThreadPoolExecutor
     """Threads for work that would block the event loop: tokenizing, resizing, parsing large bodies."""
     tracing: Tracing | None = None
+    segment_length: int = 400
+    """Characters of a segment of speech (Han, kana and hangul count three); longer texts are cut."""
+    pcm_rate: int = OPENAI_PCM_RATE
+    """Sample rate of pcm if a request names none, Hz."""
+    speech_ahead: float = 20.0
+    """Seconds of audio that a slow client may leave unread before its stream pauses."""
     lexicon: Lexicon | None = None
     """The lexicon that the setting names."""
     kv_positions: dict[str, int] = field(default_factory=dict)
@@ -67,7 +73,7 @@ class ServerContext:
     makes_voices: bool = True
     """Whether this process makes the built-in voices after the start; one process of a server does."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
-    references: ReferenceCache = field(default_factory=ReferenceCache)
+    references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
     transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
     field_warnings: FieldWarnings = field(default_factory=FieldWarnings)

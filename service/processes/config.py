@@ -24,7 +24,7 @@ from service.system.gpus import GpuError, chosen_gpus, visible_gpus
 COMPUTED = frozenset({"models", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"})
 """Fields of EngineConfig that are not copied from Settings: the models of the catalog, what distinguishes one of
 several engines, the size of its GPU, how it was started, and a path as text."""
-FIXED = frozenset({"page_size", "mixed_route", "lora_slots"})
+FIXED = frozenset({"page_size", "mixed_route", "lora_slots", "encoder_buckets", "decode_buckets"})
 """Fields of EngineConfig that only tests and benchmarks set."""
 
 
@@ -48,7 +48,7 @@ def engine_config(settings: Settings, catalog: Catalog) -> EngineConfig:
 def supervised(settings: Settings) -> bool:
     """Whether there are several engines or API processes, which a supervisor starts. "auto" API processes count as
     one."""
-    return settings.api_processes not in ("auto", 1) or settings.engines > 1 or settings.gpus is not None
+    return settings.num_api_processes > 1 or settings.engines > 1 or settings.gpus is not None
 
 
 def engine_gpus(settings: Settings) -> tuple[str, ...]:
@@ -137,11 +137,6 @@ def with_count(settings: Settings, count: ApiProcessCount) -> Settings:
     return settings.model_copy(update={"api_processes": count.number})
 
 
-def num_api_processes(settings: Settings) -> int:
-    """Number of API processes. "auto" counts as 1: where it means more, `with_count` has replaced it."""
-    return 1 if settings.api_processes == "auto" else settings.api_processes
-
-
 def connections_of_each(settings: Settings) -> int:
     """Each API process's share of max_connections."""
-    return ceil(settings.max_connections / num_api_processes(settings))
+    return ceil(settings.max_connections / settings.num_api_processes)

@@ -14,13 +14,12 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.cpus import default_threads
 from service.api.app import ENDPOINTS
 from service.api.http.admission import EXCESS, KINDS
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 from service.metrics.page import Families
-from service.processes.config import connections_of_each, num_api_processes
+from service.processes.config import connections_of_each
 from service.settings.settings import Settings, load_settings
 
 WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other", EXCESS)
@@ -90,15 +89,12 @@ class ApiConfig(msgspec.Struct, frozen=True):
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
     """Settings of each API process, as plain values except for paths. They hold the API keys that the supervisor has
-    read; connections and threads are divided among the processes."""
-    processes = num_api_processes(settings)
-    share = max(1, default_threads() // processes)
+    read; connections are divided among the processes."""
     return settings.model_dump() | {
-        "api_processes": processes,
+        "api_processes": settings.num_api_processes,
         "api_key": settings.keys(),
         "api_key_file": None,
         "max_connections": connections_of_each(settings),
-        "media_threads": settings.media_threads or share,
     }
 
 

@@ -42,6 +42,8 @@ log = logging.getLogger("reprise")
 HEADER_TIMEOUT = 10.0
 """Seconds for a client to send the head of a request."""
 SOCKET_POLL = 0.05
+IDLE_TIMEOUT = 75
+"""Seconds after which a connection without a request is closed. Balancers keep theirs for 60."""
 ACCEPTED_AT_ONCE = 1
 """Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
 more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
@@ -211,7 +213,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         access_log=False,
         lifespan="on",
         backlog=ACCEPTED_AT_ONCE,
-        timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
+        timeout_keep_alive=IDLE_TIMEOUT,
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop

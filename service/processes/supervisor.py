@@ -26,7 +26,7 @@ from service.link.engine_link import START_TIMEOUT, ProcessLink, Standby
 from service.link.messages import Command, Detach, EngineState
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
-from service.processes.config import configs_of_starts, num_api_processes
+from service.processes.config import configs_of_starts
 from service.processes.control import (
     ALIVE_SECONDS,
     WORK_KINDS,
@@ -446,7 +446,7 @@ class Supervisor:
         self._engines = EngineProcesses(standbys, settings, metrics, kinds, self._announce)
         template = ApiConfig(
             index=0,
-            processes=num_api_processes(settings),
+            processes=settings.num_api_processes,
             peer="",
             listener=listener.fileno(),
             control=-1,

@@ -50,11 +50,6 @@ def _several(value: Any) -> Any:
     return (value,) if isinstance(value, str | int | float) else value
 
 
-def _number(value: Any) -> Any:
-    """Flags and variables are strings, which pydantic does not take for the numbers of a Literal."""
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-
-
 def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
 
@@ -132,7 +127,6 @@ Host = Annotated[str, AfterValidator(_host)]
 Location = Annotated[Path, BeforeValidator(_location)]
 """A file or a directory."""
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_several)]
-Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_several)]
 Steps = Annotated[
     tuple[Annotated[int, Field(ge=4, le=32)], ...],
     NoDecode,
@@ -140,7 +134,6 @@ Steps = Annotated[
     Field(max_length=8),
     AfterValidator(_distinct),
 ]
-PcmRate = Annotated[Literal[48000, 24000, 16000], BeforeValidator(_number)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_several)]
 BYTES = BeforeValidator(_bytes)
 """Marks settings that are a number of bytes."""

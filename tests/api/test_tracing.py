@@ -66,7 +66,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     voices = str(tmp_path_factory.mktemp("voices"))
-    catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": False}
+    catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": "off"}
     talker = FakeTalker()
     with running_server(
         catalog, lambda config: InlineLink(config, talker.serve), tracing=Tracing(provider), **flags

@@ -18,10 +18,10 @@ import pytest
 
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
-from tests.support.inline_link import InlineLink
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
@@ -167,7 +167,7 @@ def talking_server(talker: FakeTalker, chats: Sequence[str] = (), talkers: int =
     hosted = talking_catalog(talkers).models
     more = [HostedModel((name,), "chat", Checkpoint(name, Path("/", name)), hosted[0].load, 1) for name in chats]
     catalog = Catalog([*hosted, *more])
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices=False) as server:
+    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:
         yield server
 
 

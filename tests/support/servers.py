@@ -66,7 +66,6 @@ def running_server(
     pcm has the samples of the model.
     """
     with ExitStack() as stack:
-        flags.setdefault("pcm_sample_rate", 48_000)
         flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
         yield stack.enter_context(_running(catalog, make_link, wait, tracing, num_engines, flags))
 
@@ -91,7 +90,7 @@ def _running(
         metrics = create_metrics(catalog)
         engines = [create_engine(settings, metrics, lambda: make_link(config)) for _ in range(num_engines)]
         context = create_context(settings, catalog, Engines(engines, metrics), metrics)
-        context.tracing = tracing
+        context.tracing, context.pcm_rate = tracing, 48_000
         uvicorn_config = server_config(context)
         uvicorn_config.timeout_graceful_shutdown = 5
         server = Server(uvicorn_config, context)

@@ -214,7 +214,7 @@ class LiveText:
                 number=self._number,
             )
             self._request_id = request.request_id
-            self.feed.set_result(AudioFeed(context, job, request, self.script, context.settings.speech_ahead))
+            self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))
         elif last:
             self.feed.set_result(None)
 

@@ -11,9 +11,8 @@ from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord
-from service.api.speech.references import check_room
 from service.api.speech.schema import SpeechOptions
-from service.api.speech.speaker import Speaker, resolve_speaker
+from service.api.speech.speaker import Speaker, check_room, resolve_speaker
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.text_splitting import CONTROL, Granularity
 from service.hub.catalog import HostedModel
@@ -159,10 +158,10 @@ async def prepare(
     invalid field.
     """
     model = speech_model(context, options.model, record)
-    processor, settings = model.speech_processor, context.settings
+    processor = model.speech_processor
     steps = solver_steps(context, model, options.inference_timesteps)
     name = options.response_format or default_format
-    native = settings.pcm_sample_rate if name == "pcm" else processor.sample_rate
+    native = context.pcm_rate if name == "pcm" else processor.sample_rate
     rates = FORMATS[name].rates
     sample_rate = options.sample_rate or (native if native in rates else rates[0])
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
@@ -191,7 +190,7 @@ async def prepare(
         granularity=options.split_granularity or default_granularity,
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
-        segment_length=settings.speech_segment_length,
+        segment_length=context.segment_length,
         retries=RETRIES if max_patches is None else 0,  # a length that is asked for is not a runaway
         record=record,
     )

@@ -145,7 +145,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         request,
         job.encoder(),
         Delivery(context, job, live=live, arrival=record.arrival, captions=follower),
-        max_ahead=settings.speech_ahead if live else seconds,
+        max_ahead=context.speech_ahead if live else seconds,
         timeout=settings.request_timeout + seconds,
         notice={"x-unspoken-text": quote(unspoken[:MAX_UNSPOKEN])} if unspoken else {},
     )

@@ -24,16 +24,26 @@ from service.api.http.errors import ApiError, bad_request
 from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
 from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
-from service.api.speech.named_voices import described_reference, named_reference, spoken_text
-from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
-from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
+from service.api.speech.speaker import (
+    DEFAULT_VOICE,
+    OPENAI_VOICES,
+    Adapter,
+    as_design,
+    check_room,
+    described_reference,
+    encode_reference,
+    encoder_of,
+    find_voice,
+    named_reference,
+    spoken_text,
+)
 from service.hub.catalog import Catalog, HostedModel
 from service.media.reference_level import level_reference
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.voices.store import ID, Voice, VoiceStoreError, is_name, name_key
+from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +81,8 @@ LOOKING_INTERVAL = 0.25
 
 
 async def make_voices(context: ServerContext) -> None:
-    """Make, or read from disk, the voices that the setting voices_at_start names, one after another and only while
-    the server answers no request. A voice that fails is made at its first use."""
+    """Make, or read from disk, the built-in voices, one after another and only while the server answers no
+    request. A voice that fails is made at its first use."""
     models = context.catalog.of_kind("speech")
     if not models:
         return
@@ -92,10 +102,7 @@ async def make_voices(context: ServerContext) -> None:
 
 
 def names(context: ServerContext) -> tuple[str, ...]:
-    settings = context.settings
-    if not settings.fixed_voices or settings.voices_at_start == "none":
-        return ()
-    return (DEFAULT_VOICE, *OPENAI_VOICES) if settings.voices_at_start == "all" else (DEFAULT_VOICE,)
+    return (DEFAULT_VOICE, *OPENAI_VOICES) if context.settings.fixed_voices == "at_start" else ()
 
 
 async def _idle(context: ServerContext) -> None:

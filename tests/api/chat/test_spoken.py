@@ -51,7 +51,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
 
     voices = tmp_path_factory.mktemp("voices")
     with running_server(
-        talking_catalog(), link, voices_dir=voices, fixed_voices=False, max_n=4, max_speech_chars=400
+        talking_catalog(), link, voices_dir=voices, fixed_voices="off", max_n=4, max_speech_chars=400
     ) as server:
         yield Talking(server, talker)
 
@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str
 
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:
     talker = FakeTalker()
-    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
 
     def ask(server: RunningServer, **audio: Any) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], **SPOKEN}

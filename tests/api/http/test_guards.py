@@ -82,7 +82,7 @@ def test_probes_and_documents_are_open(locked: RunningServer, path: str) -> None
 
 
 def test_metrics_and_documents_can_be_closed() -> None:
-    with running_server(api_key=("k",), metrics_open=False, docs_open=False) as server:
+    with running_server(api_key=("k",), metrics_open=False, page=False) as server:
         for path in ("/metrics", "/docs", "/openapi.json"):
             assert httpx.get(f"{server.url}{path}").status_code == 401
         assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer k"}).status_code == 200
@@ -161,7 +161,7 @@ def speaks_late(config: EngineConfig, channel: Channel) -> None:
 def test_speech_may_take_as_long_as_it_is_heard_in_addition(options: dict[str, Any]) -> None:
     """A text of six letters may have 46 patches of 0.1 s."""
     talking = running_server(
-        talking_catalog(), lambda config: InlineLink(config, speaks_late), fixed_voices=False, request_timeout=0.5
+        talking_catalog(), lambda config: InlineLink(config, speaks_late), fixed_voices="off", request_timeout=0.5
     )
     with talking as server:
         answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hello.", **options}, timeout=GENEROUS)

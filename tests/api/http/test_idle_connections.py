@@ -28,8 +28,9 @@ def on_loop(server: RunningServer, step: Any) -> Any:
     return result[0]
 
 
-def test_their_time_is_a_setting() -> None:
-    with running_server(idle_timeout=0.3) as server, send(server, GET_HEALTH) as connection:
+def test_they_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.processes.server.IDLE_TIMEOUT", 0.3)
+    with running_server() as server, send(server, GET_HEALTH) as connection:
         assert "connection" not in read_answer(connection).headers
         assert read_to_end(connection) == b""
 
@@ -37,7 +38,7 @@ def test_their_time_is_a_setting() -> None:
 def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
     with (
-        running_server(idle_timeout=3600) as server,
+        running_server() as server,
         send(server, GET_HEALTH + b"GET /hea") as connection,
     ):
         assert read_answer(connection).status == 200
@@ -47,7 +48,7 @@ def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest
 def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 0.3)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{"
-    with running_server(idle_timeout=3600) as server, send(server, head) as connection:
+    with running_server() as server, send(server, head) as connection:
         answer = read_answer(connection)
         assert answer.status == 408 and answer.headers["connection"] == "close"
         assert read_to_end(connection) == b""
@@ -62,7 +63,7 @@ def test_requests_that_come_together_are_answered_in_order(server: RunningServer
 
 
 def test_the_one_that_has_been_idle_for_longest_makes_room() -> None:
-    with running_server(max_connections=2, idle_timeout=3600) as server:
+    with running_server(max_connections=2) as server:
         first, second = send(server, GET_HEALTH), connect(server)
         assert read_answer(first).status == 200
         second.sendall(GET_HEALTH)
@@ -98,7 +99,7 @@ def test_answers_of_a_server_that_drains_are_the_last_of_their_connections() -> 
 
 
 def test_an_idle_connection_does_not_hold_up_a_shutdown() -> None:
-    with running_server(idle_timeout=3600) as server, send(server, GET_HEALTH) as connection:
+    with running_server() as server, send(server, GET_HEALTH) as connection:
         assert read_answer(connection).status == 200
         server.server.should_exit = True
         assert read_to_end(connection) == b""

@@ -135,7 +135,7 @@ def breaks_off(config: EngineConfig, channel: Channel) -> None:
 def test_speech_that_is_cut_leaves_no_traceback(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
     body = b'{"input": "Hello.", "response_format": "pcm"}'
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices=False) as server:
+    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices="off") as server:
         with send(server, head + body) as connection:
             data = read_to_end(connection)
         assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")

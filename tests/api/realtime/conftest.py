@@ -28,7 +28,7 @@ def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]
     def link(config: EngineConfig) -> EngineLink:
         return InlineLink(config, talker.serve)
 
-    flags: dict[str, Any] = {"fixed_voices": False, "max_images": 2}
+    flags: dict[str, Any] = {"fixed_voices": "off", "max_images": 2}
     patch.setattr("service.api.chat.prompt.MAX_PARTS", 12)
     patch.setattr("service.api.chat.prompt.MAX_MESSAGES", MAX_ITEMS + 1)
     flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}

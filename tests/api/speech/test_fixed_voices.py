@@ -18,7 +18,7 @@ from models.voxcpm2.processor import VoxCPM2Processor
 from service.hub.catalog import load_catalog
 from service.link.messages import SpeechRequest
 from service.settings.settings import load_settings
-from service.voices.named import FOLDER
+from service.voices import FOLDER
 from tests.support.inline_link import InlineLink
 from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
@@ -56,7 +56,7 @@ class Heard:
 
 @contextmanager
 def hearing(directory: Path, **more: Any) -> Iterator[Heard]:
-    flags = {"model": (str(talker()),), "voices_dir": directory, "max_running": 4, "decode_buckets": (1, 4)}
+    flags = {"model": (str(talker()),), "voices_dir": directory, "max_running": 4}
     flags |= more
     with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
         yield Heard(server)
@@ -141,7 +141,7 @@ def test_requests_at_once_wait_for_one_making(heard: Heard) -> None:
 
 
 def test_they_may_be_drawn_anew(tmp_path: Path) -> None:
-    with hearing(tmp_path, fixed_voices=False) as heard:
+    with hearing(tmp_path, fixed_voices="off") as heard:
         assert heard.speak("nova").reference is None
     assert not list(tmp_path.iterdir())
 

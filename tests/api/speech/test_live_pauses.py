@@ -39,7 +39,7 @@ def talker() -> FakeTalker:
 
 @pytest.fixture(scope="module")
 def server(talker: FakeTalker) -> Iterator[RunningServer]:
-    flags: dict[str, Any] = {"fixed_voices": False, "max_speech_chars": 400}
+    flags: dict[str, Any] = {"fixed_voices": "off", "max_speech_chars": 400}
     with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
         yield server
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.api.speech.references import encode
+from service.api.speech.speaker import encode
 from service.link.messages import EncodeReference, ReferenceEncoded
-from service.voices.store import ReferenceCache
+from service.voices import CACHED_REFERENCES, LruCache
 
 
 class Encoder:
@@ -32,7 +32,7 @@ class Encoder:
 async def test_kept_are_those_of_one_model_and_one_side_of_padding(length: int) -> None:
     """However long the names of models are, and however much of them is the same."""
     engine = Encoder()
-    context: Any = SimpleNamespace(engine=engine, references=ReferenceCache())
+    context: Any = SimpleNamespace(engine=engine, references=LruCache(CACHED_REFERENCES))
     wave = np.zeros(8, np.float32)
     cases = [(f"{'m' * length}-{model}", pad) for model in "ab" for pad in ("right", "left")]
     for _ in range(2):

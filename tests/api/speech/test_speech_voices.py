@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -23,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
+from service import voices
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.settings.settings import load_settings
-from service.voices import store as voices
-from service.voices.store import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
+from service.voices import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -68,7 +67,7 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     voice = created.json()
     assert voice["object"] == "audio.voice" and voice["name"] == "Anna" and voice["consent"] == "true"
     assert voice["seconds"] == pytest.approx(0.5, abs=0.01)
-    assert sorted(path.name for path in directory.rglob("*") if path.is_file()) == ["latents.safetensors", "voice.json"]
+    assert [path.name for path in directory.iterdir()] == [f"{voice['id']}.safetensors"]
 
     listed = http.get("/v1/audio/voices").json()
     assert {"default", "alloy", voice["id"]} <= {entry["id"] for entry in listed["voices"]}
@@ -212,15 +211,12 @@ def test_a_voice_that_cannot_be_deleted_stays(
     http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = upload(http, name="Firm").json()
-    rename = Path.rename
 
-    def refuse(path: Path, target: Path) -> Path:
-        if path == directory / voice["id"]:
-            raise OSError(errno.EROFS, "Read-only file system")
-        return rename(path, target)
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse)
+        patch.setattr(Path, "unlink", refuse)
         answer = http.delete(f"/v1/audio/voices/{voice['id']}")
         assert answer.status_code == 500 and "cannot be deleted" in answer.json()["error"]["message"]
     assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
@@ -261,7 +257,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         path.write_bytes(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("service.voices.store._write", full)
+    monkeypatch.setattr("service.voices._write", full)
     answer = upload(http, name="Too much")
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
     assert str(directory) not in answer.text
@@ -326,7 +322,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
     """The first stands between its look at the names and its rename until the second waits for it, or is done."""
     stores = [VoiceStore(tmp_path / "voices", 5) for _ in range(2)]
     looked, second_is_there = threading.Event(), threading.Event()
-    flock, check = voices.fcntl.flock, stores[0]._check_room
+    flock, check = voices.fcntl.flock, stores[0].check_room
 
     def add(store: VoiceStore) -> voices.Voice:
         return store.add(name="Ada", **ENCODED, latents=patches(1))
@@ -341,7 +337,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
             second_is_there.set()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(stores[0], "_check_room", held)
+    monkeypatch.setattr(stores[0], "check_room", held)
     monkeypatch.setattr(voices.fcntl, "flock", told)
     with ThreadPoolExecutor(2) as servers:
         first = servers.submit(add, stores[0])
@@ -381,35 +377,27 @@ def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
     assert store.voices() == [spoken]
 
 
-def test_a_voice_whose_files_cannot_be_read_for_a_while_comes_back(
+def test_a_voice_whose_file_cannot_be_read_for_a_while_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing changes in the directory when a network is there again."""
     added = [VoiceStore(tmp_path, 3).add(name=name, **ENCODED, latents=patches(1)) for name in ("Ada", "Grace")]
-    os.utime(tmp_path, ns=(0, 0))
-    away = True
+    opened = Path.open
 
-    def failing(read: Any) -> Any:
-        def attempt(path: Path, *arguments: Any) -> Any:
-            if away and path.parent.name == added[0].id:
-                raise OSError(errno.EIO, "away")
-            return read(path, *arguments)
-
-        return attempt
+    def failing(path: Path, *arguments: Any) -> Any:
+        if path.stem == added[0].id:
+            raise OSError(errno.EIO, "away")
+        return opened(path, *arguments)
 
     (tmp_path / "lost+found").mkdir()
     os.utime(tmp_path, ns=(0, 0))
-    for name in ("read_bytes", "is_file"):
-        with monkeypatch.context() as patched:
-            away = True
-            patched.setattr(Path, name, failing(getattr(Path, name)))
-            store = VoiceStore(tmp_path, 3)
-            caplog.clear()
-            for _ in range(3):
-                assert store.voices() == [added[1]]
-            assert not caplog.text
-            away = False
-            assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", failing)
+        store = VoiceStore(tmp_path, 3)
+        for _ in range(3):
+            assert store.voices() == [added[1]]
+    assert caplog.text.count("cannot be read") == 1
+    assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
 
 
 def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
@@ -442,17 +430,14 @@ def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     store = VoiceStore(tmp_path, 10)
     good, bad = (store.add(name=n, **ENCODED, latents=patches(1)) for n in ("good", "bad"))
-    (tmp_path / bad.id / "latents.safetensors").write_bytes(b"nonsense")
-    abandoned, under_way = (tmp_path / f"{UNFINISHED}voice_{number}" for number in (1, 4))
-    abandoned.mkdir()
+    whole = (tmp_path / f"{good.id}.safetensors").read_bytes()
+    (tmp_path / f"{bad.id}.safetensors").write_bytes(whole.replace(good.id.encode(), bad.id.encode())[:-1])
+    abandoned, under_way = (tmp_path / f"{UNFINISHED}{number}" for number in (1, 4))
+    abandoned.touch()
     os.utime(abandoned, times=(0, 0))
-    under_way.mkdir()
-    (tmp_path / "voice_2").mkdir()
-    (tmp_path / "voice_2" / "voice.json").write_bytes(b"{")
-    (tmp_path / "voice_5").mkdir()
-    (tmp_path / "voice_5" / "voice.json").write_bytes(b'{"id": "voice_5", "name": "\xff"}')
-    (tmp_path / "voice_3").mkdir()
-    (tmp_path / "voice_3" / "voice.json").write_bytes(msgspec.json.encode(good))
+    under_way.touch()
+    for number, data in enumerate([b"", b"nonsense", whole[:20], whole, save(patches(1)), save({}, {"voice": "{"})]):
+        (tmp_path / f"voice_{number:024x}.safetensors").write_bytes(data)
     again = VoiceStore(tmp_path, 10)
     assert {voice.id for voice in again.voices()} == {good.id, bad.id}
     assert list(tmp_path.glob(f"{UNFINISHED}*")) == [under_way]
@@ -474,7 +459,7 @@ def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, di
     damaged = [(lambda latents, change=change: save({"reference": change(latents)}), said) for change, said in DAMAGES]
     for write, said in [*damaged, (lambda latents: b"{", "cannot be read")]:
         id_ = upload(http, name="Broken").json()["id"]
-        file = directory / id_ / voices.LATENTS
+        file = directory / f"{id_}.safetensors"
         file.write_bytes(write(load_file(file)["reference"]))
         answer = speak(http, "Broken")
         error = answer.json()["error"]
@@ -517,7 +502,7 @@ def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, Fake
     def link(config: EngineConfig) -> InlineLink:
         return InlineLink(config, talker.serve)
 
-    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices=False, **flags) as server:
+    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices="off", **flags) as server:
         yield server, talker
         wait(lambda: talker.idle, what="the engine has nothing to do")
 

@@ -350,8 +350,8 @@ def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
 @pytest.mark.slow
 def test_a_real_engine_retries_and_counts(tmp_path: Path) -> None:
     """min_len keeps the model from stopping before the last patch."""
-    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": False}
-    flags |= {"max_running": 2, "decode_buckets": (1, 2)}
+    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": "off"}
+    flags["max_running"] = 2
     catalog = load_catalog(load_settings(flags))
     processor = catalog.models[0].speech_processor
     cap = processor.max_patches(processor.tokenize("Hi."))

@@ -10,12 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service.api.speech.references import encoder_of
-from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encoder_of
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
-from service.voices.store import VoiceStore, VoiceStoreError, is_name, name_key
+from service.voices import VoiceStore, VoiceStoreError, is_name, name_key
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import running_server
@@ -74,7 +73,7 @@ def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) ->
         VoiceStore(tmp_path, 9).add(
             name=name, encoder=encoder_of(catalog.models[1]), consent="true", seconds=1.0, latents=latents
         )
-    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
     with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
         for voice, cloned in (("sage", False), ("SAGE", False), ("ſage", False), ("anna", True)):
             body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}

@@ -19,7 +19,7 @@ from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
 from service.link.messages import Pause
 from service.settings.settings import load_settings
-from service.voices.named import FOLDER
+from service.voices import FOLDER
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -53,10 +53,9 @@ def counted(server: RunningServer) -> int:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"voices_at_start": "all"}, [(DEFAULT_VOICE, ""), *OPENAI_VOICES.items()]),
-        ({"voices_at_start": "default"}, [(DEFAULT_VOICE, "")]),
-        ({"voices_at_start": "none"}, []),
-        ({"voices_at_start": "all", "fixed_voices": False}, []),
+        ({"fixed_voices": "at_start"}, [(DEFAULT_VOICE, ""), *OPENAI_VOICES.items()]),
+        ({"fixed_voices": "at_use"}, []),
+        ({"fixed_voices": "off"}, []),
     ],
 )
 def test_which_are_made_for_each_speech_model_is_a_setting(
@@ -82,15 +81,15 @@ def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
         return await made(context, model, name, description, wanted=wanted)
 
     monkeypatch.setattr(voices_at_start, "named_reference", fails_at_first)
-    with talking(voices_at_start="all"):
+    with talking(fixed_voices="at_start"):
         wait(lambda: len(making) == 2 * len(OPENAI_VOICES), GENEROUS, "the others are made")
     for model in ("talker", "talker-1"):
         assert f"the built-in voice default of {model} is made when it is asked for: {error}" in caplog.text
 
 
 def speaking(checkpoint: Path, voices: Path) -> Any:
-    flags = {"model": (str(checkpoint),), "voices_dir": voices, "max_running": 4, "decode_buckets": (1, 4)}
-    return running_server(load_catalog(load_settings(flags)), InlineLink, voices_at_start="none", **flags)
+    flags = {"model": (str(checkpoint),), "voices_dir": voices, "max_running": 4}
+    return running_server(load_catalog(load_settings(flags)), InlineLink, **flags)
 
 
 def say(server: RunningServer, voice: str) -> httpx.Response:

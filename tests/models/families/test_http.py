@@ -48,7 +48,6 @@ FLAGS: dict[str, Any] = {
     "device": "cpu",
     "kv_cache_tokens": 8192,
     "max_running": 2,
-    "encoder_buckets": (420, 1024),
     "max_frames": 768,
 }
 QWEN2_5, DENSE, KIMI = (FAMILIES[name] for name in ("qwen2_5_vl", "qwen3_vl", "kimi_vl"))
@@ -61,7 +60,7 @@ QUESTION = "when does it turn ?"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[OpenAI]:
-    with openai_client(FLAGS) as client:
+    with openai_client(FLAGS, encoder_buckets=(420, 1024)) as client:
         yield client
 
 
@@ -259,13 +258,14 @@ def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
 
 
 def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
-    def prompt_with(reasoning: Any, role: str = "assistant") -> str:
-        answer = {"role": role, "content": "It is blue.", "reasoning_content": reasoning}
+    def prompt_with(reasoning: Any, role: str = "assistant", name: str = "reasoning_content") -> str:
+        answer = {"role": role, "content": "It is blue.", name: reasoning}
         return ask(scripted, [{"role": "user", "content": "why ?"}, answer], model=THINKING).content
 
     question, opened = "user\nwhy ?\n", "assistant\n<think>\n"
     thought = f"{opened}long < thoughts\n</think>\n\nIt is blue.\n"
-    assert prompt_with("long < thoughts\n") == question + thought + opened
+    for name in ("reasoning_content", "reasoning"):
+        assert prompt_with("long < thoughts\n", name=name) == question + thought + opened
     assert "long" not in prompt_with("long < thoughts", role="user") and "long" not in prompt_with(None)
     with pytest.raises(BadRequestError, match="must be a string") as refused:
         prompt_with(["long"])

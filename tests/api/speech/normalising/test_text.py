@@ -14,8 +14,8 @@ from service.api.spoken_text.chinese import RULES as CHINESE
 from service.api.spoken_text.english import RULES as ENGLISH
 from service.api.spoken_text.english import TABLES, TRIGGER
 from service.api.spoken_text.normaliser import LONGEST, TextNormaliser, normalise
-from service.api.spoken_text.writing import spoken_of
 from service.api.spoken_text.tables import Rule
+from service.api.spoken_text.writing import spoken_of
 
 PIECES = st.sampled_from(
     [
