@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,39 +20,9 @@ MAX_COMPARED = 64
 """Up to this many tokens on a side, every common word is found; in longer texts only those at both ends."""
 
 
-class Alignment:
-    """Maps places of a text that was made from a source piece by piece to places of the source. Within a piece that did
-    not change, a place is exact. Within one that changed, every place after its begin maps to the end of the piece, so
-    that a cut there leaves the whole piece on its left side.
-    """
-
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._pairs = pairs
-        self._sources = [0]
-        self._places = [0]
-        for source, text in pairs:
-            self._sources.append(self._sources[-1] + len(source))
-            self._places.append(self._places[-1] + len(text))
-
-    def source(self, place: int) -> int:
-        """place: 0 to the length of the text."""
-        index = min(bisect_right(self._places, place) - 1, len(self._pairs) - 1)
-        if index < 0:
-            return 0
-        offset = place - self._places[index]
-        same = self._pairs[index][0] == self._pairs[index][1]
-        if same or offset == 0:
-            return self._sources[index] + offset
-        return self._sources[index + 1]
-
-
 def spoken_of(pairs: Iterable[Pair]) -> str:
     """What the pieces were rewritten to, joined."""
     return "".join(text for _, text in pairs)
-
-
-def inverse(pairs: Iterable[Pair]) -> list[Pair]:
-    return [(text, source) for source, text in pairs]
 
 
 def common_words(source: str, text: str) -> list[Pair]:
@@ -109,91 +79,96 @@ class Line:
     pause: float = 0.0
 
 
+Origin = tuple[int, int, int]
+"""Where a character comes from: (begin, end) of what is written once it has been spoken, as places in the source, and
+the place of the words that it is said for. Of a piece that was rewritten, the first character has the begin; the others
+have only its end, so that a cut leaves the whole piece on its left side."""
+
+
 class Writing:
     """Follows a text through the steps that rewrite it, each of which takes the output of the one before. Text of
     finished segments is dropped."""
 
     def __init__(self, steps: int) -> None:
-        self._steps: list[list[Pair]] = [[] for _ in range(steps)]
+        self._origins: list[deque[Origin]] = [deque() for _ in range(steps)]
+        """Of the output of each step, as far as the next one has not taken it."""
+        self._ends = [0] * steps
+        """Where the source of the last character of each step ends."""
+        self._source = ""
+        self._dropped = 0
+        """Characters of the source that were dropped."""
+        self._text = ""
+        """Output of the last step."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self._source or self._text or any(self._origins))
 
     def add(self, step: int, pairs: Iterable[Pair]) -> None:
         """Add what a step has rewritten, as it was and as it became."""
-        self._steps[step] += [words for source, text in pairs for words in common_words(source, text)]
+        for source, text in (words for pair in pairs for words in common_words(*pair)):
+            if step:
+                origins = [self._origins[step - 1].popleft() for _ in source]
+            else:
+                begin = self._dropped + len(self._source)
+                self._source += source
+                origins = [(place, place + 1, place) for place in range(begin, begin + len(source))]
+            end = origins[-1][1] if origins else self._ends[step]
+            if source != text:
+                begin, _, said_for = origins[0] if origins else (end, end, end)
+                origins = [(begin, end, said_for), *[(end, end, said_for)] * (len(text) - 1)][: len(text)]
+            self._ends[step] = end
+            self._origins[step] += origins
+            if step == len(self._origins) - 1:
+                self._text += text
 
     def clear(self) -> None:
         """Drop the rest of a text, which has no segment."""
-        for pairs in self._steps:
-            pairs.clear()
+        for origins in self._origins:
+            origins.clear()
+        self._source, self._text, self._dropped, self._ends = "", "", 0, [0] * len(self._ends)
 
     def lines(self, texts: Sequence[str], description: str) -> list[Line]:
         """Find how the next segments were written, from their places in the last step. description: that of the voice,
         at the begin of the first segment."""
-        passage = _Passage(self._steps)
-        lines = [passage.line(text, "" if index else description) for index, text in enumerate(texts)]
-        end = passage.end
-        for pairs in reversed(self._steps):
-            end = _drop(pairs, end)
+        places = [at for at, sign in enumerate(self._text) if not (sign.isspace() or UNSPEAKABLE.match(sign))]
+        solid = "".join(self._text[place] for place in places)
+        origins = list(self._origins[-1])
+        said: dict[int, str] = {}
+        for sign, (_, _, place) in zip(self._text, origins, strict=True):
+            said[place] = said.get(place, "") + sign
+        lines, at, stop, end = [], 0, 0, self._dropped
+        for index, text in enumerate(texts):
+            spoken = SPACES.sub("", text)
+            # What lies between two segments has no letter or digit, so this is the segment's place.
+            start = solid.index(spoken, at)
+            at = start + len(spoken)
+            stop = places[at - 1] + 1
+            place = places[start]
+            while place and UNSPEAKABLE.match(self._text[place - 1]):  # belongs to the same word
+                place -= 1
+            begin, end = origins[place][0], origins[stop - 1][1]
+            lines.append(self._line(text, begin, end, said, "" if index else description))
+        for _ in range(stop):
+            self._origins[-1].popleft()
+        self._text = self._text[stop:]
+        self._source, self._dropped = self._source[end - self._dropped :], end
         return lines
 
-
-class _Passage:
-    """Maps segments to places of the source, one after the other. end: place where the last segment ends in the spoken
-    text."""
-
-    def __init__(self, steps: Sequence[Sequence[Pair]]) -> None:
-        self.end = 0
-        self._source = "".join(source for source, _ in steps[0])
-        self._text = spoken_of(steps[-1])
-        self._back = [Alignment(pairs) for pairs in reversed(steps)]
-        self._forth = [Alignment(inverse(pairs)) for pairs in steps]
-        self._places = [at for at, sign in enumerate(self._text) if not (sign.isspace() or UNSPEAKABLE.match(sign))]
-        self._solid = "".join(self._text[place] for place in self._places)
-        self._at = 0
-
-    def line(self, text: str, description: str) -> Line:
-        spoken = SPACES.sub("", text)
-        # What lies between two segments has no letter or digit, so this is the segment's place.
-        start = self._solid.index(spoken, self._at)
-        self._at = start + len(spoken)
-        self.end = self._places[self._at - 1] + 1
-        place = self._places[start]
-        while place and UNSPEAKABLE.match(self._text[place - 1]):  # belongs to the same word
-            place -= 1
-        begin, end = _mapped(self._back, place), _mapped(self._back, self.end)
-        if self._source.startswith(description, begin):
-            begin += len(description)
-        written = clean_text(self._source[begin:end]).strip()
+    def _line(self, text: str, begin: int, end: int, said: Mapping[int, str], description: str) -> Line:
+        """The segment whose source is at begin:end. said: by place of the source what is said for it."""
+        source = self._source[begin - self._dropped : end - self._dropped]
+        if source.startswith(description):
+            begin, source = begin + len(description), source[len(description) :]
+        written = clean_text(source).strip()
         if not speakable(written):
             # The middle of the replacement of a few characters of the source, or only the description.
             return Line(text, text, _words([(word, word) for word in text.split()]))
-        pieces = [(begin + match.start(), begin + match.end()) for match in PIECE.finditer(self._source[begin:end])]
-        said = [self._text[_mapped(self._forth, a) : _mapped(self._forth, b)] for a, b in pieces]
-        return Line(text, written, _words([(self._source[a:b], s) for (a, b), s in zip(pieces, said, strict=True)]))
-
-
-def _mapped(alignments: Iterable[Alignment], place: int) -> int:
-    for alignment in alignments:
-        place = alignment.source(place)
-    return place
-
-
-def _drop(pairs: list[Pair], place: int) -> int:
-    """Drop the pieces of the text up to a place; return the length of their source. A changed piece that ends after the
-    place loses its whole source, as in Alignment."""
-    count, dropped = 0, 0
-    for source, text in pairs:
-        if not place:
-            break
-        if len(text) > place:
-            same = source == text
-            pairs[count] = (source[place:] if same else "", text[place:])
-            dropped += place if same else len(source)
-            break
-        count += 1
-        place -= len(text)
-        dropped += len(source)
-    del pairs[:count]
-    return dropped
+        pieces = []
+        for match in PIECE.finditer(source):
+            places = range(begin + match.start(), begin + match.end())
+            pieces.append((match[0], "".join(said.get(place, "") for place in places)))
+        return Line(text, written, _words(pieces))
 
 
 def _words(pieces: Sequence[Pair]) -> tuple[Word, ...]:
