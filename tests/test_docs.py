@@ -28,8 +28,7 @@ from fastapi.routing import APIRoute
 
 from service.api import health_routes as operations
 from service.api.chat import route as chat
-from service.api.chat.refused_fields import REFUSED
-from service.api.chat.schema import ChatRequestBody, MediaUrl, StreamOptions
+from service.api.chat.schema import REFUSED, ChatRequestBody, MediaUrl, StreamOptions
 from service.api.realtime.schema import (
     SERVER_EVENTS,
     UNSUPPORTED_EVENTS,

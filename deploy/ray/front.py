@@ -33,7 +33,7 @@ from service.api.http.errors import (
     bad_request,
     install_error_handlers,
 )
-from service.api.http.middleware import AuthMiddleware, HostRule, KeyRing, OriginMiddleware, RequestMiddleware
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
 from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
@@ -130,19 +130,11 @@ class Front:
         settings = self._settings
         open_paths = [*PROBES, *(["/metrics", TARGETS] if settings.metrics_open else [])]
         open_paths += DOCUMENTS if settings.page else []
-        guarded = AuthMiddleware(
-            OriginMiddleware(self._answer, allowed=settings.cors_origin), KeyRing(settings.keys()), open_paths
-        )
-
-        async def authorized(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope.get("method") == "OPTIONS":  # a preflight carries no key: the replica says what pages may do
-                await self._pass_on(Request(scope, receive), send)
-            else:
-                await guarded(scope, receive, send)
-
+        keys = KeyRing(settings.keys())
+        hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
         metrics = Metrics()
         app = FastAPI(openapi_url=None)
-        app.mount("/", authorized)
+        app.mount("/", self._answer)
         install_error_handlers(app)
         app.add_middleware(
             RequestMiddleware,
@@ -155,7 +147,7 @@ class Front:
             ),
             metrics=metrics,
             max_body=settings.max_body,
-            hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(settings.keys())),
+            guards=Guards(hosts, settings.cors_origin, keys, open_paths),
         )
         return _without_proxy_headers(app)
 

@@ -28,7 +28,7 @@ from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
 from service.api.http.errors import install_error_handlers
 from service.api.http.json_body import prepare
-from service.api.http.middleware import AuthMiddleware, HostRule, KeyRing, OriginMiddleware, RequestMiddleware
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
@@ -241,15 +241,14 @@ def create_app(context: ServerContext) -> FastAPI:
 def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_paths: Sequence[str]) -> None:
     """Adds the middleware, the innermost first. open_paths: those that need no key."""
     settings = context.settings
-    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
-    app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
+    hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
     app.add_middleware(
         RequestMiddleware,
         endpoints=ENDPOINTS,
         admission=context.admission,
         metrics=context.metrics,
         max_body=settings.max_body,
-        hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(keys)),
+        guards=Guards(hosts, settings.cors_origin, keys, open_paths),
         tracing=context.tracing,
     )
     if settings.cors_origin:  # outermost: pages must be able to read error responses, too

@@ -19,8 +19,14 @@ from models.interfaces.media import Prompt
 from models.interfaces.processor import ChatProcessor
 from service.api.chat.detokenizer import TextAssembler, TextDelta, ToolCallParser
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
-from service.api.chat.refused_fields import REFUSED, refuse
-from service.api.chat.schema import ChatRequestBody, CompletionTokensDetails, PromptTokensDetails, Usage
+from service.api.chat.schema import (
+    REFUSED,
+    ChatRequestBody,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+    refuse,
+)
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext

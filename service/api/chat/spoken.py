@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.refused_fields import NOT_SPOKEN, refuse
 from service.api.chat.schema import (
+    NOT_SPOKEN,
     AnswerAudio,
     AudioParams,
     ChatRequestBody,
@@ -26,6 +26,7 @@ from service.api.chat.schema import (
     DeltaMessage,
     Logprobs,
     reasoned,
+    refuse,
 )
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report

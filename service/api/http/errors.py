@@ -130,6 +130,15 @@ class ApiError(Exception):
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers(), media_type="application/json")
 
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or reject a WebSocket handshake, with the error object."""
+        if scope["type"] == "websocket":
+            await receive()
+        if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
+            await self.response()(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": self.code or ""})
+
 
 class ClientLeft(Exception):
     """The client disconnected before the end of its response."""
@@ -137,15 +146,6 @@ class ClientLeft(Exception):
 
 class ResponseCut(Exception):
     """A response that has started cannot be completed, so its connection is closed. The cause has been logged."""
-
-
-async def refuse_socket(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Rejects a WebSocket handshake with an error object."""
-    await receive()
-    if "websocket.http.response" in scope.get("extensions", {}):
-        await error.response()(scope, receive, send)
-    else:
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code or ""})
 
 
 def shutting_down() -> ApiError:
@@ -229,7 +229,7 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 
     async def no_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await refuse_socket(_no_such_socket(scope["path"], routes), scope, receive, send)
+            await _no_such_socket(scope["path"], routes).respond(scope, receive, send)
         else:
             await no_http_path(scope, receive, send)
 

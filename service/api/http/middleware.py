@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.admission import SMALL_BYTES, Admission
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket, shutting_down
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, shutting_down
 from service.api.http.record import RequestRecord
 from service.api.tracing import Tracing, enter
 from service.metrics.metrics import Metrics
@@ -44,7 +44,7 @@ class RequestMiddleware:
         admission: Admission,
         metrics: Metrics,
         max_body: int,
-        hosts: HostRule,
+        guards: Guards,
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class RequestMiddleware:
         self._admission = admission
         self._metrics = metrics
         self._max_body = max_body
-        self._hosts = hosts
+        self._guards = guards
         self._tracing = tracing
         self._active: Counter[str] = Counter()
 
@@ -67,86 +67,53 @@ class RequestMiddleware:
         address = (scope.get("client") or ("",))[0]
         record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint), address)
         scope["reprise.record"] = record
-        serve = self._websocket if scope["type"] == "websocket" else self._http
         if self._tracing is not None and endpoint != "other":
             method = scope.get("method", WEBSOCKET)
             record.trace = self._tracing.begin(method, scope["path"], headers, record.arrival)
         with enter(record.trace):
-            await serve(scope, receive, send, headers, record)
+            await self._serve(scope, receive, send, headers, record)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord) -> None:
-        endpoint = record.endpoint
-        status = 0
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            await send(message)
-
-        self._in_progress(endpoint, 1)
-        try:
-            body = self._bounded(receive, record, admitted=scope["method"] == "POST" and endpoint != "other")
-            try:
-                self._hosts.check(headers)
-                self._admit(scope["method"], headers, record)
-            except ApiError as error:
-                await error.response()(scope, receive, answer)
-            else:
-                await self._app(scope, body, answer)
-        except Exception:
-            if not status:
-                status = 500
-            record.outcome = record.outcome or "error"
-            raise
-        except asyncio.CancelledError:
-            # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
-            if status or not await _sent_at_once(shutting_down().response()(scope, receive, answer)):
-                record.outcome = "aborted"
-                raise ResponseCut from None
-        finally:
-            record.ticket.release()
-            self._in_progress(endpoint, -1)
-            self._close(scope, record, status or CLIENT_CLOSED)
-
-    async def _websocket(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord
-    ) -> None:
-        """A WebSocket. Its route takes admission itself, after the handshake."""
-        status = CLIENT_CLOSED
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord) -> None:
+        """Serve a request, or a WebSocket, whose route takes admission itself after the handshake."""
+        is_socket, status = scope["type"] == "websocket", 0
 
         async def answer(message: Message) -> None:
             nonlocal status
-            if message["type"] == "websocket.accept":
-                status = SWITCHED
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                status = message.get("status", SWITCHED)
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            elif message["type"] == "websocket.close" and status == CLIENT_CLOSED:
-                status = 403
-            elif message["type"] == "websocket.http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif message["type"] == "websocket.close":
+                status = status or 403
             await send(message)
 
         self._in_progress(record.endpoint, 1)
         try:
             try:
-                self._hosts.check(headers)
+                self._guards.check(scope, headers, record)
+                if not is_socket:
+                    self._admit(scope["method"], headers, record)
+                    receive = self._bounded(receive, record, scope["method"])
             except ApiError as error:
-                await refuse_socket(error, scope, receive, answer)
+                await error.respond(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
         except Exception:
-            record.outcome = "error"
+            status = status or 500
+            record.outcome = record.outcome or "error"
             raise
         except asyncio.CancelledError:
-            record.outcome = "aborted"
-            if status != SWITCHED:
-                raise
+            # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
+            if is_socket:
+                record.outcome = "aborted"
+                if status != SWITCHED:
+                    raise
+            elif status or not await _sent_at_once(shutting_down().respond(scope, receive, answer)):
+                record.outcome = "aborted"
+                raise ResponseCut from None
         finally:
             record.ticket.release()
             self._in_progress(record.endpoint, -1)
-            self._close(scope, record, status)
+            self._close(scope, record, status or CLIENT_CLOSED)
 
     def _in_progress(self, endpoint: str, change: int) -> None:
         self._active[endpoint] += change
@@ -172,10 +139,11 @@ class RequestMiddleware:
         message = f"The request body is too large: {size} bytes given, at most {self._max_body} allowed."
         return ApiError(413, message, code="body_too_large")
 
-    def _bounded(self, receive: Receive, record: RequestRecord, *, admitted: bool) -> Receive:
-        """`receive` that refuses bodies that are too large or too slow. admitted: the request takes its place when the
-        body has come."""
+    def _bounded(self, receive: Receive, record: RequestRecord, method: str) -> Receive:
+        """`receive` that refuses bodies that are too large or too slow. A request takes its place when its body has
+        come."""
         received, complete = 0, False
+        admitted = method == "POST" and record.endpoint != "other"
         deadline = time.monotonic() + BODY_TIMEOUT
 
         async def bounded() -> Message:
@@ -252,6 +220,7 @@ async def _sent_at_once(answer: Awaitable[None]) -> bool:
 # reader's machine. Its requests then look like requests of the same origin; only the name in Host is foreign.
 
 ANY = "*"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class HostRule:
@@ -301,40 +270,6 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-# Refuses web pages of other origins. CORS only keeps such a page from reading a response, not from making the request,
-# and does not cover WebSockets: without this, any web page could use a server on loopback that has no API key.
-
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
-
-class OriginMiddleware:
-    """Refuses requests with side effects from pages whose origin is neither the server's own nor allowed. Clients other
-    than browsers send no Origin header."""
-
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        self._app = app
-        self._allowed = frozenset(allowed)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope.get("method") in SAFE_METHODS or self._admits(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
-        message = (
-            "Origin: web pages of this origin are not allowed; the operator can add it to the setting cors_origin."
-        )
-        error = ApiError(403, message, code="origin_not_allowed")
-        if scope["type"] == "websocket":
-            await refuse_socket(error, scope, receive, send)
-        else:
-            await error.response()(scope, receive, send)
-
-    def _admits(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
-        if origin is None or "*" in self._allowed or origin in self._allowed:
-            return True
-        return origin.partition("://")[2] == headers.get("host")
-
-
 KEY_PROTOCOL = "openai-insecure-api-key."
 """Prefix of a subprotocol that is a key, since pages cannot set headers of a WebSocket. OpenAI's clients send it."""
 
@@ -360,33 +295,37 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-class AuthMiddleware:
-    """Bearer keys for HTTP and WebSockets, which may also offer one as a subprotocol. Open paths are matched by
-    scope["path"] alone, never by a header."""
+class Guards:
+    """Who may send requests, by Host, Origin and API key.
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str]) -> None:
-        self._app = app
+    origins: web pages that may send requests with side effects, besides the server's own. CORS only keeps others from
+    reading a response, not from making the request, and does not cover WebSockets: any web page could use a server on
+    loopback that has no API key. Clients other than browsers send no Origin header. open_paths: those that require no
+    key, matched by scope["path"] alone; all others do.
+    """
+
+    def __init__(self, hosts: HostRule, origins: Collection[str], keys: KeyRing, open_paths: Collection[str]) -> None:
+        self._hosts = hosts
+        self._origins = frozenset(origins)
         self._keys = keys
         self._open_paths = frozenset(open_paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._keys or scope["path"] in self._open_paths:
-            await self._app(scope, receive, send)
+    def check(self, scope: Scope, headers: Headers, record: RequestRecord) -> None:
+        """Raise ApiError 421, 403 or 401. A key becomes the client of the record."""
+        self._hosts.check(headers)
+        method = scope.get("method")
+        origin = headers.get("origin")
+        own = origin is None or origin.partition("://")[2] == headers.get("host")
+        if method not in SAFE_METHODS and not own and not self._origins & {ANY, origin}:
+            problem = "web pages of this origin are not allowed; the operator can add it to the setting cors_origin"
+            raise ApiError(403, f"Origin: {problem}.", code="origin_not_allowed")
+        if not self._keys or scope["path"] in self._open_paths or method == "OPTIONS":  # a preflight carries no key
             return
         key = _bearer(scope) or _offered(scope)
-        if key is not None and self._keys.admits(key):
-            if isinstance(record := scope.get("reprise.record"), RequestRecord):
-                record.client = _digest(key).hex()
-            await self._app(scope, receive, send)
-            return
-        problem = (
-            "The API key is invalid." if key else "An API key is required: send the header Authorization: Bearer KEY."
-        )
-        error = ApiError(401, problem, code="invalid_api_key")
-        if scope["type"] == "websocket":
-            await refuse_socket(error, scope, receive, send)
-        else:
-            await error.response()(scope, receive, send)
+        if key is None or not self._keys.admits(key):
+            needed = "An API key is required: send the header Authorization: Bearer KEY."
+            raise ApiError(401, "The API key is invalid." if key else needed, code="invalid_api_key")
+        record.client = _digest(key).hex()
 
 
 def _bearer(scope: Scope) -> bytes | None:

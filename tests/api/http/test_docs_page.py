@@ -9,7 +9,7 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from service.api.chat.refused_fields import NOT_SPOKEN, REFUSED
+from service.api.chat.schema import NOT_SPOKEN, REFUSED
 from service.api.http.openapi import render
 from tests.support.servers import RunningServer
 

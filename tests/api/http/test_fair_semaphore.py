@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import Headers
 
 from service.api.http.admission import Admission
-from service.api.http.middleware import AuthMiddleware, KeyRing
+from service.api.http.middleware import Guards, HostRule, KeyRing
 from service.api.http.record import RequestRecord
 from service.confined.workers import FairSemaphore
 from service.metrics.metrics import Metrics
@@ -80,17 +80,14 @@ async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
     await third
 
 
-async def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
+def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
     seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["reprise.record"].client)
-
     ticket = Admission(1, 1, Metrics()).ticket("chat")
     for keys, key in ((("one", "two"), b"one"), (("one", "two"), b"two"), ((), b"one")):
         record = RequestRecord("id", "chat", ticket, "10.0.0.1")
-        headers = [(b"authorization", b"Bearer " + key)]
-        scope = {"type": "http", "path": "/v1/x", "headers": headers, "reprise.record": record}
-        await AuthMiddleware(app, KeyRing(keys), ())(scope, None, None)  # type: ignore[arg-type]
+        scope = {"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer " + key)]}
+        guards = Guards(HostRule("localhost", (), keyed=True), (), KeyRing(keys), ())
+        guards.check(scope, Headers(scope=scope), record)
+        seen.append(record.client)
     first, second, without = seen
     assert len({first, second, without}) == 3 and without == "10.0.0.1" and "one" not in first

@@ -11,8 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from service.api.chat.refused_fields import REFUSED
-from service.api.chat.schema import ChatRequestBody, StreamOptions
+from service.api.chat.schema import REFUSED, ChatRequestBody, StreamOptions
 from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.hub.catalog import Catalog, HostedModel
 from tests.api.http.raw import GET_HEALTH, parse, read_answer, read_to_end, send

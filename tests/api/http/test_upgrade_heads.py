@@ -63,7 +63,8 @@ def test_handshakes_that_are_not_answered_hold_no_places(monkeypatch: pytest.Mon
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    monkeypatch.setattr(RequestMiddleware, "_websocket", silent)
+    serve = RequestMiddleware._serve
+    monkeypatch.setattr(RequestMiddleware, "_serve", lambda *a: (silent if a[1]["type"] == "websocket" else serve)(*a))
     monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
     with running_server(max_connections=20) as server:
         crowd = [send(server, GET_HEALTH + HANDSHAKE + b"\r\n") for _ in range(20)]
