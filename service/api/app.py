@@ -104,7 +104,7 @@ def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], 
 def create_context(
     settings: Settings,
     catalog: Catalog,
-    engine: EngineClient | Engines,
+    engine: Engines,
     metrics: Metrics,
     *,
     others: UsageRow | None = None,
@@ -138,7 +138,7 @@ def create_context(
         lexicon=server_lexicon(settings),
         lora_voices=lora_voices(settings, catalog, voices.RESERVED),
     )
-    for client in [engine] if isinstance(engine, EngineClient) else engine.clients:
+    for client in engine.clients:
         client.in_use = lambda: context.in_use
     return context
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from starlette.requests import HTTPConnection, Request
 
-from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.engines.transcripts import SharedTranscripts, Transcripts
 from service.api.http.admission import Admission, Turns
@@ -44,7 +43,7 @@ class ServerContext:
 
     settings: Settings
     catalog: Catalog
-    engine: EngineClient | Engines
+    engine: Engines
     metrics: Metrics
     media: MediaLoader
     media_workers: WorkerPool
@@ -144,8 +143,7 @@ class ServerContext:
 
     def max_model_len(self, model: HostedModel) -> int:
         """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""
-        clients = self.engine.clients if isinstance(self.engine, Engines) else (self.engine,)
-        states = [one for client in clients if client.state is not None for one in client.state.models]
+        states = [one for state in self.engine.states for one in state.models]
         pages = [one.pages_total for one in states if one.model == model.name and one.pages_total]
         if pages:
             self.kv_positions[model.name] = min(pages) * PAGE_SIZE

@@ -159,18 +159,9 @@ class EngineTrace:
         self._trace.phase(name, begin, end, error=error, request=self._request_id, **attributes)
 
 
-def enter(trace: RequestTrace | None) -> contextlib.AbstractContextManager[None]:
-    """Makes it the current trace of this task and of the tasks that it starts."""
-    return contextlib.nullcontext() if trace is None else _entered(trace)
-
-
-@contextlib.contextmanager
-def _entered(trace: RequestTrace) -> Iterator[None]:
-    token = _current.set(trace)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def enter(trace: RequestTrace | None) -> None:
+    """Make it the current trace of this task, which serves one request, and of the tasks that it starts."""
+    _current.set(trace)
 
 
 def engine_trace(request_id: str) -> EngineTrace | None:

@@ -25,6 +25,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
+from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
@@ -189,9 +190,9 @@ def create_server(
     metrics = create_metrics(catalog)
     standby = standby or Standby(engine_config(settings, catalog))
     configs = configs_of_starts(standby.config)
-    engine = create_engine(settings, metrics, lambda: ProcessLink(next(configs), standby=standby))
-    engine.on_state = on_state
-    context = create_context(settings, catalog, engine, metrics)
+    client = create_engine(settings, metrics, lambda: ProcessLink(next(configs), standby=standby))
+    client.on_state = on_state
+    context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)
 
 

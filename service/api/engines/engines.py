@@ -174,6 +174,11 @@ class Engines:
         return self.clients[0].state if self.ready else self._awaited.state
 
     @property
+    def states(self) -> list[EngineState]:
+        """The newest state of each engine that has sent one since its start."""
+        return [client.state for client in self.clients if client.state is not None]
+
+    @property
     def _awaited(self) -> EngineClient:
         new = next((client for client in self.clients if not client.was_ready), None)
         return new or next((client for client in self.clients if not client.ready), self.clients[0])

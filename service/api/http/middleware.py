@@ -70,8 +70,8 @@ class RequestMiddleware:
         if self._tracing is not None and endpoint != "other":
             method = scope.get("method", WEBSOCKET)
             record.trace = self._tracing.begin(method, scope["path"], headers, record.arrival)
-        with enter(record.trace):
-            await self._serve(scope, receive, send, headers, record)
+        enter(record.trace)
+        await self._serve(scope, receive, send, headers, record)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord) -> None:
         """Serve a request, or a WebSocket, whose route takes admission itself after the handshake."""
