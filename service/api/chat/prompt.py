@@ -18,10 +18,16 @@ from models.interfaces.media import ContentPart as PromptPart
 from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ROLES
 from models.text.tools import prompt_texts
-from service.api.chat.prompt_media import MediaReference, PromptMedia
+from service.api.chat.prompt_media import (
+    MediaReference,
+    PromptMedia,
+    first_stated,
+    of_all_videos,
+    refuse_pixel_bounds,
+    stated,
+)
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, PastAudio, ThinkingSwitch
 from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.video_sampling import first_stated, of_all_videos, refuse_pixel_bounds, stated
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.api.http.record import RequestRecord

@@ -12,10 +12,9 @@ import msgspec
 
 from models.interfaces.processor import ChatProcessor
 from service.api.chat import prompt as prompt_messages
-from service.api.chat.prompt_media import MediaReference, PromptMedia
+from service.api.chat.prompt_media import MediaReference, PromptMedia, VideoSampling
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
 from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
-from service.api.chat.video_sampling import VideoSampling
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError, bad_request

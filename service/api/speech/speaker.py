@@ -16,7 +16,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
-from service.api.http.decoding import Decoding
+from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, naming
 from service.api.http.record import RequestRecord
 from service.api.speech.schema import SpeechOptions

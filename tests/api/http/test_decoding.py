@@ -14,7 +14,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.api.http.admission import Admission, Ticket
-from service.api.http.decoding import Decoding
+from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
