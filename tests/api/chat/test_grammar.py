@@ -16,11 +16,13 @@ import pytest
 from service.api.structured import grammar as grammar_module
 from service.api.structured.grammar import (
     choice_grammar,
+    form_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
 )
-from service.api.structured.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS, Unfit, schema_form
+from service.api.structured.grammar_worker import problem
+from service.api.structured.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS, Unfit, schema_form, shown, without
 from service.link.sampling_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
@@ -268,3 +270,86 @@ def advance(name: str, grammar: str) -> None:
             break
         matcher.consume_token(bits.bit_length() - 1)
     assert matcher.stop_reason() in ("NotStopped", "NoExtension") or name in TOO_COMPLEX
+
+
+POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+LISTED, MORE = {"x": 1}, {"x": 1, "y": 2}
+
+
+def takes(schema: dict[str, Any], value: Any) -> bool:
+    return accepts(json_schema_grammar(schema), json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("schema", "listed", "more"),
+    [
+        (POINT, LISTED, MORE),
+        ({"type": "array", "items": POINT}, [LISTED], [MORE]),
+        ({"$defs": {"Point": POINT}, "$ref": "#/$defs/Point"}, LISTED, MORE),
+        ({"anyOf": [POINT, {"type": "null"}]}, LISTED, MORE),
+        ({"type": "object", "properties": {"at": POINT}}, {"at": LISTED}, {"at": MORE}),
+        ({"type": ["object", "null"], "properties": POINT["properties"]}, LISTED, MORE),
+        ({"type": "object", "properties": {"allOf": POINT}}, {"allOf": LISTED}, {"allOf": MORE}),
+    ],
+)
+def test_objects_at_every_place_are_closed(schema: dict[str, Any], listed: Any, more: Any) -> None:
+    assert takes(schema, listed) and not takes(schema, more)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {}},
+        {**POINT, "additionalProperties": True},
+        {**POINT, "additionalProperties": {"type": "integer"}},
+        {**POINT, "minProperties": 2},
+        {**POINT, "required": ["x", "y"]},
+        {**POINT, "enum": [MORE]},
+        {"allOf": [POINT, {"type": "object", "properties": {"y": {"type": "integer"}}}]},
+        {"properties": {"x": {"type": "integer"}}, "anyOf": [{"required": ["y"]}, {"properties": {"y": {}}}]},
+        {"$defs": {"Y": {"properties": {"y": {}}}}, "properties": {"x": {}}, "$ref": "#/$defs/Y"},
+    ],
+)
+def test_objects_that_may_need_more_names_stay_open(schema: dict[str, Any]) -> None:
+    assert takes(schema, MORE)
+
+
+def test_a_schema_that_is_given_is_not_changed() -> None:
+    schema = {"type": "array", "items": POINT, "examples": [{"properties": {"x": 1}}]}
+    before = json.dumps(schema)
+    form, _ = schema_form(schema)
+    assert form["items"]["additionalProperties"] is False
+    assert json.dumps(schema) == before
+
+
+ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+"""(who writes it, schema, values that fit, values that do not, paths of what is not enforced without strict)"""
+NEVER_REFUSED = ("uniqueItems", "format")
+
+
+def loosened(schema: dict[str, Any]) -> tuple[str, list[str]]:
+    """As for a tool without strict."""
+    form, unenforced = schema_form(schema, loose=True)
+    while path := problem(form_grammar(form))[1]:
+        form = without(form, path)
+        unenforced.append(shown(path))
+    grammar = form_grammar(form)
+    check_grammar(grammar)
+    return grammar, unenforced
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_what_generators_write(row: list[Any]) -> None:
+    _, schema, fits, breaks, unenforced = row
+    grammar, left_out = loosened(schema)
+    assert left_out == unenforced
+    assert [value for value in fits if not accepts(grammar, json.dumps(value))] == []
+    assert [value for value in breaks if accepts(grammar, json.dumps(value))] == []
+    refused = [path for path in unenforced if not path.endswith(NEVER_REFUSED)]
+    if not refused:
+        check_grammar(json_schema_grammar(schema))
+        return
+    with pytest.raises(Unfit) as caught:
+        check_grammar(json_schema_grammar(schema))
+    assert str(caught.value).partition(": ")[0] in refused

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import os
+import sys
+import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 from websockets.sync.client import connect
 
-from service.api.http.admission import SMALL_BYTES, Admission, Ticket
+from models.interfaces.errors import InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
+from service.api.engines.shared_usage import UsageTable
+from service.api.http.admission import EXCESS, SMALL_BYTES, Admission, Decoding, Ticket, Turns
 from service.api.http.errors import ApiError
+from service.api.http.middleware import Guards, HostRule, KeyRing
+from service.api.http.record import RequestRecord
+from service.confined.workers import FairSemaphore
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
+from service.media.decoders import decode_workers
+from service.media.fetch import Fetcher, UrlPolicy
+from service.media.limits import MIB, MediaLimits
+from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
 from service.settings.settings import load_settings
+from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.fake_chat import fake_catalog
 from tests.support.servers import running_server
+from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS, until
 
 SHARES = {"chat": 0.75, "speech": 0.5}
@@ -186,3 +206,321 @@ def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry(limits: dict
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
         assert "4 given, at most 3 allowed" in refused.json()["error"]["message"]
         server.wait_idle()
+
+
+async def test_a_burst_passes_in_order_a_few_in_each_turn() -> None:
+    turns = Turns(at_once=3)
+    events: list[int | str] = []
+
+    async def request(number: int) -> None:
+        await turns.wait()
+        events.append(number)
+
+    async def other_streams() -> None:
+        while len(events) < 40:
+            events.append("io")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(request(number) for number in range(10)), other_streams())
+    assert [event for event in events if event != "io"] == list(range(10))
+    served = "".join("." if event == "io" else "r" for event in events)
+    assert "rrrr" not in served and served.count("rrr") == 3
+
+
+class Askers:
+    """Requests that note when they got the semaphore and hold it until they are let go."""
+
+    def __init__(self, semaphore: FairSemaphore) -> None:
+        self._semaphore = semaphore
+        self.served: list[str] = []
+        self._go = asyncio.Semaphore(0)
+
+    def ask(self, client: str, name: str) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._hold(client, name))
+
+    async def _hold(self, client: str, name: str) -> None:
+        async with self._semaphore.acquire(client):
+            self.served.append(name)
+            await self._go.acquire()
+
+    async def settle(self) -> list[str]:
+        """Who was served, once nobody can go further by itself."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.served
+
+    def let_go(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._go.release()
+
+
+async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_it() -> None:
+    askers = Askers(FairSemaphore(1))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    await askers.settle()
+    tasks += [askers.ask("one", "one"), askers.ask("two", "two 0"), askers.ask("two", "two 1")]
+    await askers.settle()
+    for _ in tasks:
+        askers.let_go()
+        await askers.settle()
+    assert askers.served == ["many 0", "many 1", "one", "two 0", "many 2", "two 1", "many 3"]
+    await asyncio.gather(*tasks)
+
+
+async def test_one_client_holds_no_more_than_each_may() -> None:
+    askers = Askers(FairSemaphore(3, each=2))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    assert await askers.settle() == ["many 0", "many 1"]
+    tasks += [askers.ask("one", "one 0"), askers.ask("one", "one 1"), askers.ask("two", "two")]
+    assert (await askers.settle())[2:] == ["one 0"]
+    askers.let_go()  # of the first of many, which may have one more, and comes first
+    assert (await askers.settle())[3:] == ["many 2"]
+    askers.let_go(2)  # of the second of many, and of one
+    assert (await askers.settle())[4:] == ["one 1", "two"]
+    askers.let_go(10)
+    await asyncio.gather(*tasks)
+    assert askers.served[6:] == ["many 3"]
+
+
+async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
+    askers = Askers(FairSemaphore(1))
+    first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")
+    await askers.settle()
+    first.cancel()
+    await asyncio.sleep(0)  # It is released here, and granted to the second.
+    second.cancel()
+    assert await askers.settle() == ["first", "third"]
+    askers.let_go()
+    await third
+
+
+def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
+    seen: list[str] = []
+    ticket = Admission(1, 1, Metrics()).ticket("chat")
+    for keys, key in ((("one", "two"), b"one"), (("one", "two"), b"two"), ((), b"one")):
+        record = RequestRecord("id", "chat", ticket, "10.0.0.1")
+        scope = {"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer " + key)]}
+        guards = Guards(HostRule("localhost", (), keyed=True), (), KeyRing(keys), ())
+        guards.check(scope, Headers(scope=scope), record)
+        seen.append(record.client)
+    first, second, without = seen
+    assert len({first, second, without}) == 3 and without == "10.0.0.1" and "one" not in first
+
+
+KINDS = ("chat", "speech", "other", EXCESS)
+
+
+@pytest.fixture
+def table() -> Iterator[UsageTable]:
+    with UsageTable.make_file(2, KINDS) as file:
+        yield UsageTable(file.fileno(), 2, KINDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no files in memory")
+def test_the_table_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full one has no block for a page of a mapped file: its first use would end the process."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with UsageTable.make_file(2, KINDS) as file:
+        UsageTable(file.fileno(), 2, KINDS).row(1).tell("chat", 1, 1)
+        assert os.fstat(file.fileno()).st_blocks
+
+
+def admission(table: UsageTable, process: int, shares: dict[str, float] | None = None) -> Admission:
+    return Admission(4, 1000, Metrics(), shares, table.row(process))
+
+
+def test_requests_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    tickets = [which.ticket("chat") for which in (one, one, other, other)]
+    for ticket in tickets:
+        ticket.grow(requests=1)
+    for which in (one, other):
+        with pytest.raises(ApiError, match="Too many requests"):
+            which.ticket("speech").grow(requests=1)
+    tickets[0].release()
+    other.ticket("speech").grow(requests=1)
+    assert one.in_flight == 1 and other.in_flight == 3
+
+
+def test_bytes_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    one.ticket("chat").grow(1, 700)
+    with pytest.raises(ApiError, match="Too many bytes"):
+        other.ticket("chat").grow(1, 400)
+    other.ticket("chat").grow(1, 300)
+
+
+def test_what_a_process_held_is_given_back_when_it_has_ended(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    for _ in range(4):
+        one.ticket("chat").grow(1, 100)
+    with pytest.raises(ApiError):
+        other.ticket("chat").grow(requests=1)
+    table.clear(0)
+    other.ticket("chat").grow(1, 1000)
+
+
+def admission_of(most: int) -> Admission:
+    return Admission(10, most, Metrics())
+
+
+def ticket_of(admission: Admission, size: int) -> Ticket:
+    ticket = admission.ticket("chat")
+    ticket.grow(1, size)
+    return ticket
+
+
+@pytest.fixture(params=["shared", "isolated"])
+async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
+    pool = decode_workers(1)
+    images = decode_workers(1) if request.param == "isolated" else None
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(), image_threads=1, image_pool=images)
+    yield loader
+    await loader.close()
+    pool.close()
+
+
+async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -> None:
+    charged: list[int] = []
+
+    def charge(size: int) -> None:
+        charged.append(size)
+        raise InputError("", "no room")
+
+    def never(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    async def never_prepared(video: VideoFrames) -> None:
+        never(video)
+
+    with pytest.raises(InputError, match="no room"):
+        await loader.image(data_url(encoded(picture(), "PNG")), never, field="f", budget=loader.budget(), charge=charge)
+    frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
+    for url in (data_url(video(), "video/mp4"), f"data:video/jpeg;base64,{frame},{frame}"):
+        with pytest.raises(InputError, match="no room"):
+            await loader.video(
+                url,
+                chosen(0, 1),
+                never_prepared,
+                frame_list_fps=1.0,
+                field="f",
+                budget=loader.budget(),
+                charge=charge,
+            )
+    assert charged == [40 * 30 * 3, (2 + 5) * 64 * 48 * 3, (2 + 1) * 40 * 30 * 3], "and a few full frames"
+    # The decoders can go on.
+    loaded = await loader.image(
+        data_url(encoded(picture(), "PNG")), lambda image, _: np.asarray(image), field="f", budget=loader.budget()
+    )
+    assert np.array_equal(loaded, picture())
+
+
+async def test_a_video_is_charged_by_its_resized_frames() -> None:
+    """A legal video does not wait because another chat goes on, nor keeps others waiting while it is decoded."""
+    frame, resized, count = 3 * 1920 * 1080, 3 * 84 * 140, 16
+    pool, admission = decode_workers(1), Admission(10, 10 * frame, Metrics())
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(), image_threads=1)
+    other, ticket, seen = ticket_of(admission, 100), ticket_of(admission, 100), list[int]()
+
+    def choose(metadata: VideoMetadata) -> tuple[list[int], FrameResizer]:
+        return list(range(count)), FrameResizer(84, 140)
+
+    async def prepared(video: VideoFrames) -> tuple[np.ndarray, ...]:
+        seen.append(ticket.decoding)
+        ticket_of(admission, frame).release()  # a body that comes meanwhile
+        return video.frames
+
+    url = data_url(video("mp4", "mpeg4", frames=count, size=(1920, 1080)))
+    with Decoding(ticket) as decoding:
+        kept = await loader.video(
+            url, choose, prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), charge=decoding.take
+        )
+        decoding.keep(sum(frame.nbytes for frame in kept))
+    assert seen == [5 * frame + count * resized] and {frame.nbytes for frame in kept} == {resized}
+    assert admission.pending_bytes == 200 + count * resized and other.size == 100
+    await loader.close()
+    pool.close()
+
+
+def test_what_is_kept_takes_the_place_of_what_was_fetched_and_decoded() -> None:
+    admission = admission_of(1000)
+    ticket = ticket_of(admission, 200)
+
+    async def load() -> None:
+        with Decoding(ticket) as decoding:
+            await decoding.reserve(400)
+            assert admission.pending_bytes == 600
+            decoding.fetched(150)
+            decoding.take(300)
+            decoding.take(50)  # a later frame
+            assert admission.pending_bytes == 700 and ticket.decoding == 350
+            decoding.keep(200)
+            assert admission.pending_bytes == 400 and ticket.decoding == 0
+        with Decoding(ticket) as decoding:
+            decoding.take(100)
+            decoding.keep(300)  # a small picture is enlarged
+        with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
+            await decoding.reserve(100)
+            decoding.take(100)
+            raise ZeroDivisionError
+
+    asyncio.run(load())
+    assert admission.pending_bytes == 700 and ticket.decoding == 0
+    ticket.release()
+    assert admission.pending_bytes == 0
+
+
+def test_media_leave_a_quarter_of_the_requests_to_others() -> None:
+    admission = Admission(4, 1000, Metrics())
+    tickets = [ticket_of(admission, 0) for _ in range(4)]
+    with Decoding(tickets[0]), Decoding(tickets[0]), Decoding(tickets[1]), Decoding(tickets[2]):
+        with pytest.raises(ApiError, match="with media") as refused, Decoding(tickets[3]):
+            raise AssertionError("it was admitted")
+        assert refused.value.status == 503 and refused.value.retry_after
+    with Decoding(tickets[3]):
+        assert admission.pending_bytes == 0
+
+
+class Web(Fetcher):
+    """Answers every URL with a file, in two pieces."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(UrlPolicy())
+        self._files = files
+
+    async def fetch(self, url: str, *, admit: Callable[[int], None] | None = None, **limits: object) -> bytes:
+        data = self._files[url]
+        assert admit is not None
+        for piece in (data[:100], data[100:]):
+            admit(len(piece))
+        return data
+
+
+async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
+    pool, admission = decode_workers(1), admission_of(400 * MIB)
+    files = {"picture": encoded(picture(), "PNG"), "video": video(), "audio": sound(tone(440, 8000), 8000, "WAV")}
+    size = sum(map(len, files.values()))
+    loader = MediaLoader(Web(files), pool, MediaLimits(), image_threads=1)
+    ticket = ticket_of(admission, 100)
+
+    async def prepared(frames: VideoFrames) -> int:
+        return len(frames.frames)
+
+    async def load(kind: str) -> object:
+        with Decoding(ticket) as decoding:
+            counted: dict[str, Any] = {"reserve": decoding.reserve, "fetched": decoding.fetched}
+            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), "charge": decoding.take, **counted}
+            if kind == "picture":
+                return await loader.image(kind, lambda image, _: image.size, **common)
+            if kind == "video":
+                return await loader.video(kind, chosen(0), prepared, frame_list_fps=1.0, **common)
+            return await loader.audio(kind, sample_rate=8000, field="f", **counted)
+
+    async with loader._pictures.acquire("x"), loader._videos.acquire("x"), loader._audio.acquire("x"):
+        loads = [asyncio.ensure_future(load(kind)) for kind in files]
+        await until(lambda: admission.pending_bytes == 100 + size)
+    shape, frames, samples = await asyncio.gather(*loads)
+    assert shape == (40, 30) and frames == 1 and len(samples) == 8000
+    assert admission.pending_bytes == 100
+    await loader.close()
+    pool.close()
