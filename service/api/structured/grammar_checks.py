@@ -1,14 +1,12 @@
 """Grammars of requests: made, bounded, and tried in confined processes before the engine sees them.
 
-Clients take turns at both. A grammar that takes more than QUICK_SECONDS to try is tried again in a separate turn for
-slow grammars, so that it delays other requests by no more than that.
+Clients take turns at both, and none holds all processes: the grammars of one client delay nobody else's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +33,8 @@ WAIT_SECONDS = 30.0
 """Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""
 MAKING = 1
 """Number of grammars that are made at a time, in a thread that shares the interpreter with the event loop."""
-QUICK_SECONDS = 0.25
-"""Processor time of the first try."""
-QUICK, SLOW = 2, 1
-"""Number of grammars that are tried at a time, each in its own process."""
+PROCESSES, EACH = 3, 2
+"""Number of grammars that are tried at a time, each in its own process, and of one client."""
 _MOST_REMEMBERED = 1024
 _RETRY_AFTER = 2.0
 
@@ -52,8 +48,8 @@ class GrammarChecks:
     """Belongs to one event loop. Its processes start with the first grammars that need them."""
 
     def __init__(self) -> None:
-        self.workers = WorkerPool(QUICK + SLOW, GRAMMAR_LIMITS, PROGRAM)
-        self._making, self._quick, self._slow = FairSemaphore(MAKING), FairSemaphore(QUICK), FairSemaphore(SLOW)
+        self.workers = WorkerPool(PROCESSES, GRAMMAR_LIMITS, PROGRAM)
+        self._making, self._trying = FairSemaphore(MAKING), FairSemaphore(PROCESSES, EACH)
         self._makers = ThreadPoolExecutor(MAKING, thread_name_prefix="grammars")
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
         """Results for the grammars that were tried lately, by hash."""
@@ -105,33 +101,18 @@ class GrammarChecks:
 
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
-        try:
-            async with _in_time():
-                async with self._quick.acquire(client):
-                    tried = await self._run(TryGrammar(grammar, QUICK_SECONDS))
-                if tried is None:
-                    async with self._slow.acquire(client):
-                        tried = await self._run(TryGrammar(grammar))
-        except WorkerLost as lost:
-            log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
-            raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
-        assert tried is not None
-        return tried
-
-    async def _run(self, asked: TryGrammar) -> Tried | None:
-        """None if the requested time limit ended it."""
 
         def job(channel: WorkerChannel) -> Tried:
-            channel.send(asked)
+            channel.send(TryGrammar(grammar))
             answer: Tried = channel.receive()
             return answer
 
         try:
-            return await self.workers.run(job)
+            async with _in_time(), self._trying.acquire(client):
+                return await self.workers.run(job)
         except WorkerLost as lost:
-            if lost.by_signal != signal.SIGPROF:
-                raise
-            return None
+            log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
+            raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
 
     def close(self) -> None:
         """Ends the processes and threads."""

@@ -9,7 +9,6 @@ reaches another one.
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import sys
 import threading
@@ -49,11 +48,9 @@ _BYTES = (1 << 256) - 1
 
 
 class TryGrammar(Struct, frozen=True):
-    """Answered by Tried. cpu_seconds: processor time after which SIGPROF ends the process; 0: only the process's own
-    limit."""
+    """Answered by Tried."""
 
     grammar: str
-    cpu_seconds: float = 0.0
 
 
 class Tried(Struct, frozen=True):
@@ -176,10 +173,8 @@ def _serve(channel: WorkerChannel, cpu_seconds: int) -> None:
         except EOFError:
             return
         allow_cpu(cpu_seconds)
-        signal.setitimer(signal.ITIMER_PROF, asked.cpu_seconds)
         begun = time.process_time()
         found, path = problem(asked.grammar)
-        signal.setitimer(signal.ITIMER_PROF, 0)
         channel.send(Tried(found, time.process_time() - begun, path))
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.servers.footprint import children, inspect
 from service.api.http.errors import ApiError
-from service.api.structured import grammar_checks
 from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.api.structured.grammar_checks import GrammarChecks
 from service.confined.workers import WorkerLimits
@@ -37,12 +36,6 @@ async def checks() -> AsyncIterator[GrammarChecks]:
     checks = GrammarChecks()
     yield checks
     checks.close()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first try may take any time: on a slow machine each would otherwise end a process."""
-    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 60.0)
 
 
 async def check(checks: GrammarChecks, grammar: str | Callable[[], str]) -> str:
@@ -84,7 +77,7 @@ async def stopped(checks: GrammarChecks) -> int:
     return pid
 
 
-async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks, patient: None) -> None:
+async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks) -> None:
     for make in LARGE.values():
         assert await check(checks, grammar := make()) == grammar
     for make, reason in REFUSED.values():
@@ -92,7 +85,7 @@ async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarC
     assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
 
 
-async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks, patient: None) -> None:
+async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks) -> None:
     assert await check(checks, COLORS) == COLORS
     pid = checks.workers._idle[-1].pid
     rules = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2500))
@@ -142,7 +135,7 @@ async def test_deaths_leave_nothing_behind() -> None:
     await until(lambda: set(children(os.getpid())) <= processes, what="every process has ended")
 
 
-def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, patient: None) -> None:
+def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer) -> None:
     def ask(schema: object) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
         return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
