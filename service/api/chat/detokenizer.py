@@ -42,6 +42,12 @@ def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
     ]
 
 
+def _begun(text: str, marker: str) -> int:
+    """Characters at the end of a text that may be the beginning of the marker."""
+    longest = min(len(text), len(marker) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
+
+
 class JsonObjectEnd:
     """Finds the end of a JSON object that arrives in chunks."""
 
@@ -138,8 +144,7 @@ class ToolCallParser:
         if tag:
             self._state, self._held = "name", rest
             return head.rstrip()
-        kept = next((n for n in range(len(CALL_START) - 1, 0, -1) if head.endswith(CALL_START[:n])), 0)
-        said = head[: len(head) - kept].rstrip()
+        said = head[: len(head) - _begun(head, CALL_START)].rstrip()
         self._held = head[len(said) :]
         return said
 
@@ -186,7 +191,6 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.stopped = False
 
@@ -200,21 +204,14 @@ class StopCutter:
             self.stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        kept = self._held_length(text)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        kept = len(text) - max(_begun(text, stop) for stop in self._stops)
+        self._held = text[kept:]
+        return text[:kept]
 
     def flush(self) -> str:
         """The text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
-
-    def _held_length(self, text: str) -> int:
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
 
 
 class ReasoningSplitter:
@@ -251,9 +248,9 @@ class ReasoningSplitter:
             if marker:
                 self._state, self._held = "after", rest
                 return head, self._after()
-            kept = next((n for n in range(len(self._end) - 1, 0, -1) if head.endswith(self._end[:n])), 0)
-            self._held = head[len(head) - kept :]
-            return head[: len(head) - kept], ""
+            kept = len(head) - _begun(head, self._end)
+            self._held = head[kept:]
+            return head[:kept], ""
         return "", self._after() if self._state == "after" else self._release()
 
     def _after(self) -> str:
