@@ -18,7 +18,7 @@ from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings,
 from service.api.http.json_body import parse
 from service.api.http.record import RequestRecord
 from service.api.spoken_text.lexicon import Lexicon
-from service.api.structured.grammar_checks import GrammarChecks
+from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing
 from service.confined.workers import WorkerPool
 from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel

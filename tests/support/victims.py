@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.servers.footprint import Footprint, footprint, wait_settled
-from service.api.structured.grammar_checks import EACH
+from service.api.structured.grammar import EACH
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.endless import FLAGS as ENDLESS_FLAGS

@@ -25,8 +25,7 @@ from service.api.chat.schema import (
 )
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
-from service.api.structured.grammar import form_grammar, formed_lark_grammar
-from service.api.structured.grammar_checks import GrammarChecks, refusal
+from service.api.structured.grammar import GrammarChecks, form_grammar, formed_lark_grammar, refusal
 from service.api.structured.grammar_worker import Tried
 from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown, without
 

@@ -15,8 +15,13 @@ import pytest
 
 from benchmarks.servers.footprint import children, inspect
 from service.api.http.errors import ApiError
-from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.api.structured.grammar_checks import GrammarChecks
+from service.api.structured.grammar import (
+    GrammarChecks,
+    choice_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
 from service.confined.workers import WorkerLimits
 from service.settings.types import MIB
 from tests.api.chat.test_grammar import LARGE, REFUSED
