@@ -26,7 +26,6 @@ from service.api.structured.schema_form import Unfit, as_grammar, schema_form, s
 from service.confined.channel import WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
 from service.link.sampling_limits import MAX_GRAMMAR_BYTES, SLOW_SECONDS
-from service.settings.types import MIB
 
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 """Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request
@@ -105,7 +104,7 @@ def _embedded(text: str) -> Iterator[tuple[int, int, Any]]:
 
 log = logging.getLogger(__name__)
 
-GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1024 * MIB, cpu_seconds=2, wall_seconds=20.0)
+GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
 """Limits of one check. The library's own budgets end almost every check within one second."""
 WAIT_SECONDS = 30.0
 """Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""

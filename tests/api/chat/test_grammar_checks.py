@@ -23,7 +23,6 @@ from service.api.structured.grammar import (
     regex_grammar,
 )
 from service.confined.workers import WorkerLimits
-from service.settings.types import MIB
 from tests.api.chat.test_grammar import LARGE, REFUSED
 from tests.support.processes import stand_still
 from tests.support.servers import RunningServer
@@ -115,7 +114,7 @@ async def test_a_process_has_limits_on_memory_and_processor_time(checks: Grammar
     await check(checks, COLORS)
     lines = Path(f"/proc/{checks.workers._idle[-1].pid}/limits").read_text().splitlines()
     limits = {line[:25].strip(): line[25:].split()[0] for line in lines}
-    assert limits["Max address space"] == str(1024 * MIB) and limits["Max core file size"] == "0"
+    assert limits["Max address space"] == str(1 << 30) and limits["Max core file size"] == "0"
     assert int(limits["Max cpu time"]) < 60
 
 
