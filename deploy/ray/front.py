@@ -33,8 +33,7 @@ from service.api.http.errors import (
     bad_request,
     install_error_handlers,
 )
-from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
-from service.api.http.record import record_of
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware, record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings

@@ -16,7 +16,7 @@ from service.api.engines.transcripts import SharedTranscripts, Transcripts
 from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing

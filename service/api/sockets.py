@@ -16,7 +16,7 @@ from service.api.context import LARGE_BODY, ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.media.limits import AudioLimits
 
 log = logging.getLogger(__name__)

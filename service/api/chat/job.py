@@ -32,7 +32,7 @@ from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, rea
 from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestGroup, StepReport, step_report
 from service.api.http.errors import bad_request
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
 from service.link.sampling_limits import MIN_TEMPERATURE

@@ -30,7 +30,7 @@ from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Mess
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
 from service.system.concurrency import all_results
 

@@ -32,8 +32,8 @@ from service.api.chat.schema import (
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineLost
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
-from service.api.http.record import RequestRecord, record_of
 from service.api.http.streaming import (
     DONE,
     EVENT_STREAM,

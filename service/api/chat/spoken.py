@@ -31,7 +31,7 @@ from service.api.chat.schema import (
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare, solver_steps

@@ -19,7 +19,7 @@ from websockets.frames import Frame
 
 from service.api.http.admission import FREE_BYTES
 from service.api.http.errors import ApiError, ResponseCut
-from service.api.http.record import record_of
+from service.api.http.middleware import record_of
 from service.api.http.streaming import ClientTimeout
 
 log = logging.getLogger(__name__)

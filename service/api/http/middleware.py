@@ -11,16 +11,57 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.http.admission import SMALL_BYTES, Admission
+from service.api.http.admission import SMALL_BYTES, Admission, Ticket
 from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, shutting_down
-from service.api.http.record import RequestRecord
-from service.api.tracing import Tracing, enter
+from service.api.tracing import RequestTrace, Tracing, enter
 from service.metrics.metrics import Metrics
+
+Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "error"]
+
+
+@dataclass
+class RequestRecord:
+    """One request in progress."""
+
+    request_id: str
+    endpoint: str
+    ticket: Ticket
+    client: str = ""
+    """Who sent it, for code in which clients take turns: the address, or the digest of the API key if keys are
+    required."""
+    arrival: float = field(default_factory=time.monotonic)
+    model: str = "unknown"
+    """Name of the model, once it is known."""
+    outcome: Outcome | None = None
+    """Set if the request ends otherwise than its HTTP status says, as a stream may."""
+    trace: RequestTrace | None = None
+    """None if the request is not traced."""
+    notes: dict[str, object] = field(default_factory=dict)
+    """Further fields of the access log line."""
+
+    def end_with(self, status: int) -> Outcome:
+        """The outcome for a response status."""
+        if self.outcome is not None:
+            return self.outcome
+        if status in (408, 504):
+            return "timeout"
+        if status == 503:
+            return "overloaded"
+        return "ok" if status < 400 else "client_error" if status < 500 else "error"
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record = scope["reprise.record"]
+    assert isinstance(record, RequestRecord)
+    return record
+
 
 log = logging.getLogger("reprise.access")
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.http.errors import ApiError, ClientLeft, ResponseCut, as_api_error
-from service.api.http.record import record_of
+from service.api.http.middleware import record_of
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from service.api.chat.schema import (
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.realtime.conversation import (
     Conversation,
     Playback,

@@ -23,8 +23,8 @@ from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
-from service.api.http.record import RequestRecord, record_of
 from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
 from service.api.realtime.conversation import (
     CONVERSATION,

@@ -10,7 +10,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, check_room, resolve_speaker
 from service.api.spoken_text.lexicon import Lexicon

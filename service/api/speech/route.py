@@ -18,8 +18,8 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import step_report
 from service.api.http.errors import bad_request
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import WORK_ERRORS, operation
-from service.api.http.record import RequestRecord, record_of
 from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, unless_disconnected
 from service.api.speech.delivery import AudioFeed, Captions, Delivery, Script
 from service.api.speech.live_text import read_script

@@ -18,7 +18,7 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, naming
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
 from service.api.tracing import phase

@@ -21,8 +21,8 @@ from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, bad_request
+from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
-from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload

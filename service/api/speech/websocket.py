@@ -24,8 +24,8 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
-from service.api.http.record import RequestRecord, record_of
 from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
 from service.api.speech.delivery import AudioFeed, Captions, Delivery
 from service.api.speech.live_text import LiveText

@@ -22,8 +22,7 @@ from websockets.sync.client import connect
 from service.api.engines.shared_usage import UsageTable
 from service.api.http.admission import EXCESS, SMALL_BYTES, Admission, Ticket, Turns
 from service.api.http.errors import ApiError
-from service.api.http.middleware import Guards, HostRule, KeyRing
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestRecord
 from service.confined.workers import FairSemaphore
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
