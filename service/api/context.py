@@ -25,8 +25,8 @@ from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel
 from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
-from service.metrics.history import History
 from service.metrics.metrics import Metrics
+from service.metrics.page import History
 from service.settings.settings import Settings
 from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 

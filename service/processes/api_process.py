@@ -51,8 +51,7 @@ from service.processes.listener import CONNECTIONS, SharedListener
 from service.processes.server import Server, quiet_uvicorn, server_config
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.system.children import end_soon, wait_for_end_of_parent
-from service.system.heap import keep_freed_memory
+from service.system.children import end_soon, keep_freed_memory, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise")

@@ -35,8 +35,7 @@ from service.link.messages import EngineState
 from service.processes.config import configs_of_starts, engine_config
 from service.processes.listener import url_of
 from service.settings.settings import Settings
-from service.system.children import possible_connections, raise_descriptor_limit
-from service.system.heap import keep_freed_memory
+from service.system.children import keep_freed_memory, possible_connections, raise_descriptor_limit
 
 log = logging.getLogger("reprise")
 

@@ -15,8 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.link.config import Device, DType, LoadFormat, Quantization
-from service.settings.reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
-from service.settings.types import (
+from service.settings.reading import (
     MIB,
     ApiCount,
     Bytes,
@@ -28,11 +27,17 @@ from service.settings.types import (
     Pause,
     Seconds,
     Secrets,
+    SettingsError,
     Slots,
     Steps,
+    Variables,
     Words,
     Workers,
+    explain,
     no_boolean,
+    read_file,
+    suggestion,
+    value_problem,
 )
 from service.system.access import is_loopback, keys_in, media_hosts_problem
 from service.system.gpus import engines_problem
@@ -207,7 +212,7 @@ class Settings(BaseSettings):
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
     )
     isolate_images: bool = _knob(
-        False, "Media", "Decode pictures in confined processes, too, one for each of --media-threads; slower."
+        False, "Media", "Decode pictures in confined processes, too, one for each thread; slower."
     )
 
     # Speech

@@ -17,7 +17,7 @@ from benchmarks.peers import __main__ as compare
 from benchmarks.report.documents import ROOT
 from benchmarks.report.results import PEERS, Results
 from benchmarks.report.tables import TABLES
-from service.cli.bench.spec import Record, SpeechLoad
+from service.cli.bench.traffic import Record, SpeechLoad
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import serving
 from benchmarks.serving import beside
-from service.cli.bench.spec import Record
+from service.cli.bench.traffic import Record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

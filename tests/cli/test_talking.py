@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.cli import client, playback
-from service.cli.conversation import split_line
+from service.cli.client import key_for
+from service.cli.commands import split_line
 from service.cli.main import app, main
-from service.cli.options import key_for
 from service.media.audio_out import wav_header
 from tests.cli.conftest import AnswerWith, chat_stream
 from tests.support.processes import ROOT

@@ -33,9 +33,9 @@ CHAT = "qwen2_vl"
 SPEECH = "voxcpm2"
 SMALL = (
     *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker())),
-    *("--decode-buckets", "8", "--encoder-buckets", "256", "--max-running", "8"),
+    *("--max-running", "8"),
 )
-"""Two small models and one captured graph of each step: ready within seconds."""
+"""Two small models: ready within seconds."""
 
 
 def small_and_endless(target: Path) -> tuple[str, ...]:

@@ -21,9 +21,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
-from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
-from service.cli.client import ApiClient, ServerError, counted
-from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
+from service.cli.bench.traffic import AnyLoad, ChatLoad, Record, SpeechLoad
+from service.cli.client import (
+    DEFAULT_URL,
+    ApiClient,
+    Key,
+    Local,
+    Model,
+    ServerError,
+    Url,
+    check_writable,
+    connect,
+    counted,
+    key_for,
+)
 from service.cli.serve_help import PlainCommand, PlainGroup
 from service.media.audio_formats import NAMES
 
