@@ -476,6 +476,7 @@ def test_logprobs_are_reported_where_asked() -> None:
     assert all(info.top == () for info in infos["chosen"])
 
 
+@pytest.mark.slow
 def test_every_captured_step_passes_the_audit() -> None:
     engine = InlineEngine(graphs=False)
     for runner in engine.worker.graph_runners:

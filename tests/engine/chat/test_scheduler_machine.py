@@ -203,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(MANY, max_examples=20)
+TestSchedulerMachine.settings = settings(MANY, max_examples=12)
 
 
 @pytest.mark.slow

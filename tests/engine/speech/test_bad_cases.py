@@ -107,6 +107,7 @@ def test_what_nobody_hears_live_is_retried_with_the_next_seeds(
     same(rig.say(request(segment(FIRST, 4), seed=7 + retried)), heard)
 
 
+@pytest.mark.slow
 def test_one_segment_alone_is_retried(rig: Rig) -> None:
     """The first stays, and the codec goes on from its end as if there had been no other attempt."""
     segments = segment(FIRST, 4), segment(LATER, 3)
@@ -150,6 +151,7 @@ def test_audio_of_a_later_segment_is_held_back_while_the_listener_has_audio(rig:
     assert not any(delta.truncated for delta in heard.deltas)
 
 
+@pytest.mark.slow
 def test_held_back_audio_is_sent_when_the_listeners_audio_runs_low(rig: Rig) -> None:
     rig.runaways = {1: 1}
     rig.worker.submit(request(segment(FIRST, LONG), segment(LATER, 8)))

@@ -45,6 +45,7 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     assert route != "mixed" or "mixed" in {kind for kind, _ in found}
 
 
+@pytest.mark.slow
 def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:

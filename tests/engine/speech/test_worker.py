@@ -359,9 +359,11 @@ def test_a_paused_stream_waits_and_goes_on_as_if_nothing_had_been(rig: WorkerRig
 def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, slack: float
 ) -> None:
-    """slack: seconds that the stream can spare. With none, clips wait for it. Time stands still: nothing is overdue."""
+    """slack: seconds that the stream can spare. With none, clips wait for it, as long as their share of the time, which
+    depends on what steps take here, is not due."""
     rig = WorkerRig(model, golden.processor(), clock=lambda: 0.0)
     monkeypatch.setattr(rig.worker, "slack", lambda now: slack)
+    monkeypatch.setattr(rig.worker._reference_share, "owes", lambda cost: False)
     monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
     wave = np.tile(golden.clip("prompt.wav").numpy(), 5)
     rig.observations.drain()
@@ -518,7 +520,8 @@ def test_how_prefills_and_decodes_are_joined_changes_nothing(
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS, seed=st.integers(0, 99))
 def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
     rig: WorkerRig,

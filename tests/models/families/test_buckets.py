@@ -72,6 +72,7 @@ USUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usual", USUAL)
 @pytest.mark.parametrize("name", LIMITS)
 def test_usual_inputs_are_padded_by_at_most_15_percent(name: str, usual: str) -> None:

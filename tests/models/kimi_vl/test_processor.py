@@ -85,7 +85,7 @@ def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
 side = st.one_of(st.integers(1, 60), st.integers(1, 1200), st.integers(1, 9000))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(side, side, st.sampled_from([10, 40, 1024, 4096]))
 def test_no_picture_is_over_the_bound(width: int, height: int, limit: int) -> None:
     found = grid(width, height, limit)

@@ -21,7 +21,8 @@ from tests.support.slow import slow
 from tests.support.speech import SpeechRig, Utterance
 
 
-@pytest.mark.parametrize("buckets", [slow((), id="eager"), pytest.param((1, 2, 4, 8), id="replayed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("buckets", [(), (1, 2, 4, 8)], ids=["eager", "replayed"])
 def test_streams_that_enter_and_leave_equal_streams_alone(buckets: tuple[int, ...]) -> None:
     takes = serve([[0, 1], [2], [], [3, 4], [5]], buckets=buckets)
     assert sorted(takes) == [0, 1, 2, 3, 4, 5]
