@@ -1,4 +1,4 @@
-"""A client for the command line: httpx against a running server, or against one started for the occasion."""
+"""A client for the command line: httpx against a running server; options of the commands that use it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import signal
 import ssl
 import stat
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import IO, Annotated, Any
+from types import TracebackType
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,7 +29,6 @@ import typer
 from service.media.file_formats import recognise
 from service.settings.settings import ENV_PREFIX
 from service.system.access import is_loopback
-from service.system.children import python_command, python_environment
 
 
 def counted(number: int, thing: str) -> str:
@@ -92,7 +89,6 @@ def _write_lengths(file: FileIO, size: int) -> None:
         file.write(struct.pack("<I", size - at - 4))
 
 
-LOCAL_START_SECONDS = 180.0
 MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")
 """How the server's errors name a picture or video, by its place in the message."""
 
@@ -103,12 +99,11 @@ class ServerError(Exception):
 
 class ApiClient:
     """Talks to a server's /v1. Every method but `get` raises ServerError for what the server refuses, and every one if
-    it cannot be reached. key: "" sends none. has_local: the command has --local, so error messages may suggest it."""
+    it cannot be reached. key: "" sends none."""
 
-    def __init__(self, url: str, key: str, has_local: bool = True) -> None:
+    def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.url = url
-        self._advice = "start one with `reprise serve`" + (", or add --local" if has_local else "")
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def __enter__(self) -> ApiClient:
@@ -197,7 +192,7 @@ class ApiClient:
                 raise ServerError(
                     f"{self.url}: no TLS with this server ({error}); without TLS an address begins with http://"
                 ) from error
-            raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
+            raise ServerError(f"no server at {self.url} ({error}); start one with `reprise serve`") from error
         except httpx.TransportError as error:
             raise ServerError(f"the connection to {self.url} broke ({error})") from error
         except UnicodeEncodeError as error:  # Python keeps other bytes of arguments and pipes as surrogates
@@ -279,61 +274,6 @@ def _named(field: re.Match[str], files: Sequence[Path]) -> str:
     return str(files[place]) if place < len(files) else field[0]
 
 
-@contextmanager
-def local_server(key: str) -> Iterator[ApiClient]:
-    """A server on a free loopback port with the settings of the environment, stopped at the end."""
-    command = python_command("service.cli", "serve", "--host", "127.0.0.1", "--port", "0")
-    options = ["--log-format", "json", "--log-level", "info"]
-    process = subprocess.Popen([*command, *options], env=python_environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        url = _ready_url(process)
-        with ApiClient(url, key) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECONDS) -> str:
-    """The address from the log; ServerError if the log ends without it, or after `timeout` seconds.
-
-    A thread reads the log to its end: a pipe that nobody reads would stop the server once it is full.
-    """
-    ready: Future[str] = Future()
-    last: list[str] = []
-    threading.Thread(target=_read_log, args=(process.stderr, ready, last), daemon=True).start()
-    try:
-        return ready.result(timeout)
-    except TimeoutError:
-        raise ServerError(f"the local server was not ready after {timeout:g} s: {'; '.join(last)}") from None
-
-
-def _read_log(log: IO[str], ready: Future[str], last: list[str]) -> None:
-    """Reads the log to its end and closes it. last: until the server is ready, the errors in it, or its newest line."""
-    failed = False
-    with log:
-        for line in log:
-            if ready.done() or not line.strip():
-                continue
-            level, message = _entry(line)
-            if message.startswith("ready at "):
-                ready.set_result(message.removeprefix("ready at "))
-            elif level == "error" or not failed:
-                last[:] = [*last, message] if failed else [message]
-                failed = failed or level == "error"
-    if not ready.done():
-        ready.set_exception(ServerError(f"the local server did not start: {'; '.join(last)}"))
-
-
-def _entry(line: str) -> tuple[str, str]:
-    """Level and message of a line of the JSON log; of another line, "" and the whole of it."""
-    try:
-        entry = json.loads(line)
-        return str(entry.get("level", "")), str(entry["message"])
-    except (ValueError, KeyError, AttributeError):
-        return "", line.strip()
-
-
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -354,36 +294,26 @@ Key = Annotated[
         show_default=False,
     ),
 ]
-Local = Annotated[bool, typer.Option("--local", help="Start a server just for this command.")]
 Model = Annotated[str, typer.Option("--model", help="Served name; default: the first model of the right kind.")]
 
 
 @contextmanager
-def connect(url: str, key: str, local: bool | None) -> Iterator[ApiClient]:
-    """A client of the server at `url`, or of one that is started for the occasion. local: None if the command has no
-    --local. SIGTERM ends what is done with it as Ctrl-C does, with all that is cleaned up then."""
-    if not (local or _is_address(url)):
+def connect(url: str, key: str) -> Iterator[ApiClient]:
+    """A client of the server at `url`, with the key of key_for. SIGTERM ends what is done with it as Ctrl-C does, with
+    all that is cleaned up then."""
+    if not _is_address(url):
         raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
-    chosen = key_for(DEFAULT_URL if local else url, key)
+    chosen = key_for(url, key)
     if not (chosen.isascii() and chosen.isprintable()):
         raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
-    with _ended_by_sigterm(), local_server(chosen) if local else ApiClient(url, chosen, local is not None) as client:
-        yield client
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():  # only there signals have handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    in_main = threading.current_thread() is threading.main_thread()  # only there signals have handlers
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number)) if in_main else None
     try:
-        yield
+        with ApiClient(url, chosen) as client:
+            yield client
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def check_writable(*files: Path | None) -> None:

@@ -24,7 +24,6 @@ from service.cli.client import (
     STDOUT,
     ApiClient,
     Key,
-    Local,
     Model,
     ServerError,
     Url,
@@ -61,12 +60,11 @@ def ask(
     system: Annotated[str, typer.Option(help="System message before the question.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Limit of tokens of the answer.")] = 256,
-    local: Local = False,
 ) -> None:
     """Ask a server, about pictures and videos if you like, and print the answer as it comes; reasoning goes to standard
     error."""
     question, files = _question_and_files(words or [])
-    with connect(url, key, local) as client:
+    with connect(url, key) as client:
         first = [{"role": "system", "content": system}] if system else []
         pieces = client.answer([*first, user_message(question, files)], model, max_tokens, files, temperature)
         said = False
@@ -125,7 +123,6 @@ def say(
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
-    local: Local = False,
 ) -> None:
     """Speak a text: play it, or write the audio to a file."""
     text = _standard_input("what to say is missing", "TEXT") if text is None else text
@@ -147,7 +144,7 @@ def say(
         raise typer.BadParameter("the audio and each kind of captions need a file each", param_hint="-o, --srt, --vtt")
     check_writable(*(path for path in (srt, vtt) if not is_standard_output(path)))
     segments: list[dict[str, Any]] | None = [] if srt or vtt else None
-    with connect(url, key, local) as client:
+    with connect(url, key) as client:
         chunks = client.speech(text, chosen, model, voice, instructions, speed, seed, segments)
         chunks = until_first(chunks, "waiting for the first sound")
         if out is None:
@@ -168,10 +165,10 @@ def _table(*headings: str) -> Table:
     return Table(*(Column(heading, overflow="fold") for heading in headings))
 
 
-def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
+def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """List the models of a server."""
     table = _table("name", "kind", "context", "notice")
-    with connect(url, key, local) as client:
+    with connect(url, key) as client:
         for card in client.models():
             table.add_row(card["id"], card["kind"], str(card["max_model_len"]), card.get("notice", ""))
     Console().print(table)
@@ -179,7 +176,7 @@ def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
 
 def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """Show what a server is doing: its models, their requests and caches, the memory of its device."""
-    with connect(url, key, local=None) as client:
+    with connect(url, key) as client:
         health, metrics = client.get("/health"), client.get("/metrics")
         if metrics.status_code != 200:
             hint = "; --key names an API key" if metrics.status_code in (401, 403) else ""
@@ -307,12 +304,11 @@ def chat(
     voice: Annotated[str, typer.Option(help="Name of the voice that speaks.")] = "default",
     system: Annotated[str, typer.Option(help="System message before the conversation.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Limit of tokens of an answer.")] = 512,
-    local: Local = False,
 ) -> None:
     """Talk with a model, line by line; lines may hold paths of pictures and videos. Reads a pipe as well."""
     if speak:
         require_playback()
-    with connect(url, key, local) as client:
+    with connect(url, key) as client:
         name = model or client.first("chat")
         if sys.stdin.isatty():
             with suppress(ImportError):  # gives input() line editing and history

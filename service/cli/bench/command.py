@@ -26,7 +26,6 @@ from service.cli.client import (
     DEFAULT_URL,
     ApiClient,
     Key,
-    Local,
     Model,
     ServerError,
     Url,
@@ -55,7 +54,6 @@ class Options:
 
     url: Url = DEFAULT_URL
     key: Key = ""
-    local: Local = False
     model: Model = ""
     requests: Annotated[int, typer.Option(min=1, help="Number of requests to measure.")] = 32
     concurrency: Annotated[
@@ -104,7 +102,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
         def command(**given: Any) -> None:
             options = Options(**{option.name: given.pop(option.name) for option in shared})
             check_writable(options.out)
-            with connect(options.url, options.key, options.local) as client:
+            with connect(options.url, options.key) as client:
                 _measure(make(options.load(client, kind), **given), options.processes, options.out)
 
         # Typer reads the options from this.
