@@ -239,7 +239,7 @@ def create_app(context: ServerContext) -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_paths: Sequence[str]) -> None:
-    """Adds the middleware, the innermost first. open_paths: those that need no key."""
+    """Add the middleware, the innermost first. open_paths: those that need no key."""
     settings = context.settings
     hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
     app.add_middleware(
@@ -263,7 +263,7 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
 
 @asynccontextmanager
 async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
-    """Starts what the routes share, and stops it at the end."""
+    """Start what the routes share, and stop it at the end."""
     context.engine.start()
     if any(model.kind == "speech" for model in context.catalog.models):
         context.encoders.import_ffmpeg()
@@ -290,7 +290,7 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
 
 
 async def _load_processors(context: ServerContext) -> None:
-    """Loads tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
+    """Load tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
     engine loads its weights."""
     await context.engine.wait_launched()
     try:

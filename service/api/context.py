@@ -105,7 +105,7 @@ class ServerContext:
         return client if self.settings.separate_keys else ""
 
     def keep_task(self, task: asyncio.Task[Any]) -> None:
-        """Keeps a background task until it has ended; the server cancels it when it stops."""
+        """Keep a background task until it has ended; the server cancels it when it stops."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -126,7 +126,7 @@ class ServerContext:
         return body
 
     async def keep_transcript(self, id: str, text: str) -> int:
-        """Keeps a transcript that a later request to any API process may name by the id. Returns the Unix time until
+        """Keep a transcript that a later request to any API process may name by the id. Returns the Unix time until
         which it is kept."""
         expiry = self.transcripts.expiry()
         if self.shared_transcripts is None:

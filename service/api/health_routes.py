@@ -185,7 +185,7 @@ async def metrics_history(request: Request) -> Response:
 
 
 def observe_life(context: ServerContext) -> None:
-    """Sets the gauges that describe the moment of a scrape."""
+    """Set the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
     context.metrics.observe("built_in_voices_left", len(context.voices_left))

@@ -47,7 +47,7 @@ class Session(Protocol):
     """What a client and the server do over one connection."""
 
     async def run(self) -> None:
-        """Returns or raises at the end: ApiError or EngineError if the connection cannot be served any further,
+        """Return or raise at the end: ApiError or EngineError if the connection cannot be served any further,
         StreamClosed to close it, or if the client has closed it when nothing was going on, WebSocketDisconnect if the
         client has gone."""
         ...
@@ -55,12 +55,12 @@ class Session(Protocol):
     async def send_error(self, error: ApiError) -> None: ...
 
     async def stop(self) -> None:
-        """Ends what still goes on for the client."""
+        """End what still goes on for the client."""
         ...
 
 
 async def run_session(context: ServerContext, socket: WebSocket, record: RequestRecord, session: Session) -> None:
-    """Runs a session to its end, and closes the socket with the code that says how it ended."""
+    """Run a session to its end, and close the socket with the code that says how it ended."""
     context.open_sockets += 1
     try:
         await session.run()

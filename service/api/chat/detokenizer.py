@@ -31,7 +31,7 @@ _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
-    """Joins the deltas of an answer's calls."""
+    """Join the deltas of an answer's calls."""
     begun = [delta for delta in deltas if delta.id is not UNSET]
     arguments: list[list[str]] = [[] for _ in begun]
     for delta in deltas:
@@ -149,7 +149,7 @@ class ToolCallParser:
         return said
 
     def _take_frame(self) -> list[ToolCallDelta]:
-        """Skips what surrounds the name and the arguments."""
+        """Skip what surrounds the name and the arguments."""
         if self._state == "end":
             _, tag, rest = self._held.partition(CALL_END)
             if tag:
@@ -254,7 +254,7 @@ class ReasoningSplitter:
         return "", self._after() if self._state == "after" else self._release()
 
     def _after(self) -> str:
-        """Drops newlines between the closing marker and the content."""
+        """Drop newlines between the closing marker and the content."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = "content"
@@ -349,7 +349,7 @@ class TextAssembler:
         return self._last(parts, "length" if at_length else "stop")
 
     def _cut(self, text: str, parts: _Parts) -> None:
-        """Adds the text before a stop string."""
+        """Add the text before a stop string."""
         if self.tokens <= self._min_tokens:
             self._split(text, parts)
         elif self._calls is None:
@@ -359,7 +359,7 @@ class TextAssembler:
                 self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
 
     def _split(self, text: str, parts: _Parts) -> None:
-        """Adds text that can be sent. Counts reasoning tokens."""
+        """Add text that can be sent. Counts reasoning tokens."""
         self._shown += len(text)
         inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)

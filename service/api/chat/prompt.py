@@ -93,7 +93,7 @@ def _too_many(what: str, count: int, limit: int) -> str:
 
 
 def check_length(length: int, max_model_len: int) -> None:
-    """Refuses text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
+    """Refuse text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_model_len
     if length > limit:
         raise bad_request(
@@ -315,7 +315,7 @@ async def _concurrently(
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
-    """Retrieves an exception that nobody awaits, so that asyncio does not log it."""
+    """Retrieve an exception that nobody awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 

@@ -79,6 +79,6 @@ class UsageRow:
         return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
 
     def tell(self, kind: str, requests: int, size: int) -> None:
-        """Tells the other processes this one's requests in flight of a kind, and their bytes."""
+        """Tell the other processes this one's requests in flight of a kind, and their bytes."""
         own = self._table[self._process, self._kinds[kind]]
         own[:] = (requests, size, own[2] + 1)

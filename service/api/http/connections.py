@@ -337,7 +337,7 @@ class BoundedConnection(H11Protocol):
             super().shutdown()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Refuses handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
+        """Refuse handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
         lines."""
         if event.method != b"GET" or event.http_version != b"1.1" or self._has_body():
             self._refuse(ApiError(400, "A WebSocket handshake must be an HTTP/1.1 GET request without a body."))
@@ -354,7 +354,7 @@ class BoundedConnection(H11Protocol):
         return any(name in LENGTHS and value != b"0" for name, value in self.headers)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a request that h11 cannot parse with an error object; uvicorn would send plain text."""
+        """Answer a request that h11 cannot parse with an error object; uvicorn would send plain text."""
         problem = sys.exception()
         if isinstance(problem, SmallChunks):
             self._refuse(ApiError(400, str(problem)))
@@ -363,7 +363,7 @@ class BoundedConnection(H11Protocol):
         self._refuse(ApiError(status, UNREADABLE.get(status, "The request is not valid HTTP/1.1.")))
 
     def _refuse(self, error: ApiError) -> None:
-        """Sends an error object, if a response can still be started, and closes the connection."""
+        """Send an error object, if a response can still be started, and close the connection."""
         log.info("refused: %s", error.message)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             answer = error.response()

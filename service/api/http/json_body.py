@@ -37,7 +37,7 @@ describe = cache(inspect.type_info)
 
 
 def prepare(*kinds: Any) -> None:
-    """Makes msgspec read the annotations of these types. It would do so at the first value of each, which takes the
+    """Make msgspec read the annotations of these types. It would do so at the first value of each, which takes the
     body of a chat request several milliseconds."""
     for kind in kinds:
         msgspec.json.Decoder(kind)

@@ -161,7 +161,7 @@ class RequestMiddleware:
         self._metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
 
     def _admit(self, method: str, headers: Headers, record: RequestRecord) -> None:
-        """Refuses by the headers, before any of the body is read. The request takes its place once the body has
+        """Refuse by the headers, before any of the body is read. The request takes its place once the body has
         come."""
         if method != "POST":
             return
@@ -248,7 +248,7 @@ class RequestMiddleware:
 
 
 async def _sent_at_once(answer: Awaitable[None]) -> bool:
-    """Sends an answer unless the client must first read what was sent before: nobody waits for it any more."""
+    """Send an answer unless the client must first read what was sent before: nobody waits for it any more."""
     try:
         async with asyncio.timeout(0):
             await answer

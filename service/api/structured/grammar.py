@@ -192,7 +192,7 @@ class GrammarChecks:
             raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
 
     def close(self) -> None:
-        """Ends the processes and threads."""
+        """End the processes and threads."""
         self._makers.shutdown(wait=False, cancel_futures=True)
         self.workers.close()
 
@@ -204,7 +204,7 @@ def refusal(field: str, tried: Tried) -> ApiError:
 
 @asynccontextmanager
 async def _in_time() -> AsyncIterator[None]:
-    """Bounds the time inside it. ApiError 503 when it is over."""
+    """Bound the time inside it. ApiError 503 when it is over."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             yield

@@ -113,7 +113,7 @@ def _fails(schema: dict[str, Any], path: Path) -> bool:
 
 
 def _follow(matcher: llguidance.LLMatcher) -> None:
-    """Follows two answers, of the lowest and of the highest allowed bytes. They may end, or exceed their budget: in the
+    """Follow two answers, of the lowest and of the highest allowed bytes. They may end, or exceed their budget: in the
     engine that ends one answer with an error."""
     matchers = (matcher, matcher.deep_copy())
     masks = np.zeros((2, -(-(_Vocabulary.eos_token_id + 1) // 32)), np.int32)

@@ -257,7 +257,7 @@ def test_a_text_chat_enters_no_optional_feature() -> None:
     assert "service/api/chat/job.py" in visited
     assert len(rooms) <= 10, rooms
     assert not rooms & {"service/api/speech", "service/api/spoken_text", "service/api/structured", "service/media"}
-    features = ("spoken", "structured", "tools", "tool_calls", "tool_grammar", "prompt_media", "video_sampling")
+    features = ("spoken", "structured", "tools", "prompt_media")
     assert not visited & {f"service/api/chat/{name}.py" for name in features}
 
 
