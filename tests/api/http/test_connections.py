@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import resource
+import socket
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import h11
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.types import Receive
+from starlette.types import Message, Receive
+from starlette.websockets import WebSocket
 
-from service.api.http.connections import BoundedConnection, FastBodyConnection
+from service.api.http.admission import FREE_BYTES, Admission
+from service.api.http.connections import (
+    FREE_FRAGMENTS,
+    MAX_CONTROLS,
+    MIN_FRAGMENT,
+    TRY_LATER,
+    BoundedConnection,
+    FastBodyConnection,
+)
+from service.api.http.errors import ApiError
 from service.api.http.middleware import RequestMiddleware
+from service.api.sockets import Inbox
+from service.api.sockets import close as close_socket
+from service.metrics.metrics import Metrics
 from service.system.children import possible_connections
-from tests.api.http.raw import GET_HEALTH, chat_request, connect, parse, read_answer, read_to_end, send
+from tests.api.http.raw import GET_HEALTH, PATIENCE, chat_request, connect, parse, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, until, wait
 
 REQUESTS = {
     "1.1": b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
@@ -233,3 +249,154 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
         connection.sendall(b"\x88\x80\0\0\0\0")  # a masked frame that agrees
         assert not read_to_end(connection)
     assert b"idle" in closing, "it was cut, not closed for saying nothing"
+
+
+CONTINUED, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
+CLOSED = b"\x88" + (1008).to_bytes(2, "big")
+SPEECH_HANDSHAKE = (
+    b"GET /v1/audio/speech/stream HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+def begun(size: int, sent: int) -> bytes:
+    """The first bytes of a text of a client."""
+    return bytes([0x80 | TEXT, 0x80 | 127, *size.to_bytes(8, "big"), 0, 0, 0, 0]) + b" " * sent
+
+
+def frame(kind: int, data: bytes = b"", *, last: bool = True) -> bytes:
+    """Of a client: masked, with a mask that changes nothing."""
+    assert len(data) < 126
+    return bytes([kind | (0x80 if last else 0), 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+@contextmanager
+def opened(server: RunningServer) -> Iterator[socket.socket]:
+    with send(server, SPEECH_HANDSHAKE) as connection:
+        assert read_answer(connection).status == 101
+        yield connection
+
+
+def close(connection: socket.socket) -> bytes:
+    """What comes until the server has closed by the protocol: it waits for the answer to its close frame."""
+    connection.settimeout(PATIENCE)
+    connection.sendall(frame(TEXT, b'{"type": "session.close"}'))
+    received, closed = b"", b"\x88\x02" + (1000).to_bytes(2, "big")
+    while closed not in received:
+        piece = connection.recv(65536)
+        assert piece, received
+        received += piece
+    connection.sendall(frame(CLOSE, (1000).to_bytes(2, "big")))
+    assert read_to_end(connection) == b""
+    return received
+
+
+@pytest.mark.parametrize(("count", "size"), [(FREE_FRAGMENTS, 1), (2 * FREE_FRAGMENTS, MIN_FRAGMENT)])
+def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size: int) -> None:
+    begun = b"{" + b" " * (size - 1)
+    message = frame(TEXT, begun, last=False) + frame(CONTINUED, b" " * size, last=False) * (count - 2)
+    with opened(server) as connection:
+        connection.sendall(message + frame(CONTINUED, b"}".ljust(size)))
+        assert b"must be one of session.config" in close(connection)
+
+
+def test_very_many_tiny_fragments_close_the_connection(server: RunningServer) -> None:
+    size = MIN_FRAGMENT - 1
+    with opened(server) as connection:
+        connection.sendall(frame(TEXT, b" " * size, last=False))
+        connection.sendall(frame(CONTINUED, b" " * size, last=False) * (FREE_FRAGMENTS + 1))
+        answer = read_to_end(connection)
+    assert answer[0] == CLOSED[0] and answer[2:4] == CLOSED[1:] and b"fragments" in answer
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("kind", [PING, PONG])
+def test_very_many_control_frames_close_the_connection(server: RunningServer, kind: int) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(kind) * (MAX_CONTROLS + 1))
+        answer = read_to_end(connection)
+    assert CLOSED[1:] + b"too many pings or pongs" in answer
+    server.wait_idle()
+
+
+def test_messages_that_have_not_come_whole_count_as_pending_bytes() -> None:
+    limits = {"max_pending_bytes": 560_000, "max_request_pixels": 1000, "max_body": 100_000}
+    with running_server(**limits) as server:
+        admission = server.context.admission
+        with opened(server) as first, opened(server) as second:
+            first.sendall(begun(190_000, 150_000))
+            wait(lambda: admission.pending_bytes >= 150_000, what="they are counted")
+            second.sendall(begun(400_000, 300_000))
+            assert read_to_end(second)[2:] == TRY_LATER.to_bytes(2, "big") + b"overloaded"
+            first.sendall(b" " * 40_000)
+            assert b"The JSON is not valid" in close(first)
+            wait(lambda: admission.pending_bytes == 0, what="nothing is left")
+        server.wait_idle()
+
+
+def test_what_comes_after_the_route_has_ended_is_not_kept(server: RunningServer) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(TEXT, b'{"type": "session.close"}') + begun(20_000_000, 1_000_000))
+        connection.settimeout(PATIENCE)
+        with pytest.raises(OSError):
+            while connection.send(b" " * 65536):
+                pass
+    server.wait_idle()
+    assert server.context.admission.pending_bytes == 0
+
+
+LARGE = "x" * (FREE_BYTES + 1)
+
+
+class Client:
+    """What a WebSocket's receive() returns."""
+
+    def __init__(self, *messages: str) -> None:
+        self._messages = [{"type": "websocket.receive", "text": message} for message in messages]
+
+    async def receive(self) -> dict[str, Any]:
+        return self._messages.pop(0) if self._messages else {"type": "websocket.disconnect"}
+
+
+def inbox(admission: Admission, *messages: str, most: int = 3) -> Inbox:
+    return Inbox(cast(WebSocket, Client(*messages)), admission.ticket("realtime"), most)
+
+
+async def test_large_messages_are_charged_until_the_next_is_asked_for() -> None:
+    admission = Admission(10, 10 * len(LARGE), Metrics({}))
+    messages = inbox(admission, LARGE, "small", LARGE)
+    await until(lambda: admission.pending_bytes == 2 * len(LARGE))
+    assert await messages.next() == LARGE and admission.pending_bytes == 2 * len(LARGE)
+    assert await messages.next() == "small" and admission.pending_bytes == len(LARGE)
+    assert await messages.next() == LARGE and admission.pending_bytes == len(LARGE)
+    assert await messages.next() is None and admission.pending_bytes == 0
+    await messages.close()
+
+
+async def test_a_message_without_room_comes_as_an_error_after_those_before() -> None:
+    admission = Admission(10, 3 * len(LARGE), Metrics({}))
+    other = admission.ticket("chat")
+    other.grow(1, len(LARGE))
+    messages = inbox(admission, LARGE, LARGE, LARGE)
+    assert await messages.next() == LARGE
+    assert await messages.next() == LARGE
+    with pytest.raises(ApiError) as refused:
+        await messages.next()
+    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    await messages.close()
+
+
+@pytest.mark.parametrize("failure", [OSError, RuntimeError])
+async def test_a_client_that_has_gone_when_its_socket_is_closed_is_no_error(failure: type[Exception]) -> None:
+    """uvicorn raises OSError from the close frame; starlette makes a WebSocketDisconnect of it, which it would log."""
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "websocket.close":
+            raise failure
+
+    socket = WebSocket({"type": "websocket", "headers": []}, receive, send)
+    await socket.accept()
+    await close_socket(socket, 1000, "")
