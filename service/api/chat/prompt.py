@@ -1,7 +1,4 @@
-"""A chat request -> Prompt: text is tokenized while media load, then placeholders are expanded.
-
-prompt_messages.py reads the messages, prompt_media.py loads the media.
-"""
+"""A chat request -> Prompt: text is tokenized while media load, then placeholders are expanded."""
 
 from __future__ import annotations
 
