@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -70,9 +70,13 @@ def lark_grammar(text: str) -> str:
     """Grammar of answers that match a grammar in llguidance's dialect of Lark. Schemas in it get their form."""
     check_size(len(text))
     parts, at = [], 0
-    for begin, end, schema in _embedded(text):
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            raise Unfit("%json must be followed by a JSON schema") from None
         formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
-        parts += [text[at:begin], json.dumps(formed, ensure_ascii=False)]
+        parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]
         at = end
     return formed_lark_grammar("".join([*parts, text[at:]]))
 
@@ -90,16 +94,6 @@ def check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
 
 def _top_level(grammar: dict[str, Any]) -> str:
     return msgspec.json.encode({"grammars": [grammar]}).decode()
-
-
-def _embedded(text: str) -> Iterator[tuple[int, int, Any]]:
-    """(begin, end, schema) of the schemas in a text in Lark."""
-    for found in _EMBEDDED.finditer(text):
-        try:
-            schema, end = json.JSONDecoder().raw_decode(text, found.end())
-        except (ValueError, RecursionError):
-            raise Unfit("%json must be followed by a JSON schema") from None
-        yield found.end(), end, schema
 
 
 log = logging.getLogger(__name__)
