@@ -27,12 +27,24 @@ from service.confined.channel import WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
 from service.link.sampling_limits import MAX_GRAMMAR_BYTES, SLOW_SECONDS
 
+log = logging.getLogger(__name__)
+
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 """Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request
 may have as many together."""
 _AROUND_CHOICE = len('"" | ')
 """Characters that a choice takes beside its own."""
 _EMBEDDED = re.compile(r"%json\s*")
+GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
+"""Limits of one check. The library's own budgets end almost every check within one second."""
+WAIT_SECONDS = 30.0
+"""Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""
+MAKING = 1
+"""Number of grammars that are made at a time, in a thread that shares the interpreter with the event loop."""
+PROCESSES, EACH = 3, 2
+"""Number of grammars that are tried at a time, each in its own process, and of one client."""
+_MOST_REMEMBERED = 1024
+_RETRY_AFTER = 2.0
 
 
 def json_schema_grammar(schema: Mapping[str, Any], unenforced: list[str] | None = None) -> str:
@@ -94,20 +106,6 @@ def check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
 
 def _top_level(grammar: dict[str, Any]) -> str:
     return msgspec.json.encode({"grammars": [grammar]}).decode()
-
-
-log = logging.getLogger(__name__)
-
-GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
-"""Limits of one check. The library's own budgets end almost every check within one second."""
-WAIT_SECONDS = 30.0
-"""Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""
-MAKING = 1
-"""Number of grammars that are made at a time, in a thread that shares the interpreter with the event loop."""
-PROCESSES, EACH = 3, 2
-"""Number of grammars that are tried at a time, each in its own process, and of one client."""
-_MOST_REMEMBERED = 1024
-_RETRY_AFTER = 2.0
 
 
 PROGRAM = Program("service.api.structured.grammar_worker", Tried)
