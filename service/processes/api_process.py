@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from models.interfaces.errors import CheckpointError
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
@@ -26,6 +24,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
+from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, AttachedLink, FollowedEngine
 from service.metrics.metrics import Metrics
 from service.metrics.page import families, of_any_process, text
@@ -181,7 +180,7 @@ class SupervisedServer:
 
 
 def attached_engines(
-    config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine]
+    config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine], table: UsageTable
 ) -> Engines:
     """Clients of the engines that the supervisor starts. followed: each of them."""
     clients = [
@@ -194,8 +193,7 @@ def attached_engines(
         )
         for engine in followed
     ]
-    loads = UsageTable(config.loads, config.processes, engine_kinds(config.engines))
-    return Engines(clients, metrics, loads.row(config.index))
+    return Engines(clients, metrics, table.row(config.index, engine_kinds(config.engines)))
 
 
 async def serve(config: ApiConfig) -> int:
@@ -204,11 +202,11 @@ async def serve(config: ApiConfig) -> int:
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
     followed = [FollowedEngine() for _ in range(config.engines)]
-    usage = UsageTable(config.usage, config.processes, WORK_KINDS)
     settings = config.server_settings()
-    metrics = create_metrics(config.catalog())
-    engines = attached_engines(config, settings, metrics, followed)
-    context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
+    catalog, table = Catalog(config.models), config.table()
+    metrics = create_metrics(catalog)
+    engines = attached_engines(config, settings, metrics, followed, table)
+    context = create_context(settings, catalog, engines, metrics, others=table.row(config.index, WORK_KINDS))
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
@@ -218,8 +216,8 @@ async def serve(config: ApiConfig) -> int:
         asyncio.create_task(each) for each in (supervised.watch(), supervised.announce(), connection.report_alive())
     ]
     try:
-        table = UsageTable(config.connections, config.processes, (CONNECTIONS,))
-        await server.serve([SharedListener(config.listener, server.num_connections, table.row(config.index))])
+        row = table.row(config.index, (CONNECTIONS,))
+        await server.serve([SharedListener(config.listener, server.num_connections, row)])
     finally:
         for task in tasks:
             task.cancel()
@@ -233,7 +231,7 @@ def _exit_with_parent() -> None:
 
 
 def main() -> int:
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiConfig)
+    config = ApiConfig.read(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     configure_logging(config.settings["log_level"], config.log_format)
     quiet_uvicorn()

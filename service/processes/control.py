@@ -6,46 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from models.checkpoints.registry import family_of, resolve
 from service.api.app import ENDPOINTS
+from service.api.engines.shared_usage import UsageTable
 from service.api.http.admission import EXCESS, KINDS
-from service.hub import Checkpoint
-from service.hub.catalog import Catalog, HostedModel
+from service.hub.catalog import HostedModel
 from service.metrics.page import Families
 from service.processes.config import connections_of_each
+from service.processes.listener import CONNECTIONS
 from service.settings.settings import Settings, load_settings
 
 WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other", EXCESS)
-"""Columns of the table of admitted work."""
+"""Columns of admitted work."""
 
 
 def engine_kinds(engines: int) -> tuple[str, ...]:
-    """Columns of the table of requests in flight at each engine."""
+    """Columns of the requests in flight at each engine."""
     return tuple(map(str, range(engines)))
 
 
-class LocatedModel(msgspec.Struct, frozen=True):
-    """What a HostedModel is made from, as plain values: where the supervisor has located it, and its names."""
-
-    names: tuple[str, ...]
-    kind: Literal["chat", "speech"]
-    source: str
-    directory: str
-    revision: str | None
-    created: int
-    demo: bool
-
-
 class ApiConfig(msgspec.Struct, frozen=True):
-    """What an API process needs to know at its start. listener, control, usage, loads and connections are inherited
-    file descriptors."""
+    """What an API process needs to know at its start. listener, control and usage are inherited file descriptors."""
 
     index: int
     """From 0; a process that replaces another one takes over its index."""
@@ -58,33 +42,37 @@ class ApiConfig(msgspec.Struct, frozen=True):
     control: int
     """The connection to the supervisor (control.py)."""
     usage: int
-    """The table of admitted work (WORK_KINDS)."""
-    loads: int
-    """The table of requests in flight at each engine."""
-    connections: int
-    """The table of open connections."""
+    """The table of what the API processes tell each other."""
     engines: int
     """Number of engines."""
     log_format: Literal["text", "json"]
     settings: dict[str, Any]
-    models: tuple[LocatedModel, ...]
+    models: tuple[HostedModel, ...]
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The file descriptors."""
-        return (self.listener, self.control, self.usage, self.loads, self.connections)
+        return (self.listener, self.control, self.usage)
+
+    def table(self) -> UsageTable:
+        return UsageTable(self.usage, self.processes, self.kinds)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Columns of the table."""
+        return (*WORK_KINDS, *engine_kinds(self.engines), CONNECTIONS)
 
     def line(self) -> bytes:
         """The configuration as the process reads it: JSON, ended by a line break."""
         return msgspec.json.encode(self, enc_hook=str) + b"\n"
 
+    @classmethod
+    def read(cls, line: bytes) -> ApiConfig:
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))
+
     def server_settings(self) -> Settings:
         """The settings again, from their plain values."""
         return load_settings(self.settings)
-
-    def catalog(self) -> Catalog:
-        """The hosted models again, without a second look at the hub."""
-        return Catalog([_hosted(model) for model in self.models])
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
@@ -96,29 +84,6 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
         "api_key_file": None,
         "max_connections": connections_of_each(settings),
     }
-
-
-def located_models(hosted: Sequence[HostedModel]) -> tuple[LocatedModel, ...]:
-    """The hosted models in the form in which an ApiConfig carries them."""
-    return tuple(
-        LocatedModel(
-            model.names,
-            model.kind,
-            model.checkpoint.source,
-            str(model.checkpoint.directory),
-            model.checkpoint.revision,
-            model.created,
-            model.demo,
-        )
-        for model in hosted
-    )
-
-
-def _hosted(model: LocatedModel) -> HostedModel:
-    directory = Path(model.directory)
-    load = partial(resolve(family_of(directory).processor), directory)
-    checkpoint = Checkpoint(model.source, directory, model.revision)
-    return HostedModel(model.names, model.kind, checkpoint, load, model.created, model.demo)
 
 
 # Frames on the socket pair: the length in four bytes, then a msgpack struct.

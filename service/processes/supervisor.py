@@ -29,7 +29,6 @@ from service.metrics.page import Families, families, labelled, lasting, merged, 
 from service.processes.config import configs_of_starts
 from service.processes.control import (
     ALIVE_SECONDS,
-    WORK_KINDS,
     Accepting,
     ApiConfig,
     Collect,
@@ -42,11 +41,9 @@ from service.processes.control import (
     Scrape,
     Snapshot,
     Transcript,
-    engine_kinds,
-    located_models,
     plain_settings,
 )
-from service.processes.listener import CONNECTIONS, url_of
+from service.processes.listener import url_of
 from service.processes.server import ABORT_GRACE, log_phase, phase_of, print_banner, start_progress
 from service.settings.settings import Settings
 from service.system.children import Silence, python_command, python_environment
@@ -231,14 +228,8 @@ class ApiProcesses:
         self._template = template
         self._timeouts = {True: hang_timeout, False: start_timeout}
         """Timeouts by whether a process accepts connections."""
-        self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
-        self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
-        self._connections = UsageTable.make_file(template.processes, (CONNECTIONS,))
-        self._tables = (
-            UsageTable(self._usage.fileno(), template.processes, WORK_KINDS),
-            UsageTable(self._loads.fileno(), template.processes, engine_kinds(template.engines)),
-            UsageTable(self._connections.fileno(), template.processes, (CONNECTIONS,)),
-        )
+        self._usage = UsageTable.make_file(template.processes, template.kinds)
+        self._table = UsageTable(self._usage.fileno(), template.processes, template.kinds)
         self._transcripts = Transcripts()
         self._metrics = metrics
         self._engines = engines
@@ -339,8 +330,6 @@ class ApiProcesses:
             peer=next(self._peers),
             control=theirs.fileno(),
             usage=self._usage.fileno(),
-            loads=self._loads.fileno(),
-            connections=self._connections.fileno(),
         )
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         try:
@@ -381,8 +370,7 @@ class ApiProcesses:
         member.control.close()
         member.note_collected()
         self._ended = merged([self._ended, lasting(member.families)])
-        for table in self._tables:
-            table.clear(index)
+        self._table.clear(index)
         self._changed.set()
         self._on_end(member.peer)
 
@@ -451,12 +439,10 @@ class Supervisor:
             listener=listener.fileno(),
             control=-1,
             usage=-1,
-            loads=-1,
-            connections=-1,
             engines=len(standbys),
             log_format=settings.log_format,
             settings=plain_settings(settings),
-            models=located_models(catalog.models),
+            models=catalog.models,
         )
         self._processes = ApiProcesses(
             template,

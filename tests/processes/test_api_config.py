@@ -7,13 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import uvicorn
 
 from service.api.app import threads_of_each
 from service.hub.catalog import Catalog, load_catalog
-from service.processes.control import ApiConfig, located_models, plain_settings
+from service.processes.control import ApiConfig, plain_settings
 from service.processes.server import Server
 from service.settings.settings import Settings, load_settings
 
@@ -22,10 +21,10 @@ SHARED = {"max_connections", "api_key", "api_key_file"}
 
 
 def started(settings: Settings, catalog: Catalog) -> ApiConfig:
-    values, models = plain_settings(settings), located_models(catalog.models)
-    line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, 6, 7, 1, "json", values, models).line()
+    values, models = plain_settings(settings), catalog.models
+    line = ApiConfig(0, settings.num_api_processes, "api-1", 3, 4, 5, 1, "json", values, models).line()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    return msgspec.json.decode(line, type=ApiConfig)
+    return ApiConfig.read(line)
 
 
 def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +50,7 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
     assert arrived.keys() == ("secret", "from-a-file")
     assert arrived.model_dump(exclude=SHARED) == settings.model_dump(exclude=SHARED)
     assert arrived.max_connections == 4
-    for ours, theirs in zip(catalog.models, config.catalog().models, strict=True):
+    for ours, theirs in zip(catalog.models, config.models, strict=True):
         assert (ours.names, ours.kind, ours.checkpoint) == (theirs.names, theirs.kind, theirs.checkpoint)
         assert (ours.created, ours.demo) == (theirs.created, theirs.demo)
         assert type(ours.processor) is type(theirs.processor)

@@ -52,7 +52,7 @@ class OneEngine:
 
 @asynccontextmanager
 async def pool(count: int) -> AsyncIterator[tuple[ApiProcesses, list[Member]]]:
-    template = ApiConfig(0, count, "", -1, -1, -1, -1, -1, 1, "text", {}, ())
+    template = ApiConfig(0, count, "", -1, -1, -1, 1, "text", {}, ())
     made = ApiProcesses(
         template, Metrics(MODELS), cast(Any, OneEngine()), lambda peer: None, hang_timeout=600, start_timeout=600
     )

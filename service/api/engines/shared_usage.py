@@ -48,9 +48,9 @@ class UsageTable:
         """Clears the row of a process that has ended."""
         self._table[process] = 0
 
-    def row(self, process: int) -> UsageRow:
-        """The table as the process of that index sees it."""
-        return UsageRow(self._table, process, self._kinds)
+    def row(self, process: int, kinds: Sequence[str] | None = None) -> UsageRow:
+        """The columns of these kinds, or all, as the process of that index sees them."""
+        return UsageRow(self._table, process, {kind: self._kinds[kind] for kind in kinds or self._kinds})
 
 
 class UsageRow:
