@@ -43,9 +43,9 @@ from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, EngineLink
 from service.media.audio_out import EncoderPool
-from service.media.decoders import decode_workers
-from service.media.decoding_memory import MOST_BYTES
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
+from service.media.image_header import MOST_BYTES
 from service.media.limits import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
@@ -170,7 +170,8 @@ def create_admission(
 ) -> Admission:
     """SettingsError for limits of which one allows a request that another could never admit."""
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
-    excess = max(pixels * BYTES_PER_PIXEL, min(ImageLimits.max_pixels, pixels) * MOST_BYTES)
+    # One picture at full size at a time is always decoded; of all others of a request, and of videos, little is left.
+    excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
     shares = admission_shares(catalog)
     admission = Admission(
         settings.max_in_flight,
@@ -185,7 +186,7 @@ def create_admission(
     if most <= excess or settings.max_body > largest:
         raise SettingsError(
             f"max_pending_bytes: {most} cannot hold one request that max_request_pixels and max_body allow: {excess} "
-            f"bytes while it is decoded (lower max_request_pixels), and beside them {settings.max_body} in three "
+            f"bytes while a picture is decoded (lower max_request_pixels), and beside it {settings.max_body} in three "
             f"quarters of what chat or speech may take (now {max(0, largest)}; lower max_body)"
         )
     return admission

@@ -17,14 +17,12 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from models.interfaces.resizing import FrameResizer
 from service.confined.workers import FairSemaphore, WorkerLost, WorkerPool
-from service.media.audio_in import decode_audio
-from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
+from service.media.data_url import declared_type, decode_base64, is_data_url, payload_of
+from service.media.decode import Choose, decode_audio, decode_frame_list, decode_video
 from service.media.fetch import Fetcher
 from service.media.file_formats import is_confined
-from service.media.image_decode import decode_image, load_decoders
-from service.media.image_in import read_image
+from service.media.image_decode import decode_image, load_decoders, read_image
 from service.media.limits import MediaLimits, RequestLimits
-from service.media.video_in import Choose, decode_frame_list, decode_video
 
 T = TypeVar("T")
 
@@ -32,6 +30,8 @@ Charge = Callable[[int], None]
 Reserve = Callable[[int], Awaitable[None]]
 
 FRAME_LIST = "video/jpeg"
+FETCH_SECONDS = 10.0
+"""For one URL, including redirects."""
 SMALL_PAYLOAD = 1 << 16
 """Up to this many characters of base64 are decoded in the event loop, which is faster than handing them to a thread."""
 
@@ -152,9 +152,8 @@ class MediaLoader:
         fetched: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
-        limits = self._limits.image
-        seconds, counted = self._limits.fetch.image_seconds, False
-        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
+        limits, counted = self._limits.image, False
+        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
 
         def admit(width: int, height: int, size: int) -> None:
             nonlocal counted
@@ -197,12 +196,12 @@ class MediaLoader:
             return indices, resizer
 
         if is_frame_list(url):
-            listed = parse_data_url(url, field=field)
-            budget.take_bytes(len(listed.payload) // 4 * 3, field)
+            payload = payload_of(url, field=field)
+            budget.take_bytes(len(payload) // 4 * 3, field)
 
             def decode_list(decode: Callable[..., Image.Image]) -> VideoFrames:
                 return decode_frame_list(
-                    listed.payload,
+                    payload,
                     choose_within_budget,
                     fps=frame_list_fps,
                     times=frame_list_times,
@@ -217,8 +216,7 @@ class MediaLoader:
                 return await prepare(await self._with_decoder(decode_list, field))
 
             return await _in_turn(self._videos, budget.client, prepared_list)
-        seconds = self._limits.fetch.video_seconds
-        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
+        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
 
         async def prepared() -> T:
             video = await decode_video(
@@ -239,8 +237,8 @@ class MediaLoader:
         fetched: Charge = lambda size: None,
     ) -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
-        limits, seconds = self._limits.audio, self._limits.fetch.audio_seconds
-        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), reserve, fetched)
+        budget = self.budget(client)
+        data = await self._read(url, field, self._limits.audio.max_bytes, budget, reserve, fetched)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
@@ -260,21 +258,20 @@ class MediaLoader:
         url: str,
         field: str,
         max_bytes: int,
-        seconds: float,
         budget: MediaBudget,
         reserve: Reserve,
         fetched: Charge,
     ) -> bytes:
         began = time.monotonic()
         if is_data_url(url):
-            payload = parse_data_url(url, field=field).payload
+            payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
             await reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
             data = await self._fetcher.fetch(
-                url, field=field, max_bytes=max_bytes, seconds=seconds, client=budget.client, admit=admit
+                url, field=field, max_bytes=max_bytes, seconds=FETCH_SECONDS, client=budget.client, admit=admit
             )
             fetched(len(data))
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)

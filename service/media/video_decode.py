@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import av
@@ -15,10 +15,9 @@ from av.error import FFmpegError
 from models.interfaces import cpus
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoMetadata
-from service.media.file_formats import readers, recognise, refusal
+from service.media.file_formats import Kind, readers, recognise, refusal
 from service.media.limits import VideoLimits
 
-FORMATS = ",".join(readers("video"))
 DAV1D = "libdav1d"
 CODECS = {"h264", "hevc", "vp8", "vp9", "av1", DAV1D, "libvpx", "libvpx-vp9", "mpeg4", "mpeg2video", "mjpeg", "msmpeg4"}
 KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
@@ -92,18 +91,9 @@ class VideoSource:
         found = recognise(self._data)
         if found is not None and "image" in found.holds:  # FFmpeg would open AVIF and HEIC as MP4
             raise InputError(self._field, refusal(self._data, "video"))
-        options = {
-            "format_whitelist": FORMATS,
-            "protocol_whitelist": "none",
-            "codec_whitelist": ",".join(sorted(CODECS)),
-            # Needed here, since FFmpeg decodes a few frames to find the stream's parameters.
-            "max_pixels": str(self._limits.max_pixels),
-            "threads": "1",
-        }
-        try:
-            container = av.open(io.BytesIO(self._data), "r", options=options, metadata_errors="replace")
-        except FFmpegError as error:
-            raise InputError(self._field, refusal(self._data, "video")) from error
+        # max_pixels is needed here, since FFmpeg decodes a few frames to find the stream's parameters.
+        options = {"max_pixels": str(self._limits.max_pixels), "threads": "1"}
+        container = open_container(self._data, "video", CODECS, self._field, options)
         stream = next(
             (s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic), None
         )
@@ -211,6 +201,18 @@ class VideoSource:
 
     def _time(self, frame: av.VideoFrame, index: int) -> float:
         return index / self._fps if frame.time is None else frame.time - self._first_time
+
+
+def open_container(
+    data: bytes, kind: Kind, codecs: Iterable[str], field: str, options: dict[str, str] | None = None
+) -> av.container.InputContainer:
+    """Opens a file with the formats that are read as `kind` and these codecs alone. InputError if it is none."""
+    allowed = {"format": readers(kind), "protocol": ["none"], "codec": codecs}
+    whitelists = {f"{name}_whitelist": ",".join(values) for name, values in allowed.items()}
+    try:
+        return av.open(io.BytesIO(data), "r", options=whitelists | (options or {}), metadata_errors="replace")
+    except FFmpegError as error:
+        raise InputError(field, refusal(data, kind)) from error
 
 
 def _quarter_turns(frame: av.VideoFrame) -> int:

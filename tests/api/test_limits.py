@@ -125,7 +125,7 @@ async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() 
     ("limits", "names"),
     [
         ({"max_pending_bytes": 64_000_000}, ("max_pending_bytes", "max_request_pixels")),
-        ({"max_request_pixels": 600_000_000}, ("max_pending_bytes", "max_request_pixels")),
+        ({"max_pending_bytes": 790_000_000}, ("max_pending_bytes", "max_request_pixels")),
         ({"max_body": 2_000_000_000}, ("max_pending_bytes", "max_body")),
     ],
     ids=str,
@@ -136,6 +136,7 @@ def test_limits_that_contradict_each_other_are_refused_at_the_start(
     with pytest.raises(SettingsError) as refused:
         create_admission(load_settings(limits), fake_catalog(), Metrics())
     assert all(name in str(refused.value) for name in names)
+    create_admission(load_settings({"max_request_pixels": 10**9}), fake_catalog(), Metrics())  # of many pictures
 
 
 async def test_fetches_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.media import image_decode
+from service.media.decode import Choose, decode_frame_list
 from service.media.image_decode import upright_picture
 from service.media.limits import ImageLimits, VideoLimits
-from service.media.video_in import Choose, decode_frame_list
 from tests.media import samples
 from tests.media.samples import chosen, every
 

@@ -13,7 +13,7 @@ import pytest
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import DIGEST_BYTES, VideoFrames
-from service.media.decoders import decode_workers
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits
 from service.media.loader import MediaLoader

@@ -12,9 +12,8 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.confined.workers import WorkerLimits, WorkerPool
-from service.media.decoders import decode_workers
+from service.media.decode import Choose, decode_video, decode_workers
 from service.media.limits import VideoLimits
-from service.media.video_in import Choose, decode_video
 from tests.media import samples
 from tests.media.samples import chosen, every
 

@@ -15,7 +15,7 @@ from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.api.http.admission import Admission, Decoding, Ticket
 from service.api.http.errors import ApiError
-from service.media.decoders import decode_workers
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MIB, MediaLimits
 from service.media.loader import MediaLoader

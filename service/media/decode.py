@@ -1,4 +1,4 @@
-"""Videos: files are decoded in a worker process, lists of JPEG frames with Pillow."""
+"""What the API process has decoded in confined workers: videos and audio. Lists of frames are decoded with Pillow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.confined.channel import ProtocolError, WorkerChannel
-from service.confined.workers import WorkerLost, WorkerPool
+from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces
-from service.media.decoding_memory import RGB_BYTES
 from service.media.file_formats import is_confined
 from service.media.image_decode import decode_image
-from service.media.limits import ImageLimits, VideoLimits
-from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpened, expect
+from service.media.image_header import RGB_BYTES
+from service.media.limits import AudioLimits, ImageLimits, VideoLimits
+from service.media.messages import (
+    DecodeAudio,
+    Done,
+    Frame,
+    OpenVideo,
+    ReadFrames,
+    Reply,
+    Samples,
+    VideoOpened,
+    expect,
+)
 
+DECODER = Program("service.media.decode_worker", Reply)
+LIMITS = WorkerLimits()
 Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
 """Metadata -> ascending indices of the frames to decode, and what resizes them (ChatProcessor.sample_video,
 frame_resizer)."""
@@ -31,6 +43,10 @@ MAX_FPS = 1000.0
 """Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
 the rate."""
 SAME_SIZE = "all frames of a list must have the same size"
+
+
+def decode_workers(size: int, limits: WorkerLimits = LIMITS) -> WorkerPool:
+    return WorkerPool(size, limits, DECODER)
 
 
 async def decode_video(
@@ -58,7 +74,7 @@ async def decode_video(
             indices, resizer = choose(opened.metadata)
             kept = _checked(indices, opened.metadata, field, limits)
             height, width = opened.metadata.height, opened.metadata.width
-            charge(len(set(kept)) * resizer.num_bytes(height, width) + FULL_FRAMES * RGB_BYTES * height * width)
+            charge(len(set(kept)) * resizer.num_bytes + FULL_FRAMES * RGB_BYTES * height * width)
         except InputError:
             channel.send(ReadFrames(()))  # makes the worker close the video
             expect(channel.receive(), Done)
@@ -167,7 +183,7 @@ class _FrameReader:
         if not self.indices:
             self._size = width, height
             self.indices, resizer = self._select(width, height)
-            more += len(set(self.indices)) * resizer.num_bytes(height, width)
+            more += len(set(self.indices)) * resizer.num_bytes
         elif (width, height) not in (self._size, self._size[::-1]):  # it may be stored turned
             raise InputError(f"{self._field}[{index}]", SAME_SIZE)
         self._charged = max(size, self._charged)
@@ -211,3 +227,29 @@ def _read(
     kept = tuple(index for index in indices if index in frames)
     shown = tuple(times[i] for i in kept)
     return VideoFrames(tuple(frames[i] for i in kept), kept, shown, metadata, resizer=resizer)
+
+
+async def decode_audio(
+    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: AudioLimits
+) -> np.ndarray:
+    """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1.
+
+    Raises InputError with `field` for anything that is not audio, is damaged, empty, silent, longer than
+    limits.max_seconds, or costs too much to decode.
+    """
+    if len(data) > limits.max_bytes:
+        raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+
+    def job(channel: WorkerChannel) -> np.ndarray:
+        channel.send(DecodeAudio(field, sample_rate, limits), data)
+        count = expect(channel.receive(), Samples).count
+        if not 0 < count <= limits.max_seconds * sample_rate + 1:
+            raise ProtocolError(f"{count} samples")
+        samples = np.empty(count, np.float32)
+        channel.receive_into(samples.data.cast("B"))
+        return samples
+
+    try:
+        return await pool.run(job)
+    except WorkerLost as error:
+        raise InputError(field, "the audio takes more memory or time to decode than allowed") from error
