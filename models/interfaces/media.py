@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from models.interfaces.errors import InputError
-from models.interfaces.resizing import FrameResizer, each
+from models.interfaces.resizing import FrameResizer
 
 MediaKind = Literal["image", "video"]
 
@@ -152,18 +151,12 @@ class VideoFrames:
     def resized(
         self, choose: Callable[[VideoMetadata, int], FrameResizer]
     ) -> tuple[tuple[np.ndarray, ...], FrameResizer]:
-        """The resized frames, and what resizes them: what `choose` (ChatProcessor.frame_resizer) gives, unless they
-        were resized as they were decoded. Raises InputError if there are no frames, or if their sizes differ."""
-        sizes = {frame.shape[:2] for frame in self.frames}
-        if not sizes:
-            raise InputError("video_url", "the video has no frames")
-        if len(sizes) > 1:
-            raise InputError("video_url", f"the frames of the video differ in size: {sorted(sizes)}")
+        """The resized frames, and what resizes them: by `choose` (ChatProcessor.frame_resizer) if nothing has yet."""
         if self.resizer is not None:
             return self.frames, self.resizer
-        height, width = sizes.pop()
+        height, width = self.frames[0].shape[:2]
         resizer = choose(replace(self.metadata, height=height, width=width), len(self.frames))
-        return tuple(each(resizer, self.frames)), resizer
+        return tuple(map(resizer, self.frames)), resizer
 
 
 @dataclass(frozen=True)
