@@ -100,6 +100,16 @@ def test_a_picture_is_asked_about_and_answered_as_a_stream(page: Page, embedded_
     assert page.js("document.querySelectorAll('#turns > li').length") == 0
 
 
+def test_a_question_goes_with_the_instructions(page: Page, embedded_server: ServerProcess) -> None:
+    page.open(embedded_server.url)
+    page.driver.execute_script(SENT + "document.querySelector('#see details').open = true;")
+    page.type("system", "Be short.")
+    page.type("temperature", "0.5")
+    page.ask("What can you see?")
+    sent = page.js("sent.at(-1)")
+    assert sent["messages"][0] == {"role": "system", "content": "Be short."} and sent["temperature"] == 0.5
+
+
 def test_pictures_are_pasted_and_videos_dropped(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     bring(page, "paste", "pasted.png", "image/png", encoded(picture(56, 56), "PNG"))

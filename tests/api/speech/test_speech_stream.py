@@ -182,7 +182,8 @@ async def test_each_segment_is_a_file_and_the_connection_stays(
         return [line for line in lines if line["request_id"] == connection]
 
     await until(lambda: bool(found()), what="the connection is logged")
-    assert found()[0]["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and found()[0]["truncated"]
+    (line,) = found()
+    assert line["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and line["truncated"] and line["client"] == "127.0.0.1"
 
 
 async def test_telephones_are_spoken_to(speaking: RunningServer) -> None:

@@ -277,6 +277,7 @@ def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, obje
         ("{", r"lora_config\.json cannot be read"),
         (json.dumps({"lora_config": {"r": 0, "alpha": 1}}), "lora_config.r must be an integer from 1 to 256, not 0"),
         ('{"lora_config": {"r": 16, "alpha": NaN}}', "lora_config.alpha .* float32 can hold, not nan"),
+        (f'{{"lora_config": {{"r": 16, "alpha": 1{"0" * 400}}}}}', "lora_config.alpha .* float32 can hold, not 1000"),
         (json.dumps({"lora_config": {"r": 8, "alpha": 8}}), r"has shape \[16, .*, this model needs \[8, "),
     ],
 )
