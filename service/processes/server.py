@@ -1,7 +1,4 @@
-"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner.
-
-On a terminal the start of the engine is a live line for each phase, otherwise log lines.
-"""
+"""The API process: uvicorn with its own shutdown, and the banner."""
 
 from __future__ import annotations
 
@@ -12,16 +9,14 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
 from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
@@ -52,59 +47,13 @@ ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
 
-STARTING = ("loading", "capturing")
-
-
 def phase_of(state: EngineState) -> str:
     """The phase in words. Without a GPU nothing is captured: each bucket is run once."""
     return "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
 
 
-def log_phase(state: EngineState) -> None:
-    log.info("engine: %s%s", phase_of(state), f" ({state.detail})" if state.detail else "")
-
-
-def start_progress() -> StartProgress | None:
-    """The live display; None where there is no terminal, or one that cannot move its cursor (TERM=dumb) and would show
-    nothing before the end."""
-    console = Console(stderr=True)
-    return StartProgress(console) if console.is_interactive else None
-
-
-class StartProgress:
-    """Phases of the first start, each with its elapsed time. Later phases are logged."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(finished_text="[green]✓[/green]"), TextColumn("{task.description}"))
-        self._display = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._task: TaskID | None = None
-        self._ended = False
-        self._display.start()
-        self._begin("starting the engine")
-
-    def __call__(self, state: EngineState) -> None:
-        """Called with each state that differs from the last one."""
-        if self._ended:
-            log_phase(state)
-        elif state.phase in STARTING:
-            self._begin(f"{phase_of(state)} {state.detail}".rstrip())
-
-    def end(self, *, good: bool) -> None:
-        """Ends the live display; its lines stay on the terminal. good: the engine is ready."""
-        if not self._ended:
-            self._finish(good)
-            self._display.stop()
-            self._ended = True
-
-    def _begin(self, description: str) -> None:
-        self._finish(good=True)
-        self._task = self._display.add_task(escape(description), total=1)
-
-    def _finish(self, good: bool) -> None:
-        if self._task is not None and good:
-            self._display.update(self._task, completed=1)
-        elif self._task is not None:
-            self._display.stop_task(self._task)
+def log_phase(state: EngineState, name: str = "engine") -> None:
+    log.info("%s: %s%s", name, phase_of(state), f" ({state.detail})" if state.detail else "")
 
 
 class Server(uvicorn.Server):
@@ -181,16 +130,15 @@ class Server(uvicorn.Server):
 def create_server(
     settings: Settings,
     catalog: Catalog,
-    on_state: Callable[[EngineState], None] = log_phase,
     standby: Standby | None = None,
 ) -> Server:
-    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. standby: of
-    begin_engines, if the engine's process has already been started."""
+    """A server with its own engine; both start when it serves. standby: of begin_engines, if the engine's process has
+    already been started."""
     metrics = create_metrics(catalog)
     standby = standby or Standby(engine_config(settings, catalog))
     configs = configs_of_starts(standby.config)
     client = create_engine(settings, metrics, lambda: ProcessLink(next(configs), standby=standby))
-    client.on_state = on_state
+    client.on_state = log_phase
     context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)
 
@@ -223,25 +171,18 @@ def server_config(context: ServerContext) -> uvicorn.Config:
 
 async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
     """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
-    progress = start_progress()
-    server = create_server(settings, catalog, progress or log_phase, *standbys)
+    server = create_server(settings, catalog, *standbys)
     context = server.context
     failed = False
-
-    def end_progress(good: bool) -> None:
-        if progress is not None:
-            progress.end(good=good)
 
     async def announce() -> None:
         nonlocal failed
         try:
             await server.wait_ready()
         except EngineError as error:
-            end_progress(good=False)
             log.error("%s", error.message)
             failed = server.should_exit = True
         else:
-            end_progress(good=True)
             # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
             state = context.engine.state
@@ -254,7 +195,6 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, s
         await server.serve([listener])
     finally:
         task.cancel()
-        end_progress(good=False)
     return 1 if failed or not server.started else 0
 
 

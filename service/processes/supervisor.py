@@ -23,7 +23,7 @@ from service.api.engines.transcripts import Transcripts
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import START_TIMEOUT, ProcessLink, Standby
-from service.link.messages import Command, Detach, EngineState
+from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
 from service.processes.config import configs_of_starts
@@ -44,7 +44,7 @@ from service.processes.control import (
     plain_settings,
 )
 from service.processes.listener import url_of
-from service.processes.server import ABORT_GRACE, log_phase, phase_of, print_banner, start_progress
+from service.processes.server import ABORT_GRACE, log_phase, print_banner
 from service.settings.settings import Settings
 from service.system.children import Silence, python_command, python_environment
 from service.system.concurrency import shielded
@@ -85,7 +85,7 @@ class EngineProcesses:
             for index, standby in enumerate(standbys)
         ]
         for index, client in enumerate(self._clients):
-            client.on_state = log_phase if alone else partial(_log_phase, self._names[index])
+            client.on_state = partial(log_phase, name=self._names[index])
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -93,11 +93,6 @@ class EngineProcesses:
     def start(self) -> None:
         for client in self._clients:
             client.start()
-
-    def show_phases(self, on_state: Callable[[EngineState], None]) -> None:
-        """Has the states of a single engine passed to `on_state` instead of logged."""
-        if len(self._clients) == 1:
-            self._clients[0].on_state = on_state
 
     async def wait_ready(self) -> None:
         """Waits until all accept requests; EngineError if one cannot be started."""
@@ -154,10 +149,6 @@ class EngineProcesses:
 
 def _name(index: int, config: EngineConfig) -> str:
     return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
-
-
-def _log_phase(name: str, state: EngineState) -> None:
-    log.info("%s: %s%s", name, phase_of(state), f" ({state.detail})" if state.detail else "")
 
 
 COLLECT_SECONDS = 2.0
@@ -460,17 +451,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        progress = start_progress()
-        if progress is not None:
-            self._engines.show_phases(progress)
         self._engines.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             failed = starting.done() and starting.exception() is not None
-            if progress is not None:
-                progress.end(good=starting.done() and not failed)
             if failed:
                 self._processes.end(signal.SIGKILL)
             elif starting.done():

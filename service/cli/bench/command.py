@@ -78,7 +78,7 @@ class Options:
             raise typer.BadParameter("a closed loop (--concurrency) and an open one (--rate) exclude each other")
 
     def load(self, client: ApiClient, kind: Literal["chat", "speech"]) -> dict[str, Any]:
-        """The fields of spec.Load, against the server of `client`."""
+        """The fields of Load, against the server of `client`."""
         return {
             "url": client.url,
             "model": self.model or client.first(kind),
