@@ -115,13 +115,19 @@ def _write_line(process: Process, line: bytes) -> None:
 
 
 class Standby:
-    """Keeps at most one standby process for an engine. It belongs to one event loop and ends with it."""
+    """Makes the link of each start of an engine, and keeps at most one standby process for the next. It belongs to one
+    event loop and ends with it."""
 
     def __init__(self, config: EngineConfig, entry: str = ENTRY) -> None:
         self.config = config
         self._entry = entry
         self._keeper: asyncio.Task[None] | None = None
         self._process: Process | None = None
+
+    def link(self, announce: Callable[[str | None], None] = lambda address: None) -> ProcessLink:
+        """The link of the next start. A first start that fails is not repeated, so every later one is a restart."""
+        config, self.config = self.config, msgspec.structs.replace(self.config, restarted=True)
+        return ProcessLink(config, self._entry, standby=self, announce=announce)
 
     async def begin(self) -> None:
         """Starts the standby process for the engine's first start. If that fails, the engine's process is started

@@ -7,9 +7,7 @@ computes on the same ones, a second process only takes them away from the engine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
 from math import ceil
 
 import msgspec
@@ -74,12 +72,6 @@ def engine_configs(settings: Settings, catalog: Catalog, gpus: tuple[str, ...]) 
         msgspec.structs.replace(config, device=device, gpu=gpu, index=index if several else None, sharers=len(gpus))
         for index, gpu in enumerate(gpus)
     ]
-
-
-def configs_of_starts(config: EngineConfig) -> Iterator[EngineConfig]:
-    """The configuration of each start of an engine, one after the other. A first start that fails is not repeated, so
-    every later one is a restart."""
-    return chain((config,), repeat(msgspec.structs.replace(config, restarted=True)))
 
 
 PER_ENGINE = 4

@@ -25,9 +25,9 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
-from service.link.engine_link import ProcessLink, Standby
+from service.link.engine_link import Standby
 from service.link.messages import EngineState
-from service.processes.config import configs_of_starts, engine_config
+from service.processes.config import engine_config
 from service.processes.listener import url_of
 from service.settings.settings import Settings
 from service.system.children import keep_freed_memory, possible_connections, raise_descriptor_limit
@@ -136,8 +136,7 @@ def create_server(
     already been started."""
     metrics = create_metrics(catalog)
     standby = standby or Standby(engine_config(settings, catalog))
-    configs = configs_of_starts(standby.config)
-    client = create_engine(settings, metrics, lambda: ProcessLink(next(configs), standby=standby))
+    client = create_engine(settings, metrics, standby.link)
     client.on_state = log_phase
     context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)

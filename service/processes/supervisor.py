@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,11 +22,10 @@ from service.api.engines.shared_usage import UsageTable
 from service.api.engines.transcripts import Transcripts
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import START_TIMEOUT, ProcessLink, Standby
+from service.link.engine_link import START_TIMEOUT, Standby
 from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
-from service.processes.config import configs_of_starts
 from service.processes.control import (
     ALIVE_SECONDS,
     Accepting,
@@ -76,7 +75,7 @@ class EngineProcesses:
         self._metrics = [metrics if alone else Metrics(kinds) for _ in standbys]
         self._clients = [
             EngineClient(
-                partial(self._link, index, configs_of_starts(standby.config), standby),
+                partial(standby.link, partial(self._tell, index)),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=START_TIMEOUT,
@@ -138,9 +137,6 @@ class EngineProcesses:
             metrics.observe("engine_up", float(client.alive))
             parts.append(labelled(metrics.registry, index))
         return merged([without_engines(page), *parts])
-
-    def _link(self, index: int, configs: Iterator[EngineConfig], standby: Standby) -> ProcessLink:
-        return ProcessLink(next(configs), standby=standby, announce=partial(self._tell, index))
 
     def _tell(self, index: int, address: str | None) -> None:
         client = self._clients[index]
