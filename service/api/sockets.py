@@ -35,7 +35,7 @@ GOODBYES = (1000, GOING_AWAY, 1005)
 
 
 class StreamClosed(Exception):
-    """Ends the session with this close code."""
+    """End the session with this close code."""
 
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(reason)

@@ -146,7 +146,7 @@ class Session:
         return self._context.model(query["model"], "chat", self._record)
 
     async def _take(self, raw: str | bytes) -> None:
-        """Handles one event. Errors are reported to the client, and the session goes on."""
+        """Handle one event. Errors are reported to the client, and the session goes on."""
         event_id = None
         try:
             envelope = await self._envelope(raw)

@@ -238,7 +238,7 @@ class Captions:
 
 
 class Delivery:
-    """Encodes the audio of an answer, counts it, and measures it as heard by a listener who plays it as it arrives.
+    """Encode the audio of an answer, count it, and measure it as heard by a listener who plays it as it arrives.
 
     live: somebody listens. arrival: time.monotonic() from which the first audio is awaited.
     """

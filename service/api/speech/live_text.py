@@ -21,7 +21,7 @@ from service.link.messages import SpeechAppend, SpeechSegment
 
 
 class ScriptReader:
-    """Reads a text in chunks. However it is cut into chunks, the segments are the same.
+    """Read a text in chunks. However it is cut into chunks, the segments are the same.
 
     ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. first: granularity
     of the first segment, if it differs, so that the first audio is ready sooner.
@@ -147,7 +147,7 @@ class LiveText:
         self._ended = False
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
-        """Adds text. pause: something else follows before more text, so a segment ends here. InputError if a segment
+        """Add text. pause: something else follows before more text, so a segment ends here. InputError if a segment
         cannot be spoken; the others are, and the text continues."""
         self.complete = last
         begun = len(self.script.lines)
@@ -219,7 +219,7 @@ class LiveText:
             self.feed.set_result(None)
 
     def end(self) -> None:
-        """Ends the speech with what has been spoken; text that is still written is not spoken."""
+        """End the speech with what has been spoken; text that is still written is not spoken."""
         self._ended = True
         if not self.feed.done():
             self.feed.set_result(None)
@@ -227,7 +227,7 @@ class LiveText:
             feed.end()
 
     async def close(self) -> None:
-        """Aborts speech that has not ended."""
+        """Abort speech that has not ended."""
         self._ended = True
         if self.feed.done() and not self.feed.cancelled() and (feed := self.feed.result()) is not None:
             await feed.__aexit__(None, None, None)

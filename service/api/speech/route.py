@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -84,13 +85,11 @@ async def speak(request: Request) -> Response:
     record = record_of(request.scope)
     async with asyncio.timeout(context.settings.request_timeout):
         speech = await unless_disconnected(request, _prepare(context, body, record))
-    write_timeout = context.settings.write_timeout
+    live = partial(LiveResponse, timeout=speech.timeout, write_timeout=context.settings.write_timeout)
     if body.stream_format == "sse":
-        return LiveResponse(
+        return live(
             _events(context, speech),
             media_type=EVENT_STREAM,
-            timeout=speech.timeout,
-            write_timeout=write_timeout,
             keep_alive=KEEP_ALIVE,
             on_error=error_event,
             headers={"x-sample-rate": str(speech.job.sample_rate), **speech.notice},
@@ -104,13 +103,7 @@ async def speak(request: Request) -> Response:
     }
     media_type = content_type(job.response_format, job.sample_rate)
     if body.stream is not False:
-        return LiveResponse(
-            _encoded(context, speech),
-            media_type=media_type,
-            timeout=speech.timeout,
-            write_timeout=write_timeout,
-            headers=headers,
-        )
+        return live(_encoded(context, speech), media_type=media_type, headers=headers)
     async with asyncio.timeout(speech.timeout):
         data = await unless_disconnected(request, _whole(context, speech))
     return Response(data, headers={**headers, "content-type": media_type})

@@ -359,7 +359,7 @@ def spoken_text(description: str) -> str:
 async def _spoken(
     context: ServerContext, model: HostedModel, description: str, seed: int, may_wait: Callable[[], bool]
 ) -> np.ndarray:
-    """Speaks a text: float32 [samples] at the model's rate. Nobody listens live, so live listeners go first."""
+    """Speak a text: float32 [samples] at the model's rate. Nobody listens live, so live listeners go first."""
     processor = model.speech_processor
     ids = processor.tokenize(spoken_text(description))
     cap = min(processor.max_patches(ids), MAX_PATCHES)

@@ -106,7 +106,7 @@ def names(context: ServerContext) -> tuple[str, ...]:
 
 
 async def _idle(context: ServerContext) -> None:
-    """Waits until no request is in progress in any process of the server."""
+    """Wait until no request is in progress in any process of the server."""
     while True:
         if context.ready and context.admission.idle:
             return

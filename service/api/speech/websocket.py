@@ -207,7 +207,7 @@ class Session:
             await self._finish_utterance()
 
     async def _finish_utterance(self, *, interrupted: bool = False) -> None:
-        """Waits for the current utterance, or stops it if it is interrupted before its text has ended."""
+        """Wait for the current utterance, or stop it if it is interrupted before its text has ended."""
         utterance, self._utterance = self._utterance, None
         if utterance is None:
             return

@@ -21,7 +21,6 @@ ORDINALS = {
     "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
     "twelve": "twelfth",
 }  # fmt: skip
-LARGEST = 10**18 - 1
 TABLES = Tables("english.rules")
 MONTHS = TABLES.words("MONTHS")
 CURRENCIES, CODES = TABLES.forms("CURRENCIES"), TABLES.forms("CODES")
@@ -45,7 +44,7 @@ UNITS = {unit: (one, _plural(one)) for unit, one in TABLES.table("UNITS").items(
 
 
 def cardinal(number: int) -> str:
-    """42 -> forty-two. 0 to LARGEST."""
+    """42 -> forty-two. 0 to 10**18 - 1."""
     groups: list[str] = []
     scale = 0
     while number:

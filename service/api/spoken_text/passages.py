@@ -176,7 +176,7 @@ class _Element:
 
 
 class SsmlReader:
-    """Reads SSML in pieces. say: receives texts as written and as spoken. pause: receives seconds of silence."""
+    """Read SSML in pieces. say: receives texts as written and as spoken. pause: receives seconds of silence."""
 
     def __init__(self, say: Callable[[str, str], None], pause: Callable[[float], None]) -> None:
         self._text = ""
@@ -214,7 +214,7 @@ class SsmlReader:
         return "<!--".startswith(text[place:]) or OPEN_TAG.match(text, place) is not None
 
     def _step(self, place: int, final: bool) -> int:
-        """Reads the tag, entity or text at `place`; returns where it ends."""
+        """Read the tag, entity or text at `place`; return where it ends."""
         if match := TEXT.match(self._text, place):
             entity = None if final else OPEN_ENTITY.search(match[0])
             text = match[0] if entity is None or match.end() < len(self._text) else match[0][: entity.start()]

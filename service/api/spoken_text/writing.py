@@ -86,7 +86,7 @@ have only its end, so that a cut leaves the whole piece on its left side."""
 
 
 class Writing:
-    """Follows a text through the steps that rewrite it, each of which takes the output of the one before. Text of
+    """Follow a text through the steps that rewrite it, each of which takes the output of the one before. Text of
     finished segments is dropped."""
 
     def __init__(self, steps: int) -> None:

@@ -24,7 +24,7 @@ from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
 from service.api.realtime.websocket import Session
 from service.media.limits import AudioLimits
-from tests.api.realtime.conversing import (
+from tests.api.realtime.conftest import (
     MAX_ITEMS,
     Conversing,
     Event,
