@@ -122,73 +122,46 @@ def decode_frame_list(
     if times is not None and seconds > 0:
         fps = min((count - 1) / seconds, MAX_FPS)
 
+    encoded, stored, charged = payload.split(","), (0, 0), 0
+    indices: tuple[int, ...] = ()
+
     def metadata(height: int, width: int) -> VideoMetadata:
         return VideoMetadata(count, fps, count / fps, height, width, listed=True)
 
-    def select(width: int, height: int) -> tuple[tuple[int, ...], FrameResizer]:
-        indices, resizer = choose(metadata(height, width))
-        return _checked(indices, metadata(height, width), field, limits), resizer
+    def admit(index: int, width: int, height: int, size: int) -> None:
+        """size: bytes that decoding the frame takes, of which `charged` are charged already."""
+        nonlocal stored, charged, indices
+        more, charged = max(0, size - charged), max(size, charged)
+        if not indices:  # the header of the first frame is read
+            stored = width, height
+            wanted, resizer = choose(metadata(height, width))
+            indices = _checked(wanted, metadata(height, width), field, limits)
+            more += len(set(indices)) * resizer.num_bytes
+        elif (width, height) not in (stored, stored[::-1]):  # it may be stored turned
+            raise InputError(f"{field}[{index}]", SAME_SIZE)
+        if more:
+            charge(more)
 
-    reader = _FrameReader(payload.split(","), select, field=field, images=images, decode=decode, charge=charge)
-    first = reader.frame(0)
+    def frame(index: int) -> np.ndarray:
+        at = f"{field}[{index}]"
+        data = decode_base64(encoded[index], field=at, max_bytes=images.max_bytes)
+        if is_confined(data):
+            raise InputError(at, "a frame of a list must be no TIFF, AVIF or run-length BMP; send JPEG")
+        return np.asarray(decode(data, field=at, limits=images, admit=partial(admit, index)))
+
+    first = frame(0)
     seen = metadata(*first.shape[:2])
-    indices, resizer = reader.indices, choose(seen)[1]  # the first frame may have been turned
+    resizer = choose(seen)[1]  # the first frame may have been turned
     resized = {0: resizer(first)} if 0 in indices else {}
     for index in indices:
         if index not in resized:
-            frame = reader.frame(index)
-            if frame.shape != first.shape:
+            picture = frame(index)
+            if picture.shape != first.shape:
                 raise InputError(f"{field}[{index}]", SAME_SIZE)
-            resized[index] = resizer(frame)
+            resized[index] = resizer(picture)
     shown = tuple(i / fps if times is None else times[i] for i in indices)
     frames = tuple(resized[i] for i in indices)
     return VideoFrames(frames, indices, shown, seen, times_given=times is not None, resizer=resizer)
-
-
-class _FrameReader:
-    """Decodes frames of a list, the first one first. select: size of a frame as it is stored -> the frames to decode
-    and what resizes them, called once the header of the first is read."""
-
-    def __init__(
-        self,
-        encoded: Sequence[str],
-        select: Callable[[int, int], tuple[tuple[int, ...], FrameResizer]],
-        *,
-        field: str,
-        images: ImageLimits,
-        decode: Callable[..., Image.Image],
-        charge: Callable[[int], None],
-    ) -> None:
-        self._encoded = encoded
-        self._select = select
-        self._field = field
-        self._images = images
-        self._decode = decode
-        self._charge = charge
-        self._size = (0, 0)
-        self._charged = 0
-        """Bytes charged for decoding a frame."""
-        self.indices: tuple[int, ...] = ()
-
-    def frame(self, index: int) -> np.ndarray:
-        """uint8 [height, width, 3]"""
-        at = f"{self._field}[{index}]"
-        data = decode_base64(self._encoded[index], field=at, max_bytes=self._images.max_bytes)
-        if is_confined(data):
-            raise InputError(at, "a frame of a list must be no TIFF, AVIF or run-length BMP; send JPEG")
-        return np.asarray(self._decode(data, field=at, limits=self._images, admit=partial(self._admit, index)))
-
-    def _admit(self, index: int, width: int, height: int, size: int) -> None:
-        more = max(0, size - self._charged)
-        if not self.indices:
-            self._size = width, height
-            self.indices, resizer = self._select(width, height)
-            more += len(set(self.indices)) * resizer.num_bytes
-        elif (width, height) not in (self._size, self._size[::-1]):  # it may be stored turned
-            raise InputError(f"{self._field}[{index}]", SAME_SIZE)
-        self._charged = max(size, self._charged)
-        if more:
-            self._charge(more)
 
 
 def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits: VideoLimits) -> tuple[int, ...]:
