@@ -1,4 +1,4 @@
-"""Streams share batches, slots and pages; each must sound as it does alone."""
+"""Prefills, slots and the codec of streams that share them, without the engine."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.interfaces.processor import SpeechLayout
+from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.network import ScalarQuantizer
-from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
-from tests.models.voxcpm2.golden import PATCH_SHAPE
+from tests.models.voxcpm2.golden import DIRECTORY, MODES, PATCH_SHAPE, utterance
 from tests.support.audit import audit
 from tests.support.golden import fact_of_own_fixture
 from tests.support.slow import slow
 from tests.support.speech import SpeechRig, Utterance
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("buckets", [(), (1, 2, 4, 8)], ids=["eager", "replayed"])
-def test_streams_that_enter_and_leave_equal_streams_alone(buckets: tuple[int, ...]) -> None:
-    takes = serve([[0, 1], [2], [], [3, 4], [5]], buckets=buckets)
-    assert sorted(takes) == [0, 1, 2, 3, 4, 5]
-    check(takes)
+TOLERANCE = {"atol": 2e-4, "rtol": 0.0}
 
 
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=6, max_size=6), st.sampled_from([0, 7]))
-def test_streams_in_any_arrival_order_equal_streams_alone(ticks: list[int], rows: int) -> None:
-    arrivals: list[list[int]] = [[] for _ in range(4)]
-    for number, tick in enumerate(ticks):
-        arrivals[tick].append(number)
-    check(serve(arrivals, rows))
+@cache
+def voice(device: str = "cpu") -> VoxCPM2:
+    """With its own noise."""
+    return load_model(DIRECTORY, torch.device(device), torch.float32)
+
+
+def request(number: int) -> Utterance:
+    """Every stream has its own prompt, noise, guidance and length."""
+    made = utterance(MODES[number % 4], max_patches=2 + number % 4, min_patches=9)
+    made.seed, made.cfg, made.temperature = 1000 + number, 1.5 + 0.25 * (number % 5), 1.0 - 0.05 * (number % 8)
+    return made
 
 
 @pytest.mark.parametrize("replay", [slow(False, id="eager"), pytest.param(True, id="replayed")])
