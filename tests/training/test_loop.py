@@ -95,13 +95,13 @@ def utterance(number: int) -> Spoken:
 def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write(tmp_path / "data/00000-00001.npz", [utterance(number) for number in range(48)])
-    own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 6.0}
+    own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 3.0}
     shape = Shape(rows=2, length=256, patches=160)
     loop.run(VoiceTrainer(options(tmp_path, **own), shape), options(tmp_path, **own))
     first = torch.load(tmp_path / "lm.pt", weights_only=True)
     resumed = options(tmp_path, **own, resume=tmp_path / "lm.pt")
     loop.run(VoiceTrainer(resumed, shape), resumed)
     then = torch.load(tmp_path / "lm.pt", weights_only=True)
-    assert then["steps"] == 2 * first["steps"] == 12
+    assert then["steps"] == 2 * first["steps"] == 6
     assert first["model"].keys() == then["model"].keys()
     assert any(not torch.equal(first["model"][name], then["model"][name]) for name in first["model"])

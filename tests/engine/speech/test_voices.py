@@ -123,7 +123,7 @@ VISITS = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     visits=st.lists(VISITS, min_size=2, max_size=7),
     pages=st.sampled_from([12, 20, 64]),
