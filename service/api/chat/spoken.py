@@ -70,7 +70,7 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     if body.stream and FORMATS[SPOKEN[audio.format]].has_header:
         *names, last = STREAMED.values()
         raise bad_request(f"audio.format: must be {', '.join(names)} or {last} in a stream.", "audio.format")
-    options = _options(audio, _speech_model(context, audio), body.seed)
+    options = _options(audio, _named_model(context, audio), body.seed)
     try:
         job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
     except (ApiError, InputError) as error:
@@ -108,32 +108,16 @@ def _named_model(context: ServerContext, audio: AudioParams) -> HostedModel | No
     return model
 
 
-def _speech_model(context: ServerContext, audio: AudioParams) -> str:
-    named = _named_model(context, audio)
-    if named is not None:
-        return named.name
-    hosted = context.catalog.of_kind("speech")
-    if len(hosted) > 1:
-        message = (
-            f"audio.model: required: {len(hosted)} speech models are served, and the setting spoken_answer_model names "
-            "none."
-        )
-        raise bad_request(message, "audio.model")
-    return hosted[0].name
-
-
-def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
+def _options(audio: AudioParams, model: HostedModel | None, seed: int | None) -> SpeechOptions:
     given = {name: getattr(audio, name) for name in VoiceOptions.__struct_fields__}
+    given |= {"model": model and model.name, "seed": seed if audio.seed is None else audio.seed}
     pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
-    return SpeechOptions(
-        response_format=SPOKEN[audio.format],
-        sample_rate=pcm_rate if audio.sample_rate is None else audio.sample_rate,
-        **{**given, "model": model, "seed": seed if audio.seed is None else audio.seed},
-    )
+    sample_rate = pcm_rate if audio.sample_rate is None else audio.sample_rate
+    return SpeechOptions(response_format=SPOKEN[audio.format], sample_rate=sample_rate, **given)
 
 
 def _within_audio(error: ApiError) -> ApiError:
-    """Turns an error of a speech request's field into one with the field's name in a chat request."""
+    """Turn an error of a speech request's field into one with the field's name in a chat request."""
     if error.param is None or error.status >= 500:
         return error
     field = "audio.format" if error.param == "response_format" else f"audio.{error.param}"

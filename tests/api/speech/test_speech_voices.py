@@ -1,4 +1,4 @@
-"""Voices: kept on disk, used by name, gone when deleted."""
+"""Voices: kept on disk, used by name, gone when deleted; names that are the same; references of built-in voices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import io
 import os
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,10 +24,27 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from service import voices
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, encoder_of
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
+from service.link.messages import EncodeReference, ReferenceEncoded
+from service.processes.server import create_server
+from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
-from service.voices import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
+from service.voices import (
+    CACHED_REFERENCES,
+    FOLDER,
+    LONGEST_NAME,
+    UNFINISHED,
+    LruCache,
+    VoiceStore,
+    VoiceStoreError,
+    is_name,
+    load_named,
+    name_key,
+    save_named,
+    weights_of,
+)
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -525,3 +543,161 @@ def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
     with endless(tmp_path, request_timeout=1) as (server, _):
         answer = describe(server.url, timeout=GENEROUS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+
+DISGUISES = {
+    "ſage": "sage",  # the long s
+    "aſh": "ash",
+    "ſhimmer": "shimmer",
+    "verſe": "verse",
+    "SAGE": "sage",
+    "ＮＯＶＡ": "nova",  # full width
+    "ﬁle": "file",  # a ligature
+    "Default": "default",
+    "dеfault": "dеfault",  # a Cyrillic letter is another one
+}
+
+
+def test_letters_may_have_signs() -> None:
+    for name in ("हिन्दी आवाज़", "เสียงของฉัน", "தமிழ்", "José", "ẹ́kọ", "日本", "a_b"):
+        assert is_name(unicodedata.normalize("NFC", name)), name
+
+
+def test_marks_do_not_make_another_name_of_one() -> None:
+    signs = ("nova\ufe0f", "日\ufe0f", "no\u034fva", "nova\u0336", "\u0301a", "ह" + "\u0941" * 64, "a\u200db", "")
+    assert not any(map(is_name, signs))
+
+
+def test_keys_of_names() -> None:
+    for name, key in DISGUISES.items():
+        assert name_key(name) == key == name_key(key)
+    for name in (DEFAULT_VOICE, *OPENAI_VOICES):
+        assert name_key(name) == name
+
+
+def test_names_that_are_the_same_are_kept_once(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path, 9)
+    voice = store.add(name="Straße", encoder="e", consent="true", seconds=1.0, latents={"reference": np.ones(3)})
+    assert store.find("STRASSE") == store.find("ｓｔｒａße") == voice
+    with pytest.raises(VoiceStoreError, match="exists"):
+        store.check_room("strasſe")
+
+
+def test_a_directory_that_is_none_is_named_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "voices"):
+        with pytest.raises(SettingsError, match=r"voices_dir: .*file.* cannot be used \(Not a directory\)"):
+            create_server(load_settings({"voices_dir": str(folder)}), talking_catalog())
+
+
+def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:
+    """Also before a voice that was kept when "ſage" was a name like any other."""
+    catalog, talker = talking_catalog(), FakeTalker()
+    latents = {"reference": np.ones((3, 4, 2), np.float32)}
+    for name in ("ſage", "Anna"):
+        VoiceStore(tmp_path, 9).add(
+            name=name, encoder=encoder_of(catalog.models[1]), consent="true", seconds=1.0, latents=latents
+        )
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
+    with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
+        for voice, cloned in (("sage", False), ("SAGE", False), ("ſage", False), ("anna", True)):
+            body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}
+            assert httpx.post(f"{server.url}/v1/audio/speech", json=body).status_code == 200
+            assert (talker.requests[-1].reference is not None) == cloned, voice
+        for name in ("ſage", "verſe", "ＮＯＶＡ", "DEFAULT"):
+            form = {"name": name, "consent": "true"}
+            refused = httpx.post(f"{server.url}/v1/audio/voices", data=form, files={"audio_sample": b"x"})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "name"
+            assert refused.json()["error"]["message"] == "name: this is the name of a built-in voice."
+
+
+def reference(value: float) -> np.ndarray:
+    return np.full((3, 4, 2), value, np.float32)
+
+
+def test_the_first_to_be_written_stays(tmp_path: Path) -> None:
+    save_named(tmp_path, "key", reference(1))
+    save_named(tmp_path, "key", reference(2))
+    kept = load_named(tmp_path, "key")
+    assert kept is not None and np.array_equal(kept, reference(1))
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
+    save_named(tmp_path, "key", reference(1))
+    (tmp_path / FOLDER / "key.safetensors").write_bytes(b"damaged")
+    assert load_named(tmp_path, "key") is None
+    save_named(tmp_path, "key", reference(2))
+    kept = load_named(tmp_path, "key")
+    assert kept is not None and np.array_equal(kept, reference(2))
+
+
+def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    abandoned, under_way = (folder / f"{UNFINISHED}{n}" for n in "ab")
+    abandoned.touch()
+    os.utime(abandoned, times=(0, 0))
+    under_way.touch()
+    save_named(tmp_path, "key", reference(1))
+    assert sorted(folder.iterdir()) == sorted([under_way, folder / "key.safetensors"])
+
+
+def test_a_folder_that_is_none_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "voices").touch()
+    save_named(tmp_path / "voices", "key", reference(1))
+    assert load_named(tmp_path / "voices", "key") is None
+
+
+def test_weights_are_told_apart_wherever_they_lie(tmp_path: Path) -> None:
+    def checkpoint(folder: str, weights: bytes, **more: bytes) -> str:
+        directory = tmp_path / folder / "model"
+        directory.mkdir(parents=True)
+        for name, data in {"model": weights, **more}.items():
+            (directory / f"{name}.safetensors").write_bytes(data)
+        (directory / "notes.txt").write_text(folder)
+        return weights_of(directory)
+
+    weights = np.random.default_rng(0).bytes(3_000_000)
+    first = checkpoint("a", weights)
+    assert first == checkpoint("b", weights)
+    tuned = bytearray(weights)
+    tuned[1_000_000:1_100_000] = bytes(100_000)
+    others = [
+        checkpoint("c", bytes(tuned)),
+        checkpoint("d", weights[:-1]),
+        checkpoint("e", weights[:-1] + b"!"),
+        checkpoint("f", b"!" + weights[1:]),
+        checkpoint("g", weights, audiovae=b"codec"),
+        checkpoint("h", b""),
+    ]
+    assert len({first, *others}) == 7
+
+
+class Encoder:
+    """An engine whose patches hold the number of their request."""
+
+    def __init__(self) -> None:
+        self.asked: list[EncodeReference] = []
+
+    def submit(self, request: EncodeReference) -> AsyncGenerator[ReferenceEncoded]:
+        self.asked.append(request)
+        return self._answer(len(self.asked))
+
+    async def _answer(self, number: int) -> AsyncGenerator[ReferenceEncoded]:
+        yield ReferenceEncoded(self.asked[-1].request_id, np.full((1, 1, 1), number, np.float32))
+
+
+@pytest.mark.parametrize("length", [4, 100])
+async def test_kept_are_those_of_one_model_and_one_side_of_padding(length: int) -> None:
+    """However long the names of models are, and however much of them is the same."""
+    engine = Encoder()
+    context: Any = SimpleNamespace(engine=engine, references=LruCache(CACHED_REFERENCES))
+    wave = np.zeros(8, np.float32)
+    cases = [(f"{'m' * length}-{model}", pad) for model in "ab" for pad in ("right", "left")]
+    for _ in range(2):
+        for number, (name, pad) in enumerate(cases, 1):
+            model: Any = SimpleNamespace(name=name)
+            assert (await encode(context, model, wave, pad)).item() == number
+    assert [(request.model, request.pad) for request in engine.asked] == cases
