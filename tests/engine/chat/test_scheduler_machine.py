@@ -346,7 +346,7 @@ def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> Non
 
 MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(MANY, max_examples=20)
+TestSchedulerMachine.settings = settings(MANY, max_examples=12)
 
 
 TestStateMachine = StateMachine.TestCase

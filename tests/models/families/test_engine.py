@@ -52,7 +52,7 @@ def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
 
 @pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), slow(True, False)])
 @pytest.mark.parametrize("family", families())
 def test_golden_tokens_in_a_batch(family: Family, chunks: bool, graphs: bool, device: str) -> None:
     """Requests that ask for log probabilities beside others."""

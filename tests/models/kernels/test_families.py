@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from tests.support.chat_golden import encode
 from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
-from tests.support.slow import slow
 from tests.support.speech import SpeechRig
 
 CPU = torch.device("cpu")
@@ -150,7 +149,8 @@ def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dt
     return found
 
 
-@pytest.mark.parametrize("name", [name if name == "qwen2_vl" else slow(name) for name in WIDTHS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDTHS)
 def test_networks_by_kernels_equal_their_references(name: str, device: torch.device, tmp_path: Path) -> None:
     directory = widened(name, tmp_path)
     narrow, wide = models(directory, device)
@@ -223,10 +223,3 @@ def deep(base: Any, values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     return base | {name: deep(base.get(name), value) if name in base else value for name, value in values.items()}
-
-
-def test_the_widths_are_those_that_kernels_take() -> None:
-    fields: list[Mapping[str, Any]] = [part for pair in WIDTHS.values() for part in pair]
-    for values in fields:
-        for field in ("hidden_size", "intermediate_size", "moe_intermediate_size", "embed_dim"):
-            assert values.get(field, 128) % 128 == 0
