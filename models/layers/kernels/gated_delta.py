@@ -380,7 +380,7 @@ def _scan_kernel(
         out = tl.dot(attended, values, acc=out, input_precision=PRECISION)
         place = out_ptr + (row[:, None] * HEADS + head) * DV + e
         tl.store(place, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
-        # Of the very sums: long ones differ in their last digits by the order of addition.
+        # Not tl.sum(decay): another order of addition gives other last digits, and exp(last - total) must end at 1.
         last = tl.sum(tl.where(tl.arange(0, _CHUNK) == _CHUNK - 1, total, 0.0), 0)
         values *= tl.exp(last - total)[:, None]
         state = tl.dot(tl.trans(k), values, acc=state * tl.exp(last), input_precision=PRECISION)
