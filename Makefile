@@ -56,17 +56,19 @@ $(ALL): $(TEST) requirements-test-all.lock
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
 	$(BIN)/reprise serve $(ARGS)
 
-# One thread for each of the processes that share the cores; a file's tests share what they start. Bytecode is kept
-# wherever that is switched off otherwise: hundreds of processes would compile the same modules.
+# One thread for each of the processes that share the cores. A file's tests share what they start, and files go in the
+# order of tests/conftest.py. Bytecode is kept wherever that is switched off otherwise: hundreds of processes would
+# compile the same modules.
 test test-all: export OMP_NUM_THREADS = 1
 # The same tests everywhere: two at a time would also contend for one GPU's memory.
 test test-all: export CUDA_VISIBLE_DEVICES =
-test: export PYTHONDONTWRITEBYTECODE =
+test test-all: export PYTHONDONTWRITEBYTECODE =
+XDIST = -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 test: $(TEST)  ## Run the test suite (Python packages only, five minutes on 2 cores)
-	$(BIN)/pytest -n 2 --dist loadfile --durations 10 $(ARGS)
+	$(BIN)/pytest $(XDIST) $(ARGS)
 
 test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that .ci/run installs
-	$(BIN)/pytest -m 'slow and not gpu' -n 2 --dist loadfile --timeout 1800 --durations 10 $(ARGS)
+	$(BIN)/pytest -m 'slow and not gpu' --timeout 1800 $(XDIST) $(ARGS)
 
 compile-kernels: $(TEST)  ## Compile all kernels for every supported GPU, which takes no GPU but half an hour on 2 cores
 	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.kernels.compile $(ARGS)

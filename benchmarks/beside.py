@@ -22,7 +22,7 @@ from benchmarks.loads.speech import SOLVER_STEPS, VOICES
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import Clients, run_together, summary
-from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
+from service.cli.bench.traffic import ChatLoad, Record, SpeechLoad
 
 MOST_AUDIO = 1_000.0
 """Seconds of audio per second that no server reaches, so that the streams never use up their requests."""

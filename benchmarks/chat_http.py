@@ -20,7 +20,7 @@ from benchmarks.loads.highest_rate import highest
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
-from service.cli.bench.spec import ChatLoad
+from service.cli.bench.traffic import ChatLoad
 
 FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
 """Seconds of TTFT, mean and 99th percentile, up to which a rate counts as sustained."""

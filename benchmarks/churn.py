@@ -85,7 +85,8 @@ def faults(before: Footprint, after: Footprint) -> list[str]:
 
 async def run(server: Server, temporary: Path, requests: int, clients: int) -> dict[str, Any]:
     """The result of a churn: rows by kind, both footprints, faults."""
-    await drive(MixedTraffic(server, 1, tokens=TOKENS, patches=PATCHES), server.url, WARM_REQUESTS, clients)
+    warm = min(WARM_REQUESTS, requests)
+    await drive(MixedTraffic(server, 1, tokens=TOKENS, patches=PATCHES), server.url, warm, clients)
     await asyncio.to_thread(server.wait_for_captures)
     before = start = await settled(server, temporary)
     problems: list[str] = []

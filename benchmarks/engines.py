@@ -22,7 +22,7 @@ from benchmarks.loads.speech import SOLVER_STEPS
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load, summary
-from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
+from service.cli.bench.traffic import AnyLoad, ChatLoad, SpeechLoad
 
 CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
 GPUS = (1, 2)

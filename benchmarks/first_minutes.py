@@ -21,7 +21,7 @@ from benchmarks.checkpoints.served import served_directory
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import Clients, run_together, summary
-from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
+from service.cli.bench.traffic import AnyLoad, ChatLoad, SpeechLoad
 
 SPEECH = "voxcpm2"
 

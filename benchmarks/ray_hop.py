@@ -30,8 +30,7 @@ import numpy as np
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.ports import reserved_port
 from benchmarks.servers.process import Server
-from service.cli.bench.spec import ChatLoad
-from service.cli.bench.traffic import payload
+from service.cli.bench.traffic import ChatLoad, payload
 
 MODEL = "reprise/qwen2_vl"
 WARM_UP = 20

@@ -34,7 +34,7 @@ from benchmarks.servers.footprint import children, processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.step_metrics import busy_shares, longest, prefill_routes, reached, read
 from service.cli.bench.run import run_beside, run_load, summary, warm_up
-from service.cli.bench.spec import ChatLoad, Record
+from service.cli.bench.traffic import ChatLoad, Record
 
 QUANTILES = ("p50", "p95", "p99")
 

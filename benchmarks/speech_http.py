@@ -25,7 +25,7 @@ from benchmarks.loads.speech import SOLVER_STEPS, VOICES, row_of
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
-from service.cli.bench.spec import Record, SpeechLoad
+from service.cli.bench.traffic import Record, SpeechLoad
 
 MODEL = "voxcpm2"
 FIRST_AUDIO_P95 = 0.150

@@ -23,7 +23,7 @@ from benchmarks.checkpoints.weights import write_weights
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, gpu_used_bytes, serve
 from service.cli.bench.run import run_load
-from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
+from service.cli.bench.traffic import AnyLoad, ChatLoad, SpeechLoad
 
 MODELS = {"qwen2_vl_2b": PUBLISHED, "voxcpm2": 73_440}
 """Entries of the published tokenizers."""

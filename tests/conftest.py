@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import re
 import signal
 from collections.abc import Generator, Iterator
 from functools import cache
+from pathlib import Path
 
 # Before torch is imported: one thread for each of the processes that share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,6 +72,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of slow tests alone is not even imported where none of them runs: it would import in each process."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+        return None
+    return bool(re.search(r"^pytestmark = .*\bmark\.slow", collection_path.read_text(), re.MULTILINE)) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take long go first: at the end one process would work and the others wait."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def patient_clients() -> None:
     """A request that names no timeout has GENEROUS: the 5 s of httpx pass on a machine that is busy. All its functions
@@ -85,7 +99,7 @@ def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Servers and commands keep voices away from those of the person who runs the tests."""
     os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
     # Of a server that is idle for a moment, tests would count steps and requests that nobody asked for.
-    os.environ["REPRISE_VOICES_AT_START"] = "none"
+    os.environ["REPRISE_FIXED_VOICES"] = "at_use"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from service.processes.api_process_count import api_process_count, count_for, num_api_processes, with_count
-from service.processes.engine_config import supervised
+from service.processes.config import api_process_count, count_for, supervised, with_count
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
-    for module in ("service.processes.api_process_count", "service.processes.engine_config", "service.tuning.sizing"):
+    for module in ("service.processes.config", "service.tuning.sizing"):
         monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
 
 
@@ -42,7 +41,7 @@ def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"engine": "inline"}, "--engine inline runs in it"),
+        ({"sleep_after": 60}, "an engine that sleeps has one"),
         ({"device": "cpu"}, "the engine computes on the same processors"),
         ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
     ],
@@ -69,9 +68,9 @@ def test_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 16, ("0",))
     settings = load_settings({})
-    assert settings.api_processes == "auto" and not supervised(settings) and num_api_processes(settings) == 1
+    assert settings.api_processes == "auto" and not supervised(settings) and settings.num_api_processes == 1
     chosen = with_count(settings, api_process_count(settings))
-    assert supervised(chosen) and num_api_processes(chosen) == 4
+    assert supervised(chosen) and chosen.num_api_processes == 4
 
 
 @pytest.mark.parametrize("written", ["0", "65", "-1", "2.5", "many", True])

@@ -15,7 +15,7 @@ from models.interfaces.errors import CheckpointError
 from service.hub import EMBEDDED, embedded, locate
 from service.hub.catalog import Catalog, embedded_models, load_catalog
 from service.link.config import EngineConfig
-from service.processes.engine_config import COMPUTED, FIXED, engine_config
+from service.processes.config import COMPUTED, FIXED, engine_config
 from service.settings.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"

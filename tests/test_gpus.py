@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.hub.catalog import load_catalog
-from service.link.standby import engine_environment, num_threads, thread_variables
-from service.processes.engine_config import engine_configs, engine_gpus, supervised
+from service.link.engine_link import engine_environment, num_threads, thread_variables
+from service.processes.config import engine_configs, engine_gpus, supervised
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from service.system import gpus
@@ -44,8 +44,9 @@ def test_a_number_all_or_a_list(written: object, chosen: tuple[str, ...]) -> Non
         ({"gpus": "some"}, "gpus: must be a number of GPUs, all, or a list"),
         ({"gpus": "1,1"}, "gpus: names a GPU twice"),
         ({"gpus": "-1"}, "gpus: must be a number"),
-        ({"gpus": "2", "engine": "inline"}, "gpus: several need an engine in a process of its own"),
-        ({"engines": "2", "engine": "inline"}, "engines: several need an engine in a process of its own"),
+        ({"gpus": "2", "sleep_after": "60"}, "sleep_after: is for one engine and one API process"),
+        ({"engines": "2", "sleep_after": "60"}, "sleep_after: is for one engine and one API process"),
+        ({"api_processes": "2", "sleep_after": "60"}, "sleep_after: is for one engine and one API process"),
         ({"gpus": "2", "engines": "2"}, "engines: is for several engines on the CPU"),
         ({"gpus": "2", "device": "cpu"}, "gpus: there is none with --device cpu"),
         ({"engines": "2", "device": "cuda"}, "engines: is for several engines on the CPU"),
@@ -84,9 +85,9 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 24)
-    monkeypatch.setattr("service.link.standby.SMALL_BYTES", 0)
+    monkeypatch.setattr("service.link.engine_link.SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: FOUR)
+    monkeypatch.setattr("service.processes.config.visible_gpus", lambda: FOUR)
     settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})
     assert supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
@@ -96,12 +97,12 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
 
 
 def test_engines_on_the_cpu_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("service.processes.engine_config.visible_gpus", tuple)
+    monkeypatch.setattr("service.processes.config.visible_gpus", tuple)
     settings = load_settings({"engines": 2, "voices_dir": str(tmp_path)})
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers) for config in configs] == [("cpu", "", 2)] * 2
     assert [config.index for config in configs] == [0, 1]
-    monkeypatch.setattr("service.processes.engine_config.visible_gpus", lambda: FOUR)
+    monkeypatch.setattr("service.processes.config.visible_gpus", lambda: FOUR)
     with pytest.raises(
         SettingsError, match="engines: there is a GPU here, which several would share; add --device cpu"
     ):
@@ -113,7 +114,7 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     def unasked() -> tuple[str, ...]:
         raise AssertionError("the driver was asked")
 
-    monkeypatch.setattr("service.processes.engine_config.visible_gpus", unasked)
+    monkeypatch.setattr("service.processes.config.visible_gpus", unasked)
     settings = load_settings({})
     assert not supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))

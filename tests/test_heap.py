@@ -9,7 +9,7 @@ import pytest
 
 CHILD = """
 import resource, threading
-from service.system.heap import keep_freed_memory
+from service.system.children import keep_freed_memory
 
 def decode():
     blocks = [bytes(803_000), bytes(803_000), bytes(603_000)]

@@ -14,6 +14,7 @@ COUNTS = (
     "requests_running",
     "requests_waiting",
     "slots_used",
+    "state_snapshots",
     "event_loop_tasks",
     "engine_threads",
     "graph_captures_left",

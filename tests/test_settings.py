@@ -37,13 +37,13 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path, monkeypatc
 
 def test_lists_come_from_words_lists_and_repeated_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("model: [a, b]\ndecode_buckets: [1, 2]\n")
+    file.write_text("model: [a, b]\nsolver_steps: [4, 5]\n")
     assert load_settings(config=file).model == ("a", "b")
-    assert load_settings(config=file).decode_buckets == (1, 2)
+    assert load_settings(config=file).solver_steps == (4, 5)
     monkeypatch.setenv("REPRISE_MODEL", "c d")
-    monkeypatch.setenv("REPRISE_DECODE_BUCKETS", "4 8")
+    monkeypatch.setenv("REPRISE_SOLVER_STEPS", "6 8")
     settings = load_settings(config=file)
-    assert settings.model == ("c", "d") and settings.decode_buckets == (4, 8)
+    assert settings.model == ("c", "d") and settings.solver_steps == (6, 8)
     assert load_settings({"model": ["e"]}).model == ("e",)
 
 
@@ -95,7 +95,7 @@ def test_only_switches_are_booleans(name: str) -> None:
 @pytest.mark.parametrize("text", ["yes", "true", "on", "1:30"])
 def test_a_number_in_a_file_is_written_as_for_a_flag(tmp_path: Path, text: str) -> None:
     file = tmp_path / "settings.yaml"
-    for name in ("port", "drain_delay", "memory_share", "max_body", "threads", "decode_buckets", "max_waiting"):
+    for name in ("port", "drain_delay", "memory_share", "max_body", "threads", "solver_steps", "max_waiting"):
         file.write_text(f"{name}: {text}\n")
         with pytest.raises(SettingsError, match=rf"^{name}: must be a .* \('{text}' given\)$"):
             load_settings(config=file)
@@ -103,7 +103,7 @@ def test_a_number_in_a_file_is_written_as_for_a_flag(tmp_path: Path, text: str) 
 
 def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
     """YAML alone would make booleans of these words, and other numbers of these digits."""
-    written = {"standby": "off", "media_urls": "off", "page": "no", "graphs": "0", "max_n": "010", "api_key": "0x1F"}
+    written = {"media_urls": "off", "page": "no", "graphs": "0", "max_n": "010", "api_key": "0x1F"}
     file = tmp_path / "settings.yaml"
     file.write_text("".join(f"{name}: {text}\n" for name, text in written.items()) + "model: [1e5]\nlexicon: null\n")
     assert load_settings(config=file) == load_settings({**written, "model": ["1e5"]})
@@ -306,11 +306,6 @@ def test_what_is_printed_is_a_settings_file_without_secrets(tmp_path: Path) -> N
     (tmp_path / "again.yaml").write_text(text.replace("*" * 10, "another"))
     again = load_settings(config=tmp_path / "again.yaml")
     assert again.model_dump(exclude={"api_key"}) == settings.model_dump(exclude={"api_key"})
-
-
-def test_several_api_processes_need_an_engine_process() -> None:
-    with pytest.raises(SettingsError, match="api_processes: several need an engine in a process of its own"):
-        load_settings({"api_processes": 2, "engine": "inline"})
 
 
 def test_every_setting_is_documented() -> None:

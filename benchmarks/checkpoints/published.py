@@ -69,6 +69,42 @@ def _qwen3_vl(
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
 
 
+_QWEN3_TINY_VISION = {"depth": 12, "hidden_size": 768, "intermediate_size": 3072, "num_heads": 12}
+
+
+def _qwen3_5(
+    width: int,
+    inner: int,
+    layers: int,
+    heads: tuple[int, int],
+    value_heads: int,
+    vision: dict[str, int] = _QWEN3_LARGE_VISION,
+    **experts: int,
+) -> dict[str, Any]:
+    """config.json of a published size. Towers other than the large one come with a tied head."""
+    tied = vision is not _QWEN3_LARGE_VISION
+    text = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "head_dim": 256,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "layer_types": None,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": tied,
+        "rope_parameters": {"mrope_section": [11, 11, 10]},
+        **experts,
+    }
+    whole = vision | {"out_hidden_size": width, "num_position_embeddings": 2304}
+    return {"text_config": text, "vision_config": whole, "tie_word_embeddings": tied}
+
+
 SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl_2b": (
         "qwen2_vl",
@@ -93,6 +129,22 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_30b_a3b": (
         "qwen3_vl_moe",
         _qwen3_vl(2048, 6144, 48, (32, 4), num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
+        _QWEN3_PIXELS,
+    ),
+    "qwen3_5_0_8b": ("qwen3_5", _qwen3_5(1024, 3584, 24, (8, 2), 16, _QWEN3_TINY_VISION), _QWEN3_PIXELS),
+    "qwen3_5_2b": ("qwen3_5", _qwen3_5(2048, 6144, 24, (8, 2), 16, _QWEN3_SMALL_VISION), _QWEN3_PIXELS),
+    "qwen3_5_4b": ("qwen3_5", _qwen3_5(2560, 9216, 32, (16, 4), 32, _QWEN3_SMALL_VISION), _QWEN3_PIXELS),
+    "qwen3_5_9b": ("qwen3_5", _qwen3_5(4096, 12288, 32, (16, 4), 32), _QWEN3_PIXELS),
+    "qwen3_5_27b": ("qwen3_5", _qwen3_5(5120, 17408, 64, (24, 4), 48), _QWEN3_PIXELS),
+    "qwen3_5_35b_a3b": (
+        "qwen3_5_moe",
+        _qwen3_5(
+            *(2048, 512, 40, (16, 2), 32),
+            num_experts=256,
+            num_experts_per_tok=8,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+        ),
         _QWEN3_PIXELS,
     ),
     "qwen2_5_vl_3b": (

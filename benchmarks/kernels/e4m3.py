@@ -22,8 +22,7 @@ from models.layers.kernels.elementwise import silu_mul
 from models.layers.kernels.gemm_types import Blocks, Shape, Tile, Variant
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.norms import add_rms_norm
-from service.tuning.gemms import EPS, Operands
-from service.tuning.run import Run
+from service.tuning.run import EPS, Operands, Run
 
 MODELS = {
     "qwen2b": (*layer(1536, 8960, 12, 2), Part("head", "plain", 1536, 151936)),

@@ -14,8 +14,7 @@ from models.layers.kernels import gemm_configs
 from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_types import Kind, Shape, Variant
 from models.layers.kernels.gpu import INTERPRETER as H100
-from service.tuning.gemms import Operands
-from service.tuning.run import Run
+from service.tuning.run import Operands, Run
 
 
 @dataclass(frozen=True)

@@ -166,21 +166,22 @@ def gated_delta_net(rows: int) -> None:
     gates, of_heads = empty(rows, 2 * heads), empty(heads, dtype=torch.float32)
     norm = empty(width, dtype=torch.float32), EPS
     ends = empty(sequences + 1, dtype=torch.int32)
-    for count, *snapshots in ((rows,), (sequences, *[rows_of_int64(sequences)] * 2)):
-        states = StateRows([], rows_of_int64(count), rows_of_int64(count), *snapshots)
-        bounds = ends if snapshots else None
-        mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, states, bounds)
-        if not snapshots:
-            gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, states, z, *norm)
-        else:
-            out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, states, ends)
-            gated_delta.gated_norm(out, z, *norm)
+    of_steps = StateRows([], rows_of_int64(rows), rows_of_int64(rows))
+    mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_steps)
+    gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, of_steps, z, *norm)
+    of_chunks = StateRows([], *(rows_of_int64(sequences) for _ in range(4)))
+    mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_chunks, ends)
+    out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, of_chunks, ends)
+    gated_delta.gated_norm(out, z, *norm)
     gated, k, v = empty(rows, 40, 256).split((32, 4, 4), dim=1)
     q, gate = gated.unflatten(1, (16, 2)).unbind(2)
-    elementwise.sigmoid_mul(empty(rows, 16, 256), gate)
-    elementwise.sigmoid_mul(empty(rows, inner), gates[:, :1])
+    gated_delta.sigmoid_mul(empty(rows, 16, 256), gate)
+    gated_delta.sigmoid_mul(empty(rows, inner), gates[:, :1])
     cache, angles = empty(64, 4, 256), empty(rows, 32, dtype=torch.float32)
-    values, qk_norm = empty(64, 8, 256)[:, :4], QKNorm(*empty(2, 256, dtype=torch.float32), EPS)
+    values, qk_norm = (
+        empty(64, 8, 256)[:, :4],
+        QKNorm(empty(256, dtype=torch.float32), empty(256, dtype=torch.float32), EPS),
+    )
     rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
     current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows), qk_norm)
     tables = empty(rows, 64, dtype=torch.int32)

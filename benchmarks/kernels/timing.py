@@ -15,8 +15,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.measure.record import commit
-from service.tuning.gemms import WrongResult
-from service.tuning.run import Run, replay_us
+from service.tuning.run import Run, WrongResult, replay_us
 
 FAILURES = (OutOfResources, WrongResult, RuntimeError)
 """Errors of one variant (RuntimeError: those of CUDA and Triton); the others are still measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.measure.record import Row
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.cli.bench.run import summary
-from service.cli.bench.spec import Record, SpeechLoad
+from service.cli.bench.traffic import Record, SpeechLoad
 
 SOLVER_STEPS = 10
 VOICES = (DEFAULT_VOICE, *OPENAI_VOICES)

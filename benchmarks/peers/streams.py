@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loads.speech import row_of
-from service.cli.bench.spec import Record, SpeechLoad
-from service.cli.bench.traffic import payload
+from service.cli.bench.traffic import Record, SpeechLoad, payload
 
 Speak = Callable[[str], AsyncGenerator[int]]
 """A text to the numbers of samples of its chunks."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from service.voices.named import FOLDER
+from service.voices import FOLDER
 
 WORK_GAUGES = (
     "reprise_requests_running",

@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.deployment import Application
 
-from service.processes.engine_config import supervised
+from service.processes.config import supervised
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 

@@ -25,7 +25,6 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES, SHARES
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, HostRule, KeyRing, OriginMiddleware
 from service.api.http.errors import (
     CLIENT_CLOSED,
     ApiError,
@@ -34,8 +33,7 @@ from service.api.http.errors import (
     bad_request,
     install_error_handlers,
 )
-from service.api.http.middleware import RequestMiddleware
-from service.api.http.record import record_of
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware, record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings
@@ -119,8 +117,7 @@ class Front:
         self._replicas = Replicas(self._listed, settings.max_in_flight)
         # Replicas enforce timeouts.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        expiry = min(KEEP_ALIVE, settings.idle_timeout / 2)
-        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=expiry)
+        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
         fresh = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(timeout=timeout, limits=kept, trust_env=False)
         self._fresh = httpx.AsyncClient(timeout=timeout, limits=fresh, trust_env=False)
@@ -131,20 +128,12 @@ class Front:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         settings = self._settings
         open_paths = [*PROBES, *(["/metrics", TARGETS] if settings.metrics_open else [])]
-        open_paths += DOCUMENTS if settings.docs_open else []
-        guarded = AuthMiddleware(
-            OriginMiddleware(self._answer, allowed=settings.cors_origin), KeyRing(settings.keys()), open_paths
-        )
-
-        async def authorized(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope.get("method") == "OPTIONS":  # a preflight carries no key: the replica says what pages may do
-                await self._pass_on(Request(scope, receive), send)
-            else:
-                await guarded(scope, receive, send)
-
+        open_paths += DOCUMENTS if settings.page else []
+        keys = KeyRing(settings.keys())
+        hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
         metrics = Metrics()
         app = FastAPI(openapi_url=None)
-        app.mount("/", authorized)
+        app.mount("/", self._answer)
         install_error_handlers(app)
         app.add_middleware(
             RequestMiddleware,
@@ -157,7 +146,7 @@ class Front:
             ),
             metrics=metrics,
             max_body=settings.max_body,
-            hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(settings.keys())),
+            guards=Guards(hosts, settings.cors_origin, keys, open_paths),
         )
         return _without_proxy_headers(app)
 

@@ -126,7 +126,9 @@ def _fill_from_shards(
         if name in places:
             for place in places[name]:
                 _fill(place, scales.applied(name, tensor))
-        elif name not in scales.by_name and not any(pattern.fullmatch(name) for pattern in ignored):
+        elif any(pattern.fullmatch(name) for pattern in ignored):
+            scales.discard(name)
+        elif name not in scales.by_name:
             unexpected.append(tensor.name)
     if unexpected:
         raise CheckpointError(f"{directory}: unexpected tensors: {listed(unexpected)}")
@@ -226,8 +228,12 @@ class _Scales:
         if scale is None:
             raise CheckpointError(f"{tensor.file}: missing tensor: {tensor.name}{block_scaled.SUFFIX}")
         block_scaled.check_scale(tensor.name, tensor.shape, scale, block)
-        self._unused.discard(name + block_scaled.SUFFIX)
+        self.discard(name)
         return replace(tensor, dtype="F32", read=lambda: block_scaled.dequantised(tensor.read(), scale, block))
+
+    def discard(self, name: str) -> None:
+        """Expects no further use of the scales of this weight."""
+        self._unused.discard(name + block_scaled.SUFFIX)
 
     def report(self, directory: Path, dtype: torch.dtype) -> None:
         """Logs what was dequantised; CheckpointError for scales without a weight."""

@@ -1,8 +1,7 @@
 """How many processors this process may use: its affinity and the quota of its control groups. Torch-free.
 
-Libraries count the processors of the machine, even in a container that may use two of sixty-four, and then start so
-many threads that these wait for each other. Control groups: cpu.max of version 2, cpu.cfs_quota_us and
-cpu.cfs_period_us of version 1 (Linux Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst).
+cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1 (Documentation/admin-guide/cgroup-v2.rst and
+Documentation/scheduler/sched-bwc.rst of Linux).
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ def default_threads() -> int:
 
 def group_quota(root: Path = Path("/")) -> float | None:
     """Processors that the control groups of this process allow: the smallest quota of them and their parents; None: no
-    limit.
-
-    root: holds proc/self/cgroup and sys/fs/cgroup.
-    """
+    limit. root: holds proc/self/cgroup and sys/fs/cgroup."""
     quotas = [quota for quota in _quotas(root) if quota is not None]
     return min(quotas, default=None)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+
+from models.interfaces.resizing import FrameResizer
 
 MediaKind = Literal["image", "video"]
 CallFormat = Literal["json", "xml"]
@@ -137,6 +139,7 @@ class VideoFrames:
 
     requested_fps: the rate that the request asked for (as given to sample_video); None: it named none.
     times_given: whether the times came with a list of frames; then they need not be evenly spaced.
+    resizer: what has resized the frames; None: they have the size of the source.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -145,6 +148,17 @@ class VideoFrames:
     metadata: VideoMetadata
     requested_fps: float | None = None
     times_given: bool = False
+    resizer: FrameResizer | None = None
+
+    def resized(
+        self, choose: Callable[[VideoMetadata, int], FrameResizer]
+    ) -> tuple[tuple[np.ndarray, ...], FrameResizer]:
+        """The resized frames, and what resizes them: by `choose` (ChatProcessor.frame_resizer) if nothing has yet."""
+        if self.resizer is not None:
+            return self.frames, self.resizer
+        height, width = self.frames[0].shape[:2]
+        resizer = choose(replace(self.metadata, height=height, width=width), len(self.frames))
+        return tuple(map(resizer, self.frames)), resizer
 
 
 @dataclass(frozen=True)

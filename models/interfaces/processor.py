@@ -20,6 +20,7 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
+from models.interfaces.resizing import FrameResizer
 
 
 class ChatProcessor(Protocol):
@@ -58,6 +59,11 @@ class ChatProcessor(Protocol):
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """Indices of the frames to decode, by the family's documented rule, at most max_frames."""
+        ...
+
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        """What resizes `num_frames` sampled frames of a video. Raises InputError for a size that the model cannot
+        take."""
         ...
 
     def video(self, video: VideoFrames) -> MediaItem: ...

@@ -3,39 +3,29 @@
 There are two passes, first along the rows and then along the columns, with results rounded to bytes in between. Pillow
 did the same up to version 12, and with it the preprocessing that the models were trained with; Pillow 13 starts with
 the pass that leaves less work, which changes pixels. Very tall pictures are an exception: their columns are shrunk
-first, as in Pillow from 12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are
-resized in parallel; Pillow releases the interpreter lock.
+first, as in Pillow from 12.2 on. Bands of rows, then of columns, are resized in parallel.
 
-Pillow's weights are integers, so a GPU computes the same bytes from the same weights, and does so faster
-(models/layers/resample.py). For that, `resized_or_left` leaves pictures as they are, unless they are much larger than
-their new size.
+Pillow's weights are integers, so a GPU computes the same bytes, and faster (models/layers/resample.py): for that,
+`resized_or_left` leaves pictures as they are, unless they are much larger than their new size.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from models.interfaces import cpus
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 _PIXELS_OF_A_BAND = 1 << 17
-"""Pixels for each thread, of the larger of the two pictures: some milliseconds of work, while starting a thread takes a
-fraction of one."""
-
+"""Pixels for each thread, of the larger of the two pictures: some milliseconds of work."""
 _TALL = 100
 """Height over width above which Pillow shrinks the columns first."""
-
 _MAX_LEFT = 2
 """Maximum ratio of the pixels of a picture that is left to the device to those of its new size. Sending more would take
 longer, and more of the device's memory, than it is worth."""
@@ -53,8 +43,6 @@ _SHARPNESS = -0.5
 
 _threads = min(8, cpus.available())
 _on_device = False
-_local = threading.local()
-"""`resizes` is set in the threads of the pool: they must not wait for each other."""
 
 
 def use_threads(count: int) -> None:
@@ -76,6 +64,25 @@ def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray
     if _on_device and small and picture.height <= _TALL * picture.width:
         return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
     return resize(picture, width, height)
+
+
+@dataclass(frozen=True)
+class FrameResizer:
+    """Resizes the frames of a video, one by one as they are decoded: uint8 [h, w, 3] -> [height, width, 3]. may_leave:
+    the encoder's device may do it, as for `resized_or_left`."""
+
+    height: int
+    width: int
+    may_leave: bool = False
+
+    def __call__(self, frame: np.ndarray) -> np.ndarray:
+        picture = Image.fromarray(frame)
+        return (resized_or_left if self.may_leave else resize)(picture, self.width, self.height)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a resized frame; the most, where the device may resize it."""
+        return 3 * self.height * self.width * (_MAX_LEFT if self.may_leave and _on_device else 1)
 
 
 @lru_cache(maxsize=KEPT_WEIGHTS)
@@ -115,13 +122,6 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
         picture = _resampled(picture, picture.width, height)
     bands = _number_of_bands(max(picture.width * picture.height, width * height))
     return _along_columns(_along_rows(picture, width, bands), height, bands)
-
-
-def each(step: Callable[[T], U], items: Sequence[T]) -> list[U]:
-    """step(item) for all items, several at a time: the frames of a video."""
-    if len(items) == 1 or _threads == 1 or _in_pool():
-        return [step(item) for item in items]
-    return list(_pool(_threads).map(step, items))
 
 
 def _along_rows(picture: Image.Image, width: int, bands: int) -> Image.Image:
@@ -168,16 +168,9 @@ def _spans(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def _number_of_bands(pixels: int) -> int:
-    return 1 if _in_pool() else max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
-
-
-def _in_pool() -> bool:
-    return getattr(_local, "resizes", False)
+    return max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    def mark() -> None:
-        _local.resizes = True
-
-    return ThreadPoolExecutor(threads, thread_name_prefix="resize", initializer=mark)
+    return ThreadPoolExecutor(threads, thread_name_prefix="resize")

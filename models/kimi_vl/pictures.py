@@ -70,13 +70,22 @@ def fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
 
     The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
     """
-    (width, height), (padded_height, padded_width) = fitted_size(picture.size, patch, limit)
-    if max(padded_height, padded_width) // patch >= _MAX_SIDE:
+    return padded(resize(picture, *checked_size(picture.size, patch, limit, field)), patch)
+
+
+def checked_size(size: tuple[int, int], patch: int, limit: int, field: str) -> tuple[int, int]:
+    """Width and height of a picture that was shrunk to the limit. InputError names `field`."""
+    (width, height), padded_size = fitted_size(size, patch, limit)
+    if max(padded_size) // patch >= _MAX_SIDE:
         most = (_MAX_SIDE - 2) * patch
         raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
-    canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
-    canvas[:height, :width] = resize(picture, width, height)
-    return canvas
+    return width, height
+
+
+def padded(frame: np.ndarray, patch: int) -> np.ndarray:
+    """uint8 [height, width, 3], padded with black, right and bottom, to blocks of 2 x 2 patches."""
+    below, beside = (-side % (2 * patch) for side in frame.shape[:2])
+    return np.pad(frame, ((0, below), (0, beside), (0, 0)))
 
 
 def fitted_size(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -26,10 +26,10 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.resizing import each
+from models.interfaces.resizing import FrameResizer
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
 from models.kimi_vl.config import KimiVLConfig, load_config
-from models.kimi_vl.pictures import ImageSettings, fit, fitted_size, load_image_settings
+from models.kimi_vl.pictures import ImageSettings, checked_size, fit, fitted_size, load_image_settings, padded
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
@@ -105,13 +105,15 @@ class KimiVLProcessor:
         count = max(1, min(wanted, max_frames, fitting, metadata.num_frames))
         return [int((index + 0.5) * metadata.num_frames / count) for index in range(count)]
 
-    def video(self, video: VideoFrames) -> MediaItem:
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """Every frame is resized like an image with low detail."""
-        if not video.frames:
-            raise InputError("video_url", "the video has no frames")
-        limit, patch = self._frame_limit, self.images.patch_size
-        frames = each(lambda frame: fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
-        item = self._item("video", frames)
+        size = metadata.width, metadata.height
+        width, height = checked_size(size, self.images.patch_size, self._frame_limit, "video_url")
+        return FrameResizer(height, width)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        frames, _ = video.resized(self.frame_resizer)
+        item = self._item("video", [padded(frame, self.images.patch_size) for frame in frames])
         if item.num_embeds > self.context_length:
             raise InputError(
                 "video_url",

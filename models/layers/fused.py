@@ -23,9 +23,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-@op(cuda="models.layers.kernels.elementwise:sigmoid_mul")
+@op(cuda="models.layers.kernels.gated_delta:sigmoid_mul")
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """x * sigmoid(gate), rounded once: x [n, ..., width], gate of the same shape or [n, 1], any row stride."""
+    """x * sigmoid(gate), rounded once: x [n, heads, width] and gate like it with any strides, or x [n, width] and
+    gate [n, 1]."""
     return (upcast(x) * torch.sigmoid(upcast(gate))).to(x.dtype)
 
 

@@ -105,31 +105,27 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
     x [n, C], any row stride; weight [C, 4]; state [rows, 3, C], advanced. cu_seqlens int32 [sequences + 1]: bounds of
     the sequences; None: each row is one. Returns [n, C]; rows behind the last sequence are zero.
     """
+    tokens, sequences, device = x.shape[0], rows.read.shape[0], x.device
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(x.shape[0] + 1, dtype=torch.int32, device=x.device)
-    segment, index, inside = row_segments(cu_seqlens, x.shape[0])
-    before = _read(state, rows.read)
-    segment = segment.clamp(max=before.shape[0] - 1)
-    row = torch.arange(x.shape[0], device=x.device)
-    total = torch.zeros_like(upcast(x))
-    for tap in range(CONV_WIDTH):
-        back = CONV_WIDTH - 1 - tap
-        own = x[(row - back).clamp(min=0)]
-        earlier = before[segment, (index + tap).clamp(max=CONV_WIDTH - 2)]
-        total += upcast(torch.where((index >= back)[:, None], own, earlier)) * upcast(weight[:, tap])
+        cu_seqlens = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+    inputs = torch.cat((_read(state, rows.read).flatten(0, 1), x))
+    before = CONV_WIDTH - 1
 
-    def last_inputs(lengths: Tensor) -> Tensor:
-        """The state after so many rows of each sequence."""
-        index = lengths[:, None] + torch.arange(1 - CONV_WIDTH, 0, device=x.device)
-        own = x[(cu_seqlens[:-1, None] + index).clamp(0, x.shape[0] - 1)]
-        column = (index + CONV_WIDTH - 1).clamp(0, CONV_WIDTH - 2)
-        earlier = before.gather(1, column[..., None].expand_as(before))
-        return torch.where((index >= 0)[..., None], own, earlier)
+    def inputs_at(sequence: Tensor, index: Tensor) -> Tensor:
+        """Rows of sequences; those of the state have negative indices."""
+        own = before * sequences + cu_seqlens[sequence] + index
+        places = torch.where(index < 0, before * (sequence + 1) + index, own)
+        return inputs[places.clamp(max=inputs.shape[0] - 1)]
 
-    state.index_copy_(0, rows.write, last_inputs(cu_seqlens.diff()))
+    segment, index, inside = row_segments(cu_seqlens, tokens)
+    taps = torch.arange(-before, 1, device=device)
+    windows = inputs_at(segment.clamp(max=sequences - 1)[:, None], index[:, None] + taps)
+    mixed = F.silu((upcast(windows) * upcast(weight.T)).sum(1))
+    every = torch.arange(sequences, device=device)[:, None]
+    state.index_copy_(0, rows.write, inputs_at(every, cu_seqlens.diff()[:, None] + taps[:-1]))
     if rows.snapshot_rows is not None and rows.snapshot_ends is not None:
-        state.index_copy_(0, rows.snapshot_rows, last_inputs(rows.snapshot_ends))
-    return torch.where(inside[:, None], F.silu(total), 0.0).to(x.dtype)
+        state.index_copy_(0, rows.snapshot_rows, inputs_at(every, rows.snapshot_ends[:, None] + taps[:-1]))
+    return torch.where(inside[:, None], mixed, 0.0).to(x.dtype)
 
 
 @op(cuda="models.layers.kernels.gated_delta:delta_step")
@@ -146,8 +142,9 @@ def delta_step(
 ) -> Tensor:
     """One token of each sequence, then gated_norm.
 
-    qkv [n, C] behind the convolution; gates [n, 2 * value_heads], b before a; A_log and dt_bias float32 [value_heads];
-    state float32 [rows, value_heads, dk, dv], advanced; z [n, value_heads * dv], any row stride -> like z.
+    qkv [n, C] behind the convolution and gates [n, 2 * value_heads], b before a, contiguous; A_log and dt_bias float32
+    [value_heads]; state float32 [rows, value_heads, dk, dv], advanced; z [n, value_heads * dv], any row stride -> like
+    z.
     """
     q, k, v, beta, decay = _inputs(qkv, gates, A_log, dt_bias, state)
     held = _read(state, rows.read).to(q.dtype) * decay.exp()[..., None, None]
@@ -171,7 +168,7 @@ def delta_chunks(
 
     Arguments as of delta_step. Returns [n, value_heads, dv] in qkv's dtype; rows behind the last sequence are zero.
     """
-    tokens, sequences = qkv.shape[0], cu_seqlens.shape[0] - 1
+    tokens, sequences = qkv.shape[0], rows.read.shape[0]
     lengths = cu_seqlens.diff()
     counts = (lengths + CHUNK - 1) // CHUNK
     ends = counts.cumsum(0)
@@ -181,19 +178,17 @@ def delta_chunks(
     number = chunk - (ends - counts)[known]
     offset = number[:, None] * CHUNK + torch.arange(CHUNK, device=qkv.device)
     inside = (owner < sequences)[:, None] & (offset < lengths[known, None])
-    places = torch.where(inside, cu_seqlens[known, None] + offset, 0)
+    places = torch.where(inside, cu_seqlens[known, None] + offset, tokens)
 
     def by_chunk(x: Tensor) -> Tensor:
         """[tokens, heads, ...] -> [chunks, heads, 64, ...], zeros where a chunk has no token."""
-        gathered = x[places]
-        return torch.where(inside.view(*inside.shape, *[1] * (x.dim() - 1)), gathered, 0.0).transpose(1, 2)
+        return torch.cat((x, torch.zeros_like(x[:1])))[places].transpose(1, 2)
 
     q, k, v, beta, decay = (by_chunk(x) for x in _inputs(qkv, gates, A_log, dt_bias, state))
     total = decay.cumsum(-1)
     # exp(-total) overflows: subtract first.
-    gap = total[..., :, None] - total[..., None, :]
-    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=qkv.device).tril()
-    fading = torch.where(lower, torch.where(lower, gap, 0.0).exp(), 0.0)
+    gap = (total[..., :, None] - total[..., None, :]).tril()
+    fading = gap.exp().tril()
     triangle = (beta[..., None] * (k @ k.mT) * fading).tril(-1)
     sides = torch.cat((beta[..., None] * v, (beta * total.exp())[..., None] * k), dim=-1)
     solved = torch.linalg.solve_triangular(triangle, sides, upper=False, unitriangular=True)
@@ -202,27 +197,23 @@ def delta_chunks(
     last = total[..., -1:]
     writing, kept = ((last - total).exp()[..., None] * k).mT, last.exp()[..., None]
 
-    held = F.pad(_read(state, rows.read).to(q.dtype), (0, 0, 0, 0, 0, 0, 0, 1))
-    snapshots = torch.zeros_like(held)
-    limits = rows.snapshot_ends if rows.snapshot_ends is not None else torch.zeros_like(lengths)
-    outputs = []
+    held = torch.cat((_read(state, rows.read).to(q.dtype), q.new_zeros(1, *state.shape[1:])))
+    snapshots, out = torch.zeros_like(held), torch.zeros_like(corrected)
+    limits = torch.zeros_like(lengths) if rows.snapshot_ends is None else rows.snapshot_ends
+    taken = (number + 1) * CHUNK == limits[known]
     for i in range(chunk.shape[0]):
-        here = owner[i : i + 1]
-        before = held.index_select(0, here)[0]
+        own = owner[i : i + 1]
+        before = held.index_select(0, own)[0]
         values = corrected[i] - reading[i] @ before
-        outputs.append(from_state[i] @ before + from_chunk[i] @ values)
-        after = kept[i] * before + writing[i] @ values
-        held.index_copy_(0, here, after[None])
-        taken = ((number[i] + 1) * CHUNK == limits[known[i]]) & (here < sequences)
-        snapshots.index_copy_(0, here, torch.where(taken, after, snapshots.index_select(0, here)))
+        out[i] = from_state[i] @ before + from_chunk[i] @ values
+        after = (kept[i] * before + writing[i] @ values)[None]
+        held.index_copy_(0, own, after)
+        snapshots.index_copy_(0, own, torch.where(taken[i], after, snapshots.index_select(0, own)))
     state.index_copy_(0, rows.write, held[:-1].to(state.dtype))
     if rows.snapshot_rows is not None:
         state.index_copy_(0, rows.snapshot_rows, snapshots[:-1].to(state.dtype))
-    segment, index, within = row_segments(cu_seqlens, tokens)
-    first = (ends - counts)[segment.clamp(max=sequences - 1)]
-    place = torch.where(within, first + index // CHUNK, 0)
-    out = torch.stack(outputs)[place, :, index % CHUNK]
-    return torch.where(within[:, None, None], out, 0.0).to(qkv.dtype)
+    by_token = out.new_zeros(tokens + 1, out.shape[1], out.shape[3])
+    return by_token.index_copy_(0, places.flatten(), out.transpose(1, 2).flatten(0, 1))[:-1].to(qkv.dtype)
 
 
 @op(cuda="models.layers.kernels.gated_delta:gated_norm")

@@ -81,9 +81,9 @@ class PictureTokens:
         picture = self._picture(grid)
         return picture if image_id is None else join([self._number(image_id), picture])
 
-    def video(self, grid: tuple[int, int], frames: int) -> MediaTokens:
+    def video(self, frames: int) -> MediaTokens:
         """frames: or groups of fused frames; each is a picture on a line of its own."""
-        return self._lines(self._picture(grid), frames)
+        return self._lines(self._image, frames)
 
     def _picture_of(self, grid: tuple[int, int]) -> MediaTokens:
         columns, rows = grid

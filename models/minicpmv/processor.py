@@ -23,7 +23,7 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.resizing import each
+from models.interfaces.resizing import FrameResizer
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import slice_picture
@@ -74,10 +74,7 @@ class MiniCPMVProcessor(TextProcessor):
         tokenizer: Tokenizer,
         template: ChatTemplate,
         generation: Mapping[str, Any],
-        *,
-        video_slices: int = 1,
     ) -> None:
-        """video_slices: number of crops of a video frame at most; 1: only the overview."""
         recommended = _recommended_sampling(config.version)
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
         self.config = config
@@ -85,11 +82,9 @@ class MiniCPMVProcessor(TextProcessor):
         rule = config.slicing
         self._picture_rule = rule
         self._overview_rule = replace(rule, max_slices=1)
-        self._frame_rule = replace(rule, max_slices=video_slices)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
-        most_frame_slices = 1 if video_slices == 1 else video_slices + 1
-        self._max_video_embeds = most_groups * most_frame_slices * config.num_queries
+        self._max_video_embeds = most_groups * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
         self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
 
@@ -103,36 +98,27 @@ class MiniCPMVProcessor(TextProcessor):
         sample = sample_fused if self.config.fuses_frames else sample_unfused
         return list(sample(metadata, fps, max_frames).indices)
 
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        """Frames are not cut into slices."""
+        width, height = self._overview_rule.overview_size(metadata.width, metadata.height, enlarge=True)
+        self._overview_rule.check_side(max(width, height), metadata.width, metadata.height)
+        return FrameResizer(height, width)
+
     def video(self, video: VideoFrames) -> MediaItem:
         """4.5 fuses neighbouring frames if the video has more frames than groups, by the rule that sampled them."""
-        if not video.frames:
-            raise InputError("video_url", "the video has no frames")
+        frames, _ = video.resized(self.frame_resizer)
         if not self.config.fuses_frames:
-            return self.video_item(video.frames, [[NO_TIME]] * len(video.frames))
+            return self.video_item(frames, [[NO_TIME]] * len(frames))
         pack = fused_pack(video.metadata, video.requested_fps, len(video.frames))
         # Ids count from the beginning of the video; the times of a list may count from anywhere.
         begin = video.times[0] if video.times_given else 0.0
         ids = temporal_ids([time - begin for time in video.times], video.metadata).tolist()
-        return self.video_item(video.frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
+        return self.video_item(frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
 
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
-        """Frames with the temporal ids of each group. Frames of a group must be cut in the same way: slice k of all its
-        frames makes one group of the encoder."""
-        pictures = each(lambda frame: slice_picture(Image.fromarray(frame), self._frame_rule), frames)
-        if len({picture.grid for picture in pictures}) > 1:
-            raise InputError("video_url", "all frames of a video must have the same size")
-        slices: list[np.ndarray] = []
-        sizes: list[int] = []
-        times: list[int] = []
-        start = 0
-        for ids in groups:
-            members = pictures[start : start + len(ids)]
-            start += len(ids)
-            for column in zip(*(member.slices for member in members), strict=True):
-                slices += column
-                sizes.append(len(column))
-                times += ids
-        item = self._item("video", slices, pictures[0].grid, sizes, times)
+        """Resized frames with the temporal ids of each group."""
+        times = [time for ids in groups for time in ids]
+        item = self._item("video", frames, None, [len(ids) for ids in groups], times)
         if item.num_embeds > self._max_video_embeds:
             raise InputError(
                 "video_url",
@@ -172,13 +158,12 @@ class MiniCPMVProcessor(TextProcessor):
         pictures = 0
         for _, index in chat.placeholders:
             item = items[index]
-            columns, rows = item.arrays["grid"].tolist()
             if item.kind == "image":
+                columns, rows = item.arrays["grid"].tolist()
                 media.append(self._pictures.image((columns, rows), pictures if self.config.use_image_id else None))
                 pictures += 1
             else:
-                frames = len(item.arrays["group_sizes"]) // (columns * rows + 1)
-                media.append(self._pictures.video((columns, rows), frames))
+                media.append(self._pictures.video(len(item.arrays["group_sizes"])))
         token_ids, placeholders = expand(chat, media)
         check_length(token_ids, self.context_length)
         return Prompt(

@@ -57,6 +57,11 @@ class SliceRule:
         cell_width, cell_height = self._fit(*cell, enlarge=True)
         return cell_width * columns, cell_height * rows
 
+    def check_side(self, longest: int, width: int, height: int) -> None:
+        """InputError if slices of a picture of `width` x `height` have a side, `longest`, that is too long."""
+        if longest > MAX_SIDE:
+            raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
+
     def _fit(self, width: float, height: float, enlarge: bool) -> tuple[int, int]:
         if width * height > self.scale_resolution**2 or enlarge:
             aspect = width / height
@@ -85,9 +90,7 @@ def slice_picture(picture: Image.Image, rule: SliceRule) -> SlicedPicture:
     columns, rows = grid or (1, 1)
     overview_size = rule.overview_size(width, height, enlarge=grid is None)
     refined_size = rule.refined_size(width, height, grid) if grid else overview_size
-    longest = max(*overview_size, refined_size[0] // columns, refined_size[1] // rows)
-    if longest > MAX_SIDE:
-        raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
+    rule.check_side(max(*overview_size, refined_size[0] // columns, refined_size[1] // rows), width, height)
     overview = resize(picture, *overview_size)
     if grid is None:
         return SlicedPicture((overview,), None)

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import MediaItem, MediaKind, VideoFrames, media_digest
-from models.interfaces.resizing import each, resized_or_left
+from models.interfaces.media import MediaItem, MediaKind, media_digest
 from models.qwen_vl.config import ImageSettings, VisionConfig
 from models.qwen_vl.pictures import smart_resize
 
@@ -38,20 +37,9 @@ def picture_size(picture: Image.Image, images: ImageSettings, factor: int, detai
         raise InputError("image_url", str(error)) from error
 
 
-def common_size(video: VideoFrames) -> tuple[int, int]:
-    """Height and width of the frames. Raises InputError if there are no frames, or if their sizes differ."""
-    if not video.frames:
-        raise InputError("video_url", "the video has no frames")
-    sizes = {frame.shape[:2] for frame in video.frames}
-    if len(sizes) > 1:
-        raise InputError("video_url", f"the frames of the video differ in size: {sorted(sizes)}")
-    height, width = sizes.pop()
-    return height, width
-
-
-def resized_item(
+def vision_item(
     kind: MediaKind,
-    pictures: Sequence[Image.Image],
+    frames: Sequence[np.ndarray],
     size: tuple[int, int],
     vision: VisionConfig,
     settings: bytes,
@@ -59,20 +47,19 @@ def resized_item(
     arrays: Mapping[str, np.ndarray] | None = None,
     source: bytes | None = None,
 ) -> MediaItem:
-    """The item of `pictures`, each resized to `size` (height, width).
+    """The item of `frames`, resized to `size` (height, width) or left to the encoder.
 
     settings, source: passed to models.interfaces.media.media_digest. arrays: int32, in addition to grid_thw, and part
     of the digest.
     """
     height, width = size
-    frames = tuple(each(lambda picture: resized_or_left(picture, width, height), pictures))
     pairs = -(-len(frames) // vision.temporal_patch_size)
     grid = np.array([pairs, height // vision.patch_size, width // vision.patch_size], dtype=np.int32)
     patches = int(grid.prod())
     arrays = {"grid_thw": grid, **(arrays or {})}
     return MediaItem(
         kind=kind,
-        frames=frames,
+        frames=tuple(frames),
         arrays=arrays,
         num_patches=patches,
         num_sequences=pairs,

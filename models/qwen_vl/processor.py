@@ -22,8 +22,9 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
+from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.qwen_vl.config import Qwen2VLConfig, load_config
-from models.qwen_vl.items import common_size, grid_of, picture_size, resized_item
+from models.qwen_vl.items import grid_of, picture_size, vision_item
 from models.qwen_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
@@ -68,23 +69,26 @@ class Qwen2VLProcessor(TextProcessor):
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened."""
         vision = self.config.vision
-        size = picture_size(picture, self.config.images, vision.factor, detail)
-        return resized_item("image", (picture,), size, vision, self._settings, source=source)
+        height, width = picture_size(picture, self.config.images, vision.factor, detail)
+        frame = resized_or_left(picture, width, height)
+        return vision_item("image", (frame,), (height, width), vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """Chooses frames as qwen-vl-utils does (models/qwen_vl/pictures.py), but no more than the context can hold."""
         return sample_frames(metadata, fps=fps, max_frames=min(max_frames, self.video_limits.most_frames))
 
-    def video(self, video: VideoFrames) -> MediaItem:
-        height, width = common_size(video)
-        vision, limits = self.config.vision, self.video_limits
-        min_pixels, max_pixels = limits.min_frame_pixels, limits.frame_pixels(len(video.frames))
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        height, width, limits = metadata.height, metadata.width, self.video_limits
+        bounds = {"min_pixels": limits.min_frame_pixels, "max_pixels": limits.frame_pixels(num_frames)}
         try:
-            size = smart_resize(height, width, factor=vision.factor, min_pixels=min_pixels, max_pixels=max_pixels)
+            size = smart_resize(height, width, factor=self.config.vision.factor, **bounds)
         except ValueError as error:
             raise InputError("video_url", str(error)) from error
-        frames = [Image.fromarray(frame) for frame in video.frames]
-        item = resized_item("video", frames, size, vision, self._settings)
+        return FrameResizer(*size, may_leave=True)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        frames, to = video.resized(self.frame_resizer)
+        item = vision_item("video", frames, (to.height, to.width), self.config.vision, self._settings)
         if self.tokens_per_second is None:
             return item
         # Not part of the digest: embeddings do not depend on the rate, and the prefix cache compares positions.

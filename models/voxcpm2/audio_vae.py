@@ -7,7 +7,6 @@ sample-rate condition is baked in for one output bandwidth. Float32, as publishe
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -145,11 +144,6 @@ class AudioVAE(nn.Module):
                 # The padding follows the signal, so causal convolutions do not see it.
                 part = nn.functional.pad(part, (0, piece - length))
             yield self.encoder(part[None, None], streams)[0][:, : length // hop]
-
-
-def rate_bucket(sample_rate: int, boundaries: tuple[int, ...]) -> int:
-    """Row of the decoder's condition tables: the number of boundaries below the rate."""
-    return bisect_left(boundaries, sample_rate)
 
 
 def _lay_out(codec_half: nn.Module) -> int:

@@ -41,15 +41,10 @@ def euler_times(solver_steps: int, dtype: torch.dtype) -> tuple[list[Tensor], li
     return times, sizes
 
 
-def zero_steps(solver_steps: int) -> int:
-    """Leading Euler steps that leave the noise as it is (the zero init of CFG-Zero*)."""
-    return max(1, int((solver_steps + 1) * 0.04))
-
-
 def schedule(solver_steps: int, dtype: torch.dtype) -> Schedule:
-    """The Euler steps behind the first ones, in which the noise stays as it is."""
+    """The Euler steps behind the first ones, which leave the noise as it is (the zero init of CFG-Zero*)."""
     times, sizes = euler_times(solver_steps, dtype)
-    first = zero_steps(solver_steps)
+    first = max(1, int((solver_steps + 1) * 0.04))
     return Schedule(tuple(t.item() for t in times[first:]), tuple(size.item() for size in sizes[first:]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.interfaces.errors import CheckpointError
-from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock, rate_bucket
+from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock
 from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample
 
@@ -37,7 +38,7 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
         raise CheckpointError(
             f"{file}: decoder.sr_bin_boundaries {boundaries.tolist()}, config.json has {config.sr_bin_boundaries}"
         )
-    bucket = rate_bucket(condition_rate, config.sr_bin_boundaries)
+    bucket = bisect_left(config.sr_bin_boundaries, condition_rate)  # The row of the decoder's condition tables.
     for module, name in _published_names(vae):
         if isinstance(module, ResidualUnit):
             _copy_alpha(module.alpha_in, source, f"{name}.block.0.alpha")

@@ -26,14 +26,13 @@ from service.api.engines.engines import Engines
 from service.api.engines.shared_usage import UsageRow
 from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
-from service.api.http.auth import AuthMiddleware, HostRule, KeyRing, OriginMiddleware
 from service.api.http.errors import install_error_handlers
 from service.api.http.json_body import prepare
-from service.api.http.middleware import RequestMiddleware
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
-from service.api.realtime.events import AnyClientEvent
+from service.api.realtime.schema import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
@@ -42,19 +41,18 @@ from service.api.speech.voices import lora_voices, make_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
-from service.link.engine_link import EngineLink
-from service.link.silence import START_TIMEOUT
+from service.link.engine_link import START_TIMEOUT, EngineLink
 from service.media.audio_out import EncoderPool
-from service.media.decoders import decode_workers
-from service.media.decoding_memory import MOST_BYTES
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
+from service.media.image_header import MOST_BYTES
 from service.media.limits import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.system.packages import server_version, version_of
-from service.voices.store import VoiceStore
+from service.voices import VoiceStore
 
 PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")
@@ -75,6 +73,8 @@ BYTES_PER_PIXEL = 3
 SHARES = {"chat": 0.75, "speech": 0.75}
 """Share of the requests and bytes in progress that each kind of model may take if both are served."""
 LAG_PERIOD = 0.5
+MAX_VOICES = 1000
+"""Voices that may be uploaded."""
 
 
 def create_metrics(catalog: Catalog) -> Metrics:
@@ -104,7 +104,7 @@ def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], 
 def create_context(
     settings: Settings,
     catalog: Catalog,
-    engine: EngineClient | Engines,
+    engine: Engines,
     metrics: Metrics,
     *,
     others: UsageRow | None = None,
@@ -114,7 +114,7 @@ def create_context(
 
     metrics: include the engine's. others: API processes with which the limits are shared."""
     workers = decode_workers(settings.media_workers)
-    media_threads = settings.media_threads or default_threads()
+    media_threads = threads_of_each(settings)
     resizing.use_threads(media_threads)
     context = ServerContext(
         settings,
@@ -138,7 +138,7 @@ def create_context(
         lexicon=server_lexicon(settings),
         lora_voices=lora_voices(settings, catalog, voices.RESERVED),
     )
-    for client in [engine] if isinstance(engine, EngineClient) else engine.clients:
+    for client in engine.clients:
         client.in_use = lambda: context.in_use
     return context
 
@@ -151,11 +151,16 @@ def server_lexicon(settings: Settings) -> Lexicon | None:
         raise SettingsError(f"lexicon: {error}") from error
 
 
+def threads_of_each(settings: Settings) -> int:
+    """Threads of an API process that decode pictures and tokenize, and as many that resize, and that encode audio."""
+    return max(1, default_threads() // settings.num_api_processes)
+
+
 def voice_store(settings: Settings) -> VoiceStore:
     """SettingsError when voices_dir is not a directory or cannot be read."""
     directory = settings.voices_dir.expanduser()
     try:
-        return VoiceStore(directory, settings.max_voices)
+        return VoiceStore(directory, MAX_VOICES)
     except OSError as error:
         raise SettingsError(f"voices_dir: {directory} cannot be used ({error.strerror})") from error
 
@@ -165,7 +170,8 @@ def create_admission(
 ) -> Admission:
     """SettingsError for limits of which one allows a request that another could never admit."""
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
-    excess = max(pixels * BYTES_PER_PIXEL, min(ImageLimits.max_pixels, pixels) * MOST_BYTES)
+    # One picture at full size at a time is always decoded; of all others of a request, and of videos, little is left.
+    excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
     shares = admission_shares(catalog)
     admission = Admission(
         settings.max_in_flight,
@@ -180,7 +186,7 @@ def create_admission(
     if most <= excess or settings.max_body > largest:
         raise SettingsError(
             f"max_pending_bytes: {most} cannot hold one request that max_request_pixels and max_body allow: {excess} "
-            f"bytes while it is decoded (lower max_request_pixels), and beside them {settings.max_body} in three "
+            f"bytes while a picture is decoded (lower max_request_pixels), and beside it {settings.max_body} in three "
             f"quarters of what chat or speech may take (now {max(0, largest)}; lower max_body)"
         )
     return admission
@@ -219,7 +225,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
     routers = [chat.router, speech.router, *sockets, voices.router, operations.router, docs_page.router]
-    open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
+    open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
         page = page_router()
         routers.append(page)
@@ -234,17 +240,16 @@ def create_app(context: ServerContext) -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_paths: Sequence[str]) -> None:
-    """Adds the middleware, the innermost first. open_paths: those that need no key."""
+    """Add the middleware, the innermost first. open_paths: those that need no key."""
     settings = context.settings
-    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
-    app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
+    hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
     app.add_middleware(
         RequestMiddleware,
         endpoints=ENDPOINTS,
         admission=context.admission,
         metrics=context.metrics,
         max_body=settings.max_body,
-        hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(keys)),
+        guards=Guards(hosts, settings.cors_origin, keys, open_paths),
         tracing=context.tracing,
     )
     if settings.cors_origin:  # outermost: pages must be able to read error responses, too
@@ -259,7 +264,7 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
 
 @asynccontextmanager
 async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
-    """Starts what the routes share, and stops it at the end."""
+    """Start what the routes share, and stop it at the end."""
     context.engine.start()
     if any(model.kind == "speech" for model in context.catalog.models):
         context.encoders.import_ffmpeg()
@@ -286,7 +291,7 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
 
 
 async def _load_processors(context: ServerContext) -> None:
-    """Loads tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
+    """Load tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
     engine loads its weights."""
     await context.engine.wait_launched()
     try:

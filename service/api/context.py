@@ -11,25 +11,24 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from starlette.requests import HTTPConnection, Request
 
-from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.engines.transcripts import SharedTranscripts, Transcripts
 from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.api.spoken_text.lexicon import Lexicon
-from service.api.structured.grammar_checks import GrammarChecks
+from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing
 from service.confined.workers import WorkerPool
-from service.hub.catalog import Catalog, HostedModel
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel
 from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
-from service.metrics.history import History
 from service.metrics.metrics import Metrics
+from service.metrics.page import History
 from service.settings.settings import Settings
-from service.voices.store import ReferenceCache, VoiceStore
+from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ class ServerContext:
 
     settings: Settings
     catalog: Catalog
-    engine: EngineClient | Engines
+    engine: Engines
     metrics: Metrics
     media: MediaLoader
     media_workers: WorkerPool
@@ -54,6 +53,12 @@ class ServerContext:
     threads: ThreadPoolExecutor
     """Threads for work that would block the event loop: tokenizing, resizing, parsing large bodies."""
     tracing: Tracing | None = None
+    segment_length: int = 400
+    """Characters of a segment of speech (Han, kana and hangul count three); longer texts are cut."""
+    pcm_rate: int = OPENAI_PCM_RATE
+    """Sample rate of pcm if a request names none, Hz."""
+    speech_ahead: float = 20.0
+    """Seconds of audio that a slow client may leave unread before its stream pauses."""
     lexicon: Lexicon | None = None
     """The lexicon that the setting names."""
     kv_positions: dict[str, int] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class ServerContext:
     makes_voices: bool = True
     """Whether this process makes the built-in voices after the start; one process of a server does."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
-    references: ReferenceCache = field(default_factory=ReferenceCache)
+    references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
     transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
     field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
@@ -100,7 +105,7 @@ class ServerContext:
         return client if self.settings.separate_keys else ""
 
     def keep_task(self, task: asyncio.Task[Any]) -> None:
-        """Keeps a background task until it has ended; the server cancels it when it stops."""
+        """Keep a background task until it has ended; the server cancels it when it stops."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -121,7 +126,7 @@ class ServerContext:
         return body
 
     async def keep_transcript(self, id: str, text: str) -> int:
-        """Keeps a transcript that a later request to any API process may name by the id. Returns the Unix time until
+        """Keep a transcript that a later request to any API process may name by the id. Returns the Unix time until
         which it is kept."""
         expiry = self.transcripts.expiry()
         if self.shared_transcripts is None:
@@ -138,8 +143,7 @@ class ServerContext:
 
     def max_model_len(self, model: HostedModel) -> int:
         """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""
-        clients = self.engine.clients if isinstance(self.engine, Engines) else (self.engine,)
-        states = [one for client in clients if client.state is not None for one in client.state.models]
+        states = [one for state in self.engine.states for one in state.models]
         pages = [one.pages_total for one in states if one.model == model.name and one.pages_total]
         if pages:
             self.kv_positions[model.name] = min(pages) * PAGE_SIZE

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from service.api.context import ServerContext, context_of
-from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, get, operation
@@ -161,15 +160,11 @@ async def ready(request: Request) -> Response:
 
 
 def _background(context: ServerContext) -> Background:
-    engine = context.engine
-    states = [client.state for client in (engine.clients if isinstance(engine, Engines) else [engine])]
-    return Background(sum(state.captures_left for state in states if state is not None), len(context.voices_left))
+    return Background(sum(state.captures_left for state in context.engine.states), len(context.voices_left))
 
 
-def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
-    if isinstance(engine, Engines) and len(engine.clients) > 1:
-        return [client.phase for client in engine.clients]
-    return UNSET
+def _phases(engine: Engines) -> list[str] | UnsetType:
+    return [client.phase for client in engine.clients] if len(engine.clients) > 1 else UNSET
 
 
 @get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus's text format.", {"text/plain": None}))
@@ -190,7 +185,7 @@ async def metrics_history(request: Request) -> Response:
 
 
 def observe_life(context: ServerContext) -> None:
-    """Sets the gauges that describe the moment of a scrape."""
+    """Set the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
     context.metrics.observe("built_in_voices_left", len(context.voices_left))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import WebSocket
@@ -16,7 +16,7 @@ from service.api.context import LARGE_BODY, ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.media.limits import AudioLimits
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ GOODBYES = (1000, GOING_AWAY, 1005)
 
 
 class StreamClosed(Exception):
-    """Ends the session with this close code."""
+    """End the session with this close code."""
 
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class Session(Protocol):
     """What a client and the server do over one connection."""
 
     async def run(self) -> None:
-        """Returns or raises at the end: ApiError or EngineError if the connection cannot be served any further,
+        """Return or raise at the end: ApiError or EngineError if the connection cannot be served any further,
         StreamClosed to close it, or if the client has closed it when nothing was going on, WebSocketDisconnect if the
         client has gone."""
         ...
@@ -55,12 +55,12 @@ class Session(Protocol):
     async def send_error(self, error: ApiError) -> None: ...
 
     async def stop(self) -> None:
-        """Ends what still goes on for the client."""
+        """End what still goes on for the client."""
         ...
 
 
 async def run_session(context: ServerContext, socket: WebSocket, record: RequestRecord, session: Session) -> None:
-    """Runs a session to its end, and closes the socket with the code that says how it ended."""
+    """Run a session to its end, and close the socket with the code that says how it ended."""
     context.open_sockets += 1
     try:
         await session.run()
@@ -96,6 +96,31 @@ class Inbox:
         self.goodbye = False
         """Whether the client has closed the socket because it is done, and has not just vanished."""
         self._reader = asyncio.create_task(self._read())
+        self._asked: asyncio.Task[str | bytes | None] | None = None
+
+    async def next_during(
+        self, context: ServerContext, work: asyncio.Task[None] | None, idle: float | None, *, busy: bool
+    ) -> str | bytes | None:
+        """Return the next message; None if `work` has ended before it came, or none came for `idle` seconds.
+
+        Raises StreamClosed at a shutdown without work, and when a client that is done has closed the socket; if it has
+        while the session was busy, or has gone, WebSocketDisconnect.
+        """
+        self._asked = self._asked or asyncio.create_task(self.next())
+        other: asyncio.Task[Any] = work or asyncio.create_task(context.drain_begun.wait())
+        try:
+            await asyncio.wait({self._asked, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if other.done() and work is None:
+                raise StreamClosed(GOING_AWAY, "shutting down")
+        finally:
+            if work is None:
+                other.cancel()
+        if not self._asked.done() or other.done():
+            return None
+        message, self._asked = self._asked.result(), None
+        if message is None:
+            raise StreamClosed if self.goodbye and not busy else WebSocketDisconnect
+        return message
 
     async def next(self) -> str | bytes | None:
         """The next message; None when the client has gone. ApiError 503 when the server has no room for it."""
@@ -107,8 +132,10 @@ class Inbox:
         return message
 
     async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [task for task in (self._reader, self._asked) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
         while True:

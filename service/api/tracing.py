@@ -63,7 +63,7 @@ class Tracing:
         return RequestTrace(self._tracer, span, epoch) if span.is_recording() else None
 
     def close(self) -> None:
-        """Sends the remaining spans, for at most CLOSE_SECONDS, since the collector may be gone."""
+        """Send the remaining spans, for at most CLOSE_SECONDS, since the collector may be gone."""
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         thread.start()
         thread.join(CLOSE_SECONDS)
@@ -85,7 +85,7 @@ class RequestTrace:
         """32 hexadecimal digits."""
 
     def phase(self, name: str, begin: float, end: float, *, error: str | None = None, **attributes: Value) -> None:
-        """Adds a child that has ended. error: why it ended early."""
+        """Add a child that has ended. error: why it ended early."""
         named = {f"reprise.{key}": value for key, value in attributes.items()}
         span = self._tracer.start_span(name, self._context, attributes=named, start_time=self._wall(begin))
         if error is not None:
@@ -134,7 +134,7 @@ class EngineTrace:
             self.end(steps=delta.steps)
 
     def end(self, error: str | None = None, *, steps: StepCounts | None = None) -> None:
-        """Ends the request in whatever phase it is. error: the code of its failure, or "aborted". Later calls do
+        """End the request in whatever phase it is. error: the code of its failure, or "aborted". Later calls do
         nothing."""
         if self._ended:
             return
@@ -159,18 +159,9 @@ class EngineTrace:
         self._trace.phase(name, begin, end, error=error, request=self._request_id, **attributes)
 
 
-def enter(trace: RequestTrace | None) -> contextlib.AbstractContextManager[None]:
-    """Makes it the current trace of this task and of the tasks that it starts."""
-    return contextlib.nullcontext() if trace is None else _entered(trace)
-
-
-@contextlib.contextmanager
-def _entered(trace: RequestTrace) -> Iterator[None]:
-    token = _current.set(trace)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def enter(trace: RequestTrace | None) -> None:
+    """Make it the current trace of this task, which serves one request, and of the tasks that it starts."""
+    _current.set(trace)
 
 
 def engine_trace(request_id: str) -> EngineTrace | None:

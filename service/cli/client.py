@@ -1,31 +1,34 @@
-"""A client for the command line: httpx against a running server, or against one started for the occasion."""
+"""A client for the command line: httpx against a running server; options of the commands that use it."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import json
 import mimetypes
 import os
 import re
+import signal
 import ssl
 import stat
 import struct
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
+import typer
 
 from service.media.file_formats import recognise
-from service.system.children import python_command, python_environment
+from service.settings.settings import ENV_PREFIX
+from service.system.access import is_loopback
 
 
 def counted(number: int, thing: str) -> str:
@@ -86,7 +89,6 @@ def _write_lengths(file: FileIO, size: int) -> None:
         file.write(struct.pack("<I", size - at - 4))
 
 
-LOCAL_START_SECONDS = 180.0
 MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")
 """How the server's errors name a picture or video, by its place in the message."""
 
@@ -97,12 +99,11 @@ class ServerError(Exception):
 
 class ApiClient:
     """Talks to a server's /v1. Every method but `get` raises ServerError for what the server refuses, and every one if
-    it cannot be reached. key: "" sends none. has_local: the command has --local, so error messages may suggest it."""
+    it cannot be reached. key: "" sends none."""
 
-    def __init__(self, url: str, key: str, has_local: bool = True) -> None:
+    def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.url = url
-        self._advice = "start one with `reprise serve`" + (", or add --local" if has_local else "")
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def __enter__(self) -> ApiClient:
@@ -191,7 +192,7 @@ class ApiClient:
                 raise ServerError(
                     f"{self.url}: no TLS with this server ({error}); without TLS an address begins with http://"
                 ) from error
-            raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
+            raise ServerError(f"no server at {self.url} ({error}); start one with `reprise serve`") from error
         except httpx.TransportError as error:
             raise ServerError(f"the connection to {self.url} broke ({error})") from error
         except UnicodeEncodeError as error:  # Python keeps other bytes of arguments and pipes as surrogates
@@ -273,56 +274,75 @@ def _named(field: re.Match[str], files: Sequence[Path]) -> str:
     return str(files[place]) if place < len(files) else field[0]
 
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def _without_path(url: str) -> str:
+    """The address without the /v1 that OpenAI's clients want at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+Url = Annotated[
+    str,
+    typer.Option("--url", envvar=ENV_PREFIX + "URL", callback=_without_path, help="Address of the server to ask."),
+]
+Key = Annotated[
+    str,
+    typer.Option(
+        "--key",
+        help="API key; default: REPRISE_API_KEY, or for a server on this machine OPENAI_API_KEY.",
+        show_default=False,
+    ),
+]
+Model = Annotated[str, typer.Option("--model", help="Served name; default: the first model of the right kind.")]
+
+
 @contextmanager
-def local_server(key: str) -> Iterator[ApiClient]:
-    """A server on a free loopback port with the settings of the environment, stopped at the end."""
-    command = python_command("service.cli", "serve", "--host", "127.0.0.1", "--port", "0")
-    options = ["--log-format", "json", "--log-level", "info"]
-    process = subprocess.Popen([*command, *options], env=python_environment(), stderr=subprocess.PIPE, text=True)
+def connect(url: str, key: str) -> Iterator[ApiClient]:
+    """A client of the server at `url`, with the key of key_for. SIGTERM ends what is done with it as Ctrl-C does, with
+    all that is cleaned up then."""
+    if not _is_address(url):
+        raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
+    chosen = key_for(url, key)
+    if not (chosen.isascii() and chosen.isprintable()):
+        raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
+    in_main = threading.current_thread() is threading.main_thread()  # only there signals have handlers
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number)) if in_main else None
     try:
-        url = _ready_url(process)
-        with ApiClient(url, key) as client:
+        with ApiClient(url, chosen) as client:
             yield client
     finally:
-        process.terminate()
-        process.wait(timeout=60)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
-def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECONDS) -> str:
-    """The address from the log; ServerError if the log ends without it, or after `timeout` seconds.
+def check_writable(*files: Path | None) -> None:
+    """Raises OSError for a file that cannot be written, before long work and not after it."""
+    for path in filter(None, files):
+        if path.is_dir():
+            raise _error_of(errno.EISDIR, path)
+        if not (path.exists() or path.parent.is_dir()):
+            raise _error_of(errno.ENOTDIR if path.parent.exists() else errno.ENOENT, path)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise _error_of(errno.EACCES, path)
 
-    A thread reads the log to its end: a pipe that nobody reads would stop the server once it is full.
-    """
-    ready: Future[str] = Future()
-    last: list[str] = []
-    threading.Thread(target=_read_log, args=(process.stderr, ready, last), daemon=True).start()
+
+def _error_of(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
+def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:
+    """`named`, or the key in the environment for this server; "" for none. OPENAI_API_KEY belongs to another service,
+    so it is sent only to loopback servers."""
+    ours = next(iter(environ.get(ENV_PREFIX + "API_KEY", "").split()), "")
+    theirs = environ.get("OPENAI_API_KEY", "") if is_loopback(urlsplit(url).hostname or "") else ""
+    return named or ours or theirs
+
+
+def _is_address(url: str) -> bool:
     try:
-        return ready.result(timeout)
-    except TimeoutError:
-        raise ServerError(f"the local server was not ready after {timeout:g} s: {'; '.join(last)}") from None
-
-
-def _read_log(log: IO[str], ready: Future[str], last: list[str]) -> None:
-    """Reads the log to its end and closes it. last: until the server is ready, the errors in it, or its newest line."""
-    failed = False
-    with log:
-        for line in log:
-            if ready.done() or not line.strip():
-                continue
-            level, message = _entry(line)
-            if message.startswith("ready at "):
-                ready.set_result(message.removeprefix("ready at "))
-            elif level == "error" or not failed:
-                last[:] = [*last, message] if failed else [message]
-                failed = failed or level == "error"
-    if not ready.done():
-        ready.set_exception(ServerError(f"the local server did not start: {'; '.join(last)}"))
-
-
-def _entry(line: str) -> tuple[str, str]:
-    """Level and message of a line of the JSON log; of another line, "" and the whole of it."""
-    try:
-        entry = json.loads(line)
-        return str(entry.get("level", "")), str(entry["message"])
-    except (ValueError, KeyError, AttributeError):
-        return "", line.strip()
+        parts = httpx.URL(url)
+        named = bool(parts.host)  # decodes an internationalised name, which may be invalid
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return named and parts.scheme in ("http", "https") and 0 <= (parts.port or 0) < 1 << 16

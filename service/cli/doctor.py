@@ -10,25 +10,20 @@ import resource
 import shutil
 import socket
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
-from service.api.spoken_text.lexicon import load_lexicon
 from service.hub.catalog import embedded_models
 from service.media.audio_formats import FORMATS, LAME
-from service.processes.api_process_count import api_process_count, connections_of_each, with_count
-from service.processes.engine_config import engine_gpus
-from service.settings.reading import SettingsError
+from service.processes.config import api_process_count, connections_of_each, engine_gpus, with_count
+from service.settings.reading import GIB, SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
-from service.settings.types import GIB
-from service.system.children import attainable_limit, connections_within, hidden_by_python_path, shadowing_packages
-from service.system.packages import PackageError, begin_check, check_installed, end_check
+from service.system.children import attainable_limit, connections_within
+from service.system.packages import PackageError, check_imports, check_installed
 
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
@@ -57,20 +52,14 @@ def examine() -> list[Finding]:
         *_torch(),
         *_engines(settings),
         *_api_processes(settings),
-        *_device(settings),
-        *_quantization(settings),
         _packages(),
         _codecs(),
         _embedded(),
-        *_shadowing(),
-        *_hidden(),
         *findings,
         *_variables(),
         _port(settings),
         _descriptors(settings),
-        _temporary(),
         _voices(settings),
-        *_speech_files(settings),
         _cache(),
     ]
 
@@ -125,32 +114,6 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         return
     where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
     yield Finding("engines", f"{len(gpus)}, {where}", True)
-
-
-def _device(settings: Settings) -> Iterator[Finding]:
-    if settings.device != "cuda":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        yield Finding("device", "cuda, which torch cannot use here", False, "Serve with --device auto or cpu.")
-
-
-def _quantization(settings: Settings) -> Iterator[Finding]:
-    """The effect of --quantization on this machine, if it is set."""
-    if settings.quantization == "none":
-        return
-    import torch
-
-    capability = current_gpu().capability if torch.cuda.is_available() else (0, 0)
-    if settings.device == "cpu" or capability < LEAST_CAPABILITY:
-        advice = "On a CPU it saves memory, and each step multiplies the weights out: leave it out for speed."
-        yield Finding("quantization", f"{settings.quantization}, on the CPU", None, advice)
-    elif capability < (8, 9):
-        advice = "It was not measured on GPUs like this one: compare `reprise bench chat` with it and without."
-        yield Finding("quantization", f"{settings.quantization}, widened in the kernels: no e4m3 here", None, advice)
-    else:
-        yield Finding("quantization", settings.quantization, True)
 
 
 def _api_processes(settings: Settings) -> Iterator[Finding]:
@@ -210,7 +173,7 @@ def _no_cuda(built_for: str | None) -> Finding:
 def _packages() -> Finding:
     try:
         check_installed()
-        end_check(begin_check())
+        check_imports()
     except PackageError as error:
         return Finding("packages", str(error).partition(";")[0], False, str(error).partition("; ")[2])
     return Finding("packages", "can be imported", True)
@@ -238,16 +201,6 @@ def _embedded() -> Finding:
     return Finding("embedded models", names, True)
 
 
-def _shadowing() -> list[Finding]:
-    advice = "The `reprise` command and what it starts use Reprise's own; `python -m` and scripts of yours may not."
-    return [Finding("package of the same name", str(path), None, advice) for path in shadowing_packages()]
-
-
-def _hidden() -> list[Finding]:
-    advice = "PYTHONPATH shadows the installed package: unset it unless intended."
-    return [Finding("shadowed package", str(path), None, advice) for path in hidden_by_python_path()]
-
-
 def _port(settings: Settings) -> Finding:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -273,15 +226,6 @@ def _descriptors(settings: Settings) -> Finding:
     return Finding("open files", f"up to {limit}", None, advice)
 
 
-def _temporary() -> Finding:
-    """The engine's socket is in this directory."""
-    try:
-        return Finding("temporary files", tempfile.gettempdir(), True)
-    except FileNotFoundError:
-        advice = "Let TMPDIR name a directory that can be written to."
-        return Finding("temporary files", "no directory can be written to", False, advice)
-
-
 def _voices(settings: Settings) -> Finding:
     directory = Path(os.path.expanduser(settings.voices_dir))
     advice = "Speech models cannot be served with it; let --voices-dir name a directory."
@@ -296,19 +240,6 @@ def _voices(settings: Settings) -> Finding:
     if os.access(_existing(directory), os.W_OK):
         return Finding("voices", f"{directory}", True)
     return Finding("voices", f"{directory} cannot be written to", None, "Uploads will fail; choose --voices-dir.")
-
-
-def _speech_files(settings: Settings) -> Iterator[Finding]:
-    try:
-        if settings.lexicon is not None:
-            load_lexicon(settings.lexicon.expanduser())
-    except ValueError as error:
-        yield Finding("lexicon", str(error), False, "Correct --lexicon or its file.")
-    try:
-        if settings.lora_voices is not None:
-            adapter_folders(settings.lora_voices.expanduser())
-    except CheckpointError as error:
-        yield Finding("adapters", str(error), False, "Correct --lora-voices or its folders.")
 
 
 def _cache() -> Finding:

@@ -22,8 +22,7 @@ from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
 from service.cli.client import ServerError
-from service.cli.commands import ask, models, ps, pull, say
-from service.cli.conversation import chat
+from service.cli.commands import ask, chat, models, ps, pull, say
 from service.cli.playback import PlaybackError
 from service.cli.serve_help import (
     PlainCommand,
@@ -37,13 +36,10 @@ from service.cli.serve_help import (
 from service.link.config import ConfigurationError
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
-from service.system.children import shadowing_packages
 from service.system.logs import configure_logging
 from service.system.packages import (
     PackageError,
-    begin_check,
     check_installed,
-    end_check,
     is_ours,
     server_version,
     unusable,
@@ -152,8 +148,6 @@ def serve(
     configure_logging(settings.log_level, settings.log_format)
     for variable in unknown_variables(os.environ):
         log.warning("unknown variable %s", variable)
-    for path in shadowing_packages():
-        log.warning("%s is ignored: it has the name of one of Reprise's own packages", path)
     if print_config:
         typer.echo(describe(settings), nl=False)
         return
@@ -177,8 +171,8 @@ def _serve(settings: Settings) -> int:
     import asyncio
 
     from service.hub.catalog import load_catalog
-    from service.link.standby import begin_engines
-    from service.processes.engine_config import configs_of_processes, supervised
+    from service.link.engine_link import begin_engines
+    from service.processes.config import api_process_count, engine_configs, engine_gpus, supervised, with_count
     from service.processes.listener import bind
     from service.system.children import end_soon, ended_by_ctrl_c
 
@@ -188,21 +182,18 @@ def _serve(settings: Settings) -> int:
             check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
-            starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
-            packages = begin_check()
+            standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
             # The engine processes import torch while this one imports the rest of the server.
-            from service.processes.api_process_count import api_process_count, with_count
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import serve_several
 
-            end_check(packages)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
             settings = with_count(settings, processes)
         prepare_process()
         serve_all = serve_several if supervised(settings) else serve
-        status = runner.run(serve_all(settings, catalog, listener, starts))
+        status = runner.run(serve_all(settings, catalog, listener, standbys))
         end_soon(status)
         return status
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from service.settings.reading import BYTES, GIB, MIB
 from service.settings.settings import Settings
-from service.settings.types import BYTES, GIB, MIB
 
 
 class PlainCommand(TyperCommand):

@@ -105,12 +105,7 @@ class WorkerLimits:
 
 
 class WorkerLost(Exception):
-    """The worker died or exceeded a limit during a job. by_signal: the signal that ended it, SIGKILL where it was ended
-    for it; 0 where it ended by itself."""
-
-    def __init__(self, reason: str, by_signal: int) -> None:
-        super().__init__(reason)
-        self.by_signal = by_signal
+    """The worker died or exceeded a limit during a job."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ class Worker:
             raise  # raised between messages: the worker is ready for the next job
         except (EOFError, OSError, ProtocolError, msgspec.MsgspecError) as error:
             self.close()
-            raise WorkerLost(str(error), max(0, -self._process.returncode)) from error
+            raise WorkerLost(str(error)) from error
         except BaseException:
             self.close()
             raise

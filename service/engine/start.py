@@ -29,7 +29,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool, claim_workspace
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
 from service.link.messages import EngineState, Outputs
-from service.link.standby import num_threads
+from service.link.engine_link import num_threads
 
 log = logging.getLogger(__name__)
 

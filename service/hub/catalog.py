@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, cast
 
 from models.checkpoints.registry import family_of, resolve
@@ -37,8 +37,8 @@ class HostedModel:
     """Served names; answers and metrics use the first one."""
     kind: Literal["chat", "speech"]
     checkpoint: Checkpoint
-    load: Callable[[], Any]
-    """Reads tokenizer and processor."""
+    load: Any
+    """Makes the processor, with its tokenizer; None: the family's is read from the checkpoint."""
     created: int
     """Unix time in seconds at which this server located it."""
     demo: bool = False
@@ -57,7 +57,10 @@ class HostedModel:
     def processor(self) -> Any:
         """Read at its first use, which takes seconds for a published tokenizer. CheckpointError if it cannot be
         read."""
-        return self.load()
+        if self.load is not None:
+            return self.load()
+        directory = self.checkpoint.directory
+        return resolve(family_of(directory).processor)(directory)
 
     @property
     def chat_processor(self) -> ChatProcessor:
@@ -110,9 +113,8 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
         checkpoint = locate(source, load_format=settings.load_format, report=report)
         demo = not settings.model or embedded(source) == checkpoint.directory
         family = family_of(checkpoint.directory)
-        load = partial(resolve(family.processor), checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
-        hosted.append(HostedModel(names, family.kind, checkpoint, load, int(time.time()), demo))
+        hosted.append(HostedModel(names, family.kind, checkpoint, None, int(time.time()), demo))
     if settings.quantization != "none" and all(model.kind == "speech" for model in hosted):
         raise CheckpointError(
             f"quantization: {settings.quantization} is for chat models, and speech models stay in 16 bits; host a chat "

@@ -1,12 +1,11 @@
 """The engine's configuration, and its channel to the process that started it.
 
 The engine itself is a function `serve(config, channel)` in service/engine/start.py: it loads, captures, steps until a
-Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (engine_link.py).
+Stop command comes, and returns. It runs in a process of its own (process.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -58,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     sharers: int = 1
     """Number of engines that share the host's processors, this one included."""
     threads: int | None = None
-    """Number of threads that compute on the host; None: service.link.standby chooses."""
+    """Number of threads that compute on the host; None: engine_link.num_threads."""
     memory_share: float = 0.9
     page_size: int = PAGE_SIZE
     kv_cache_tokens: int | None = None
@@ -78,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     speech with few. The others, and the warm-up, wait until the engine idles; a first start makes them before
     readiness."""
     stood_by: bool = False
-    """Whether its process waited beside an earlier engine (standby.py). Then the age of the process is not part of the
+    """Whether its process stood by for an earlier engine. Then the age of the process is not part of the
     duration of the start."""
     mixed_route: MixedRoute = "auto"
     """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
@@ -145,6 +144,3 @@ class Channel(Protocol):
     def send(self, outputs: Outputs) -> None:
         """Never blocks. Arrays are sent without a copy: do not write to them afterwards."""
         ...
-
-
-EngineEntry = Callable[[EngineConfig, Channel], None]

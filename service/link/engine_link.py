@@ -1,32 +1,315 @@
-"""The API process's end of the link: starts an engine in a process or a thread, and reports how it ended. Each link
-stands for one start of an engine; EngineClient makes a new one after a crash.
+"""The API process's end of the link: starts an engine process, or follows one that the supervisor starts, and reports
+how it ended. Each link stands for one start of an engine; EngineClient makes a new one after a crash.
+
+Standby processes have imported what an engine imports, above all torch, before they become the engine at its next
+start. The one for the first start imports while the server itself does. Those for restarts are started beside an engine
+on a GPU, which they do not touch. Each ends with the process that started it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import queue
 import shutil
 import tempfile
-import threading
-from asyncio.subprocess import Process
-from collections.abc import Callable
-from contextlib import ExitStack
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import zmq
 
-from models.checkpoints.registry import resolve
-from models.interfaces.errors import CheckpointError
-from service.link.config import ConfigurationError, EngineConfig, EngineEntry
-from service.link.engine_socket import EngineSocket, OnOutputs, discard
-from service.link.messages import Command, Outputs, Stop
-from service.link.process import CONFIGURATION_ERROR, SHARED
-from service.link.shared import SUPERVISOR
-from service.link.standby import ENTRY, EngineAddress, Standby, start_engine_process
+from models.interfaces import cpus
+from service.link.config import EngineConfig
+from service.link.engine_socket import SUPERVISOR, EngineSocket, OnOutputs, discard
+from service.link.messages import Command, Outputs
+from service.system.children import python_command, python_environment, working_directory
+
+log = logging.getLogger(__name__)
+
+# Threads that compute on the host, and how they wait for each other.
+#
+# torch's threads synchronise at the end of each operation. By default, waiting OpenMP threads spin, each on a whole
+# processor. If the machine has other work, they keep the thread that they wait for from running, and a step takes as
+# long as the scheduler's time slices. So here waiting threads sleep.
+
+MAX_THREADS = 16
+"""Limit of the default, since each operation waits for its slowest thread."""
+SMALL_BYTES = 64 << 20
+"""With fewer bytes of weights than this, an operation ends before a second thread has woken up. On two idle processors
+an embedded model takes 38 ms for an answer of 16 tokens with two spinning threads, 74 ms with two sleeping ones, and 39
+ms with one."""
+
+
+def num_threads(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> int:
+    """The setting `threads`, else OMP_NUM_THREADS, else one for small models, else one for each usable processor up to
+    MAX_THREADS. Several engines divide the processors."""
+    if config.threads is not None:
+        return config.threads
+    named = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if named.isdecimal() and int(named) > 0:
+        return int(named)
+    return 1 if _are_small(config) else min(MAX_THREADS, max(1, cpus.available() // config.sharers))
+
+
+def thread_variables(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment variables for a process that will load torch. Variables that the operator has set are kept.
+
+    GNU's OpenMP reads OMP_WAIT_POLICY, LLVM's and Intel's KMP_BLOCKTIME (milliseconds); OpenBLAS and MKL take their
+    number of threads from OMP_NUM_THREADS.
+    """
+    waiting = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+    if "OMP_WAIT_POLICY" in environ:  # which Intel's library reads only if its own variable is not set
+        waiting = {}
+    kept = {name: value for name, value in waiting.items() if name not in environ}
+    return kept | {"OMP_NUM_THREADS": str(num_threads(config, environ))}
+
+
+def _are_small(config: EngineConfig) -> bool:
+    """Whether the weights of all models together are small; False if there are no files (random weights)."""
+    sizes = [path.stat().st_size for model in config.models for path in Path(model.directory).glob("*.safetensors")]
+    return 0 < sum(sizes) < SMALL_BYTES
+
+
+ENTRY = "service.engine.start:serve"
+"""The function that an engine process runs."""
+STANDBY = "standby"
+"""First argument of a standby process, in place of the engine's address, which it reads later from a second line."""
+CONFIGURATION_ERROR = 3
+"""Exit status of an engine that cannot start with its configuration; the log says why."""
+PREPARE_AFTER = 5.0
+"""Seconds from an engine's readiness until the standby process is started, so that it does not delay the first
+requests."""
+PREFIX = "reprise-"
+"""Of the directories of sockets."""
+START_TIMEOUT = 900.0
+"""Seconds of silence after which an engine that loads or captures is restarted."""
+
+
+async def start_engine_process(config: EngineConfig, address: str, entry: str) -> Process:
+    """Starts `service.link.process ADDRESS ENTRY` and writes the configuration to its standard input. OSError if it
+    cannot be started."""
+    process = await asyncio.create_subprocess_exec(
+        *python_command("service.link.process", address, entry),
+        env=engine_environment(config),
+        cwd=working_directory(),
+        stdin=PIPE,
+        start_new_session=True,  # Ctrl-C is for the API process, which drains first
+    )
+    _write_line(process, msgspec.json.encode(config))
+    return process
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
+    return python_environment() | thread_variables(config) | device
+
+
+def _write_line(process: Process, line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+
+
+class Standby:
+    """Makes the link of each start of an engine, and keeps at most one standby process for the next. It belongs to one
+    event loop and ends with it."""
+
+    def __init__(self, config: EngineConfig, entry: str = ENTRY) -> None:
+        self.config = config
+        self._entry = entry
+        self._keeper: asyncio.Task[None] | None = None
+        self._process: Process | None = None
+
+    def link(self, announce: Callable[[str | None], None] = lambda address: None) -> ProcessLink:
+        """The link of the next start. A first start that fails is not repeated, so every later one is a restart."""
+        config, self.config = self.config, msgspec.structs.replace(self.config, restarted=True)
+        return ProcessLink(config, self._entry, standby=self, announce=announce)
+
+    async def begin(self) -> None:
+        """Starts the standby process for the engine's first start. If that fails, the engine's process is started
+        later, which reports why it cannot be."""
+        with suppress(OSError):
+            process = self._process = await start_engine_process(self.config, STANDBY, self._entry)
+            self._keeper = asyncio.create_task(self._watch(process), name="engine-standby")
+
+    def prepare(self, device: str) -> None:
+        """Starts the standby process for the next start of an engine that has become ready on `device`. An engine on a
+        CPU starts fast without."""
+        if self._keeper is None and device != "cpu":
+            self._keeper = asyncio.create_task(self._keep(), name="engine-standby")
+
+    async def _keep(self) -> None:
+        await asyncio.sleep(PREPARE_AFTER)
+        restart = msgspec.structs.replace(self.config, restarted=True)
+        try:
+            process = self._process = await start_engine_process(restart, STANDBY, self._entry)
+        except OSError as error:
+            log.warning("no process can stand by for the next start of the engine: %s", error)
+            return
+        await self._watch(process)
+
+    async def _watch(self, process: Process) -> None:
+        """Watches the process until it is taken. If it ends by itself, it is not replaced before the engine's next
+        start."""
+        try:
+            status = await process.wait()
+            if self._process is process:
+                log.warning("the process that stood by for the engine has ended (%d)", status)
+        finally:
+            if self._process is process:
+                self._process = None
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    async def take(self, address: str) -> Process | None:
+        """Turns the standby process into the engine at this address and returns it; None if there is none."""
+        process, self._process = self._process, None
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        if process is None or process.returncode is not None:
+            return None
+        _write_line(process, msgspec.json.encode(address))
+        return process
+
+
+async def begin_engines(configs: Sequence[EngineConfig]) -> list[Standby]:
+    """Starts the standby processes for the engines' first starts. The server must run in the same event loop."""
+    standbys = [Standby(config) for config in configs]
+    for standby in standbys:
+        await standby.begin()
+    return standbys
+
+
+@dataclass(frozen=True)
+class EngineExit:
+    """How an engine ended."""
+
+    reason: str
+
+
+class EngineLink(Protocol):
+    """An engine from one start to its end."""
+
+    on_launch: Callable[[], None]
+    """Called once the engine's process runs. It loads afterwards."""
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        """Starts the engine and passes on what it sends, until it ends. When cancelled, kills it."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Never blocks. Messages to an engine that has ended are lost."""
+        ...
+
+    def kill(self) -> None:
+        """Kills it; run() then returns."""
+        ...
+
+
+class ProcessLink:
+    """An engine in a child process, over a Unix socket in a private directory. Its peer is the engine's supervisor: it
+    may stop it and gets its metric events.
+
+    standby: the standby processes, which all starts of the engine share; None: there are none.
+    announce: called with the engine's address, at which other processes may attach themselves to it, once its process
+        runs, and with None when it has ended.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        entry: str = ENTRY,
+        *,
+        standby: Standby | None = None,
+        announce: Callable[[str | None], None] = lambda address: None,
+    ) -> None:
+        self.on_launch: Callable[[], None] = lambda: None
+        self.send: Callable[[Command], None] = discard
+        self._standby = standby
+        self._announce = announce
+        self._config = config
+        self._entry = entry
+        self._process: Process | None = None
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        with ExitStack() as opened:
+            opened.callback(self._announce, None)
+            opened.callback(setattr, self, "send", discard)
+            try:
+                directory = _directory_of_a_socket()
+                opened.callback(shutil.rmtree, directory, ignore_errors=True)
+                address = f"ipc://{directory}/engine"
+                socket = EngineSocket(address, SUPERVISOR)
+                opened.callback(socket.close)
+                self.send = socket.send
+                process = self._process = await self._start(address)
+            except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
+                return EngineExit(f"the engine process could not be started: {error}")
+            self._announce(address)
+            self.on_launch()
+            return await self._wait_for_end(process, socket, self._prepare_next(on_outputs))
+
+    async def _start(self, address: str) -> Process:
+        waiting = None if self._standby is None else await self._standby.take(address)
+        return waiting or await start_engine_process(self._config, address, self._entry)
+
+    def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
+        """A callback that calls `on_outputs` and prepares a standby process once the engine is ready."""
+        standby = self._standby
+        if standby is None:
+            return on_outputs
+
+        def heard(outputs: Outputs) -> None:
+            on_outputs(outputs)
+            if outputs.state is not None and outputs.state.phase == "ready":
+                standby.prepare(outputs.state.device)
+
+        return heard
+
+    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
+        """Passes on what the process sends, until it ends; returns how it ended."""
+        reader = asyncio.create_task(socket.read(on_outputs))
+        try:
+            exited = asyncio.create_task(process.wait())
+            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                if process.returncode is None:  # it may have ended in the same moment
+                    process.kill()
+                await exited
+                return EngineExit(f"its messages could not be read: {reader.exception()}")
+            status = exited.result()
+            await asyncio.wait({reader}, timeout=0.05)  # for messages that it sent just before it ended
+            if status == 0:
+                return EngineExit("stopped")
+            if status == CONFIGURATION_ERROR:
+                return EngineExit("it cannot run as it is configured")
+            cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return EngineExit(f"the engine process ended with {cause}")
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _directory_of_a_socket() -> Path:
+    """A new directory, mode 0700: below TMPDIR, unless the path of a socket there would be longer than paths of sockets
+    may be."""
+    path = f"{tempfile.gettempdir()}/{PREFIX}01234567/engine"
+    too_long = len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if too_long else None))
 
 
 class FollowedEngine:
@@ -82,7 +365,7 @@ class AttachedLink:
         if address is None:
             return EngineExit("it had ended already")
         try:
-            socket = EngineSocket.attached(address, self._peer)
+            socket = EngineSocket(address, self._peer)
         except (OSError, zmq.ZMQError) as error:  # e.g. out of descriptors
             self._engine.fail(f"the engine could not be reached: {error}")
             return EngineExit("it could not be reached")
@@ -104,225 +387,3 @@ class AttachedLink:
 
     def kill(self) -> None:
         """The supervising process does that."""
-
-
-PREFIX = "reprise-"
-"""Of the directories of sockets."""
-THREAD_END_SECONDS = 60.0
-"""How long the end of an inline engine waits for its thread, which may be loading a model. An interpreter that exits
-while the thread runs C++ code crashes."""
-
-
-@dataclass(frozen=True)
-class EngineExit:
-    """How an engine ended."""
-
-    reason: str
-
-
-class EngineLink(Protocol):
-    """An engine from one start to its end."""
-
-    on_launch: Callable[[], None]
-    """Called once the engine's process or thread runs. It loads afterwards."""
-
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        """Starts the engine and passes on what it sends, until it ends. When cancelled, kills it."""
-        ...
-
-    def send(self, command: Command) -> None:
-        """Never blocks. Messages to an engine that has ended are lost."""
-        ...
-
-    def kill(self) -> None:
-        """Kills it; run() then returns."""
-        ...
-
-
-def _nothing() -> None:
-    """The default of on_launch."""
-
-
-class ProcessLink:
-    """An engine in a child process, over a Unix socket in a private directory.
-
-    shared: once it is launched, other processes may attach themselves to the engine at `address` (attached.py); this
-        one supervises it, and gets only metric events and the state.
-    standby: the standby processes, which all starts of the engine share; None: there are none.
-    """
-
-    def __init__(
-        self, config: EngineConfig, entry: str = ENTRY, *, shared: bool = False, standby: Standby | None = None
-    ) -> None:
-        self.on_launch: Callable[[], None] = _nothing
-        self.send: Callable[[Command], None] = discard
-        self.address = ""
-        self._shared = shared
-        self._standby = standby
-        self._config = config
-        self._entry = entry
-        self._process: Process | None = None
-
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        with ExitStack() as opened:
-            opened.callback(setattr, self, "send", discard)
-            try:
-                socket = self._open(opened)
-                process = self._process = await self._start(self.address)
-            except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
-                return EngineExit(f"the engine process could not be started: {error}")
-            self.on_launch()
-            return await self._wait_for_end(process, socket, self._prepare_next(on_outputs))
-
-    def _open(self, opened: ExitStack) -> EngineSocket:
-        """The server's end of the connection, whose address the engine process gets."""
-        directory = _directory_of_a_socket()
-        opened.callback(shutil.rmtree, directory, ignore_errors=True)
-        self.address = f"ipc://{directory}/engine"
-        socket = EngineSocket.attached(self.address, SUPERVISOR) if self._shared else EngineSocket.bound(self.address)
-        opened.callback(socket.close)
-        self.send = socket.send
-        return socket
-
-    async def _start(self, address: str) -> Process:
-        waiting = None if self._standby is None else await self._standby.take(EngineAddress(address, self._shared))
-        if waiting is not None:
-            return waiting
-        return await start_engine_process(self._config, address, self._entry, *([SHARED] if self._shared else []))
-
-    def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
-        """A callback that calls `on_outputs` and prepares a standby process once the engine is ready."""
-        standby = self._standby
-        if standby is None:
-            return on_outputs
-
-        def heard(outputs: Outputs) -> None:
-            on_outputs(outputs)
-            if outputs.state is not None and outputs.state.phase == "ready":
-                standby.prepare(self._config, self._entry, outputs.state.device)
-
-        return heard
-
-    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
-        """Passes on what the process sends, until it ends; returns how it ended."""
-        reader = asyncio.create_task(socket.read(on_outputs))
-        try:
-            exited = asyncio.create_task(process.wait())
-            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                if process.returncode is None:  # it may have ended in the same moment
-                    process.kill()
-                await exited
-                return EngineExit(f"its messages could not be read: {reader.exception()}")
-            status = exited.result()
-            await self._drain(reader)
-            if status == 0:
-                return EngineExit("stopped")
-            if status == CONFIGURATION_ERROR:
-                return EngineExit("it cannot run as it is configured")
-            cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return EngineExit(f"the engine process ended with {cause}")
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    async def _drain(self, reader: asyncio.Task[None]) -> None:
-        """Gives the reader time for messages that the process sent just before it ended."""
-        await asyncio.wait({reader}, timeout=0.05)
-
-    def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-
-class InlineLink:
-    """The same engine in a thread of this process: for tests, debugging and the command line."""
-
-    def __init__(self, config: EngineConfig, entry: EngineEntry | str = ENTRY) -> None:
-        self.on_launch: Callable[[], None] = _nothing
-        self._config = config
-        self._entry = entry
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[EngineExit] = loop.create_future()
-
-        def finish(exit: EngineExit) -> None:
-            if not ended.done():
-                ended.set_result(exit)
-
-        def post(callback: Callable[..., None], *arguments: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(callback, *arguments)
-
-        channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
-
-        def live() -> None:
-            exit = EngineExit("the engine thread failed; its traceback is on stderr")
-            try:
-                entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
-                entry(self._config, channel)
-                exit = EngineExit("stopped")
-            except Abandoned:
-                exit = EngineExit("stopped")
-            except (CheckpointError, ConfigurationError) as error:
-                exit = EngineExit(str(error))
-            finally:
-                post(finish, exit)
-
-        thread = threading.Thread(target=live, name="engine", daemon=True)
-        thread.start()
-        self.on_launch()
-        try:
-            return await ended
-        finally:
-            channel.abandoned = True
-            self.send(Stop())
-            await asyncio.to_thread(thread.join, THREAD_END_SECONDS)
-
-    def send(self, command: Command) -> None:
-        self._commands.put(command)
-
-    def kill(self) -> None:
-        """Asks the engine to stop, since a thread cannot be killed."""
-        self.send(Stop())
-
-
-def _directory_of_a_socket() -> Path:
-    """A new directory, mode 0700: below TMPDIR, unless the path of a socket there would be longer than paths of sockets
-    may be."""
-    path = f"{tempfile.gettempdir()}/{PREFIX}01234567/engine"
-    too_long = len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if too_long else None))
-
-
-class Abandoned(Exception):
-    """Raised when nobody listens to the engine any more."""
-
-
-class InlineChannel:
-    """Implements Channel for an engine in a thread: `send` calls `on_outputs` in that thread."""
-
-    def __init__(self, commands: queue.SimpleQueue[Command], on_outputs: OnOutputs) -> None:
-        self.abandoned = False
-        self._commands = commands
-        self._on_outputs = on_outputs
-
-    def send(self, outputs: Outputs) -> None:
-        """Raises Abandoned, which ends an engine that is loading or capturing and so reads no commands."""
-        if self.abandoned:
-            raise Abandoned
-        self._on_outputs(outputs)
-
-    def receive(self, timeout: float | None) -> list[Command]:
-        commands: list[Command] = []
-        try:
-            commands.append(self._commands.get(timeout != 0, timeout))
-            while True:
-                commands.append(self._commands.get_nowait())
-        except queue.Empty:
-            return commands

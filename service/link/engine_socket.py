@@ -1,4 +1,4 @@
-"""A process's end of the ZeroMQ connection to an engine process."""
+"""A peer's end of the ZeroMQ connection to an engine process (process.py has the other one)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import zmq
 from service.link import wire
 from service.link.messages import Attach, Command, Outputs
 
+SUPERVISOR = "supervisor"
+"""Name of the peer that started the engine: only it may stop the engine or report that a peer is gone."""
 _MESSAGES_A_TURN = 16
 """Number of messages that are read before other tasks of the event loop run, if the engine sends faster than they are
 read."""
@@ -42,31 +44,18 @@ def _require_descriptors() -> None:
 class EngineSocket:
     """Sends commands, which never blocks, and reads outputs in an event loop. OSError without enough descriptors."""
 
-    def __init__(self, kind: int) -> None:
+    def __init__(self, address: str, peer: str) -> None:
+        """address: the engine binds it, now or later. peer: name of this end."""
         _require_descriptors()
         self._context = zmq.Context()
-        self.zmq: zmq.Socket = self._context.socket(kind)
-        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
+        self.zmq: zmq.Socket = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0), (zmq.RECONNECT_IVL, _RECONNECT_MS)):
             self.zmq.setsockopt(option, value)
+        self.zmq.setsockopt(zmq.ROUTING_ID, peer.encode())
         self._look: Callable[[], None] = _nothing
         """Has messages read in the next turn of the reader's event loop, if there is a reader."""
-
-    @classmethod
-    def bound(cls, address: str) -> EngineSocket:
-        """The only peer of an engine, which connects to it."""
-        socket = cls(zmq.PAIR)
-        socket.zmq.bind(address)
-        return socket
-
-    @classmethod
-    def attached(cls, address: str, client: str) -> EngineSocket:
-        """One of several peers of an engine, which binds the address; `client` names this one."""
-        socket = cls(zmq.DEALER)
-        socket.zmq.setsockopt(zmq.ROUTING_ID, client.encode())
-        socket.zmq.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.zmq.connect(address)
-        socket.send(Attach())
-        return socket
+        self.zmq.connect(address)
+        self.send(Attach())
 
     def send(self, command: Command) -> None:
         frames = wire.encode(command)

@@ -1,8 +1,8 @@
-"""The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
+"""The engine process, `service.link.process ADDRESS ENTRY`, the configuration as one JSON line on stdin.
 
 engine_link.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
 process that started it has ended. With `standby ENTRY` it imports what an engine imports, and reads its address later,
-from a second line (standby.py).
+from a second line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,27 @@ from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
-from service.link.messages import Command, Outputs
-from service.link.shared import SharedChannel
-from service.link.standby import STANDBY, EngineAddress
+from service.link.engine_link import CONFIGURATION_ERROR, STANDBY
+from service.link.engine_socket import SUPERVISOR
+from service.link.messages import (
+    Abort,
+    Attach,
+    ChatDelta,
+    ChatRequest,
+    Command,
+    Detach,
+    Drain,
+    EncodeReference,
+    EngineState,
+    Failed,
+    Outputs,
+    Pause,
+    ReferenceEncoded,
+    SpeechAppend,
+    SpeechDelta,
+    SpeechRequest,
+    Stop,
+)
 from service.system.children import leave_signals_to_parent, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
@@ -58,42 +76,126 @@ def _retain_context() -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-SHARED = "shared"
-"""Argument of an engine that several API processes use (shared.py)."""
-CONFIGURATION_ERROR = 3
-"""Exit status of an engine that cannot start with its configuration; the log says why."""
+Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
 
-class ZmqChannel:
-    """The engine's end of a ZeroMQ pair. Both directions are unbounded, since the API process bounds what it admits."""
+class EngineChannel:
+    """The engine's end: a ROUTER socket bound to `address`. The constructor returns once the supervisor has attached
+    itself.
+
+    The engine does not know its peers, the process that supervises it and any number of API processes. This channel
+    remembers which peer sent each request and sends the answers there; metric events go to the supervisor, and the
+    state goes to all peers. Both directions are unbounded, since API processes bound what they admit.
+    """
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(address)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 1000)):
+            self._socket.setsockopt(option, value)
+        self._socket.bind(address)
         self._decoder = wire.command_decoder()
+        self._commands: list[Command] = []
+        """Commands that were received but not returned yet."""
+        self._owners: dict[str, str] = {}
+        """Name of the peer by request id, until the request's last answer is sent."""
+        self._attached: set[str] = set()
+        self._gone: set[str] = set()
+        """Peers that have ended. What they sent before may be read after the report that they ended."""
+        self._state: EngineState | None = None
+        while SUPERVISOR not in self._attached:
+            self._socket.poll()
+            self._take_in()
 
     def receive(self, timeout: float | None) -> list[Command]:
-        commands: list[Command] = []
-        if timeout != 0 and not self._socket.poll(None if timeout is None else round(timeout * 1000)):
-            return commands
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return commands
-            commands.append(self._decoder.decode([frame.buffer for frame in frames]))
+        if self._commands or timeout == 0 or self._socket.poll(None if timeout is None else round(timeout * 1000)):
+            self._take_in()
+        commands, self._commands = self._commands, []
+        return commands
 
     def send(self, outputs: Outputs) -> None:
-        frames = wire.encode(outputs)
-        self._socket.send_multipart(frames, copy=wire.is_small(frames))
+        if outputs.state is not None:
+            self._state = outputs.state
+            self._take_in()  # an engine that loads does not call receive, but new peers need its state
+        for peer, share in self._by_peer(outputs).items():
+            self._send(peer, share)
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._handle(peer.bytes.decode(), self._decoder.decode([frame.buffer for frame in frames]))
+
+    def _handle(self, peer: str, command: Command) -> None:
+        match command:
+            case _ if peer in self._gone:
+                return
+            case ChatRequest() | SpeechRequest() | EncodeReference():
+                self._owners[command.request_id] = peer
+                self._commands.append(command)
+            case SpeechAppend() | Pause() | Abort():
+                if self._owners.get(command.request_id) == peer:
+                    self._commands.append(command)
+                    if isinstance(command, Abort):
+                        del self._owners[command.request_id]
+            case Attach():
+                self._attached.add(peer)
+                if self._state is not None:
+                    self._send(peer, Outputs(state=self._state))
+            case Detach() if peer == SUPERVISOR:
+                self._detach(command.peer)
+            case Drain() | Stop() if peer == SUPERVISOR:
+                self._commands.append(command)
+
+    def _detach(self, peer: str) -> None:
+        self._gone.add(peer)
+        self._attached.discard(peer)
+        left = [request_id for request_id, owner in self._owners.items() if owner == peer]
+        for request_id in left:
+            del self._owners[request_id]
+            self._commands.append(Abort(request_id))
+
+    def _by_peer(self, outputs: Outputs) -> dict[str, Outputs]:
+        """Each peer's share of the outputs."""
+        answers: dict[str, dict[str, list[Answer]]] = {}
+        for kind in ("chat", "speech", "encoded", "failed"):
+            for answer in getattr(outputs, kind):
+                owner = self._owners.get(answer.request_id)
+                if owner is None:  # aborted while its last answers were on their way
+                    continue
+                answers.setdefault(owner, {}).setdefault(kind, []).append(answer)
+                if _is_last(answer):
+                    del self._owners[answer.request_id]
+        peers = set(answers)
+        if outputs.state is not None:
+            peers |= self._attached
+        if outputs.observations:
+            peers.add(SUPERVISOR)
+        return {
+            peer: Outputs(
+                **{kind: tuple(found) for kind, found in answers.get(peer, {}).items()},  # type: ignore[arg-type]
+                observations=outputs.observations if peer == SUPERVISOR else (),
+                state=outputs.state if peer in self._attached else None,
+            )
+            for peer in peers
+        }
+
+    def _send(self, peer: str, outputs: Outputs) -> None:
+        """Messages to a peer that has ended are dropped."""
+        frames = [peer.encode(), *wire.encode(outputs)]
+        self._socket.send_multipart(frames, copy=wire.is_small(frames))
+
+
+def _is_last(answer: Answer) -> bool:
+    if isinstance(answer, ChatDelta):
+        return answer.finish_reason is not None
+    return not isinstance(answer, SpeechDelta) or answer.finished
 
 
 def _exit_with_parent(address: str) -> None:
@@ -113,20 +215,19 @@ def _prepare(entry: str, config: EngineConfig) -> None:
 
 def main(arguments: list[str]) -> int:
     leave_signals_to_parent()
-    address, entry, *shared = arguments
+    address, entry = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     if address == STANDBY:
         _prepare(entry, config)
         if not (line := sys.stdin.buffer.readline()):
             return 0  # The server has ended.
-        given = msgspec.json.decode(line, type=EngineAddress)
-        address, shared = given.address, [SHARED] if given.shared else []
+        address = msgspec.json.decode(line, type=str)
         config = msgspec.structs.replace(config, stood_by=config.restarted)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)
     begin_context(config.device)
-    channel = SharedChannel(address) if shared == [SHARED] else ZmqChannel(address)
+    channel = EngineChannel(address)
     try:
         resolve(entry)(config, channel)
     except (CheckpointError, ConfigurationError) as error:

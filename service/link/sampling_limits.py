@@ -33,7 +33,7 @@ _STACK_BYTES = 64 << 20
 """Stack of a thread that builds grammars or computes masks: the library descends into references by recursion."""
 CHECK_STACK_BYTES = 6 << 20
 """Stack of a thread that checks a grammar: a grammar that does not overflow it is far from overflowing a thread of the
-engine. The deepest grammars that the rules of service/api/structured/grammar.py let through take less than 4 MiB."""
+engine."""
 CHECK_LIMITS: dict[str, Any] = {name: value // 2 if type(value) is int else value for name, value in LIMITS.items()}
 """Budgets of a check: half of the engine's budgets for the same work."""
 

@@ -11,9 +11,10 @@ import soundfile
 from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
-from service.media.file_formats import MATROSKA, readers, refusal
+from service.media.file_formats import MATROSKA
 from service.media.limits import AudioLimits
 from service.media.resample import resample
+from service.media.video_decode import open_container
 
 # Whether audio was cut short, where its container tells how much there was.
 #
@@ -91,13 +92,10 @@ def _frames_of_mp3(data: bytes) -> Extent | None:
 
 
 # The codecs are those of browser and phone recordings.
-FORMATS = ",".join(readers("audio"))
-CODECS = frozenset(
-    (
-        *("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"),
-        *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le"),
-    )
-)
+CODECS = {
+    *("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"),
+    *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le"),
+}
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 BLOCK_FRAMES = 16_384
@@ -179,16 +177,7 @@ def _read_soundfile(file: soundfile.SoundFile, field: str) -> Iterator[Block]:
 
 
 def _read_av(data: bytes, field: str) -> Iterator[Block]:
-    options = {
-        "format_whitelist": FORMATS,
-        "protocol_whitelist": "none",
-        "codec_whitelist": ",".join(sorted(CODECS)),
-    }
-    try:
-        container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
-    except FFmpegError as error:
-        raise InputError(field, refusal(data, "audio")) from error
-    with container:
+    with open_container(data, "audio", CODECS, field) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:
             raise InputError(field, "the file has no audio stream in a supported codec")

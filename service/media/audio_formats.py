@@ -12,7 +12,7 @@ AAC_RATES = ALL_RATES[:4]
 OPUS_RATES = (48_000, 24_000, 16_000, 12_000, 8_000)
 G711_RATE = 8_000
 LAME = "lame"
-"""A codec of its own (service.media.lame), not FFmpeg's."""
+"""A codec of its own (audio_out.Mp3), not FFmpeg's."""
 
 
 @dataclass(frozen=True)

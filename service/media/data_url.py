@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 
 from models.interfaces.errors import InputError
 
@@ -15,21 +14,13 @@ ESCAPED = {"%2B": "+", "%2b": "+", "%2F": "/", "%2f": "/", "%3D": "=", "%3d": "=
 """What clients that percent-encode a URL make of base64; anything else with a percent sign is none."""
 
 
-@dataclass(frozen=True, eq=False)
-class DataUrl:
-    """media_type: as declared and lower case, without parameters; a hint only, since formats are detected from the
-    bytes. payload: the text after the comma, not decoded yet."""
-
-    media_type: str
-    payload: str
-
-
 def is_data_url(url: str) -> bool:
     return _begun(url)[:5].lower() == "data:"
 
 
 def declared_type(url: str) -> str:
-    """The media type that a data: URL declares, as in DataUrl; "" for any other URL."""
+    """The media type that a data: URL declares, in lower case; "" for any other URL. A hint: formats are detected from
+    the bytes."""
     return _begun(url)[5:256].partition(",")[0].partition(";")[0].strip().lower() if is_data_url(url) else ""
 
 
@@ -38,16 +29,16 @@ def _begun(url: str) -> str:
     return url.lstrip(SPACES) if url[:1].isspace() else url
 
 
-def parse_data_url(url: str, *, field: str) -> DataUrl:
-    """Splits `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
+def payload_of(url: str, *, field: str) -> str:
+    """The base64 in `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
     url = _begun(url)
     # Only a short prefix is searched for the comma: the URL may have megabytes.
     comma = url.find(",", 0, 256)
     header = url[5:comma] if is_data_url(url) and comma > 0 else ""
-    media_type, *parameters = header.split(";")
+    _, *parameters = header.split(";")
     if not parameters or parameters[-1].strip().lower() != "base64":
         raise InputError(field, "a data URL must have the form data:<media type>;base64,<data>")
-    return DataUrl(media_type.strip().lower(), url[comma + 1 :])
+    return url[comma + 1 :]
 
 
 def without_spaces(payload: str) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.privileges import allow_cpu, confine
-from service.media.decoding_memory import decoding_bytes
 from service.media.image_decode import load_decoders, open_image, upright_picture
+from service.media.image_header import decoding_bytes
 from service.media.messages import (
     DecodeAudio,
     Done,

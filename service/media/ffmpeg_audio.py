@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import cast
+from typing import Any, cast
 
 import av
 import av.filter
@@ -56,7 +56,7 @@ class Codec:
 
     def encode(self, samples: np.ndarray) -> bytes:
         if samples.size:
-            frame = _frame(samples, self._sample_rate, self._position)
+            frame = audio_frame(samples, self._sample_rate, self._position)
             self._position += samples.size
             self._container.mux(self._stream.encode(frame))
         return self._sink.take()
@@ -79,20 +79,17 @@ class TempoAndRate:
         self._given = 0
         """Samples of the output that have been given."""
         tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
-        self._graph = av.filter.Graph()
-        nodes = [
-            self._graph.add_abuffer(format="flt", sample_rate=rate_in, layout="mono", time_base=Fraction(1, rate_in)),
-            *(self._graph.add("atempo", f"{tempo:.9f}") for tempo in tempos),
-            self._graph.add("aresample", str(rate_out)),
-            self._graph.add("aformat", "sample_fmts=flt:channel_layouts=mono"),
-            self._graph.add("abuffersink"),
-        ]
-        self._graph.link_nodes(*nodes).configure()
+        self._graph = audio_graph(
+            rate_in,
+            *(("atempo", f"{tempo:.9f}") for tempo in tempos),
+            ("aresample", str(rate_out)),
+            ("aformat", "sample_fmts=flt:channel_layouts=mono"),
+        )
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
         """Takes samples float32 [n] at rate_in; gives those at rate_out that are complete, float32 [n] each."""
         if samples.size:
-            self._graph.push(_frame(samples, self._rate_in, self._position))
+            self._graph.push(audio_frame(samples, self._rate_in, self._position))
             self._position += samples.size
         return self._pull()
 
@@ -104,23 +101,39 @@ class TempoAndRate:
         length = round(self._position * self._ratio)
         if self._changes_tempo:
             # At its end atempo drops what fills no window of its own, up to 70 ms of a slow voice.
-            self._graph.push(_frame(np.zeros(int(PADDING * self._rate_in), np.float32), self._rate_in, self._position))
+            self._graph.push(
+                audio_frame(np.zeros(int(PADDING * self._rate_in), np.float32), self._rate_in, self._position)
+            )
         self._graph.push(None)
         for samples in self._pull():
             yield samples[: max(0, length - self._given + len(samples))] if self._changes_tempo else samples
 
     def _pull(self) -> Iterator[np.ndarray]:
-        while True:
-            try:
-                frame = self._graph.pull()
-            except (av.error.BlockingIOError, av.error.EOFError):
-                return
+        for frame in pulled(self._graph):
             samples = frame.to_ndarray()[0]
             self._given += len(samples)
             yield samples
 
 
-def _frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:
+def audio_graph(sample_rate: int, *filters: tuple[str, str]) -> av.filter.Graph:
+    """A chain of filters, (name, arguments), for mono float32 samples."""
+    graph = av.filter.Graph()
+    source = graph.add_abuffer(format="flt", sample_rate=sample_rate, layout="mono", time_base=Fraction(1, sample_rate))
+    nodes = [source, *(graph.add(*one) for one in filters), graph.add("abuffersink")]
+    graph.link_nodes(*nodes).configure()
+    return graph
+
+
+def pulled(graph: av.filter.Graph) -> Iterator[Any]:
+    """The frames that are complete now."""
+    while True:
+        try:
+            yield graph.pull()
+        except (av.error.BlockingIOError, av.error.EOFError):
+            return
+
+
+def audio_frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:
     frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
     frame.sample_rate = sample_rate
     frame.time_base = Fraction(1, sample_rate)

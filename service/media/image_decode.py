@@ -1,4 +1,5 @@
-"""Encoded picture -> RGB picture, with Pillow. Runs in a thread of the loader or in a decode worker.
+"""Encoded picture -> RGB picture, with Pillow. Runs in a thread of the loader or in a decode worker, which `read_image`
+asks for it (--isolate-images).
 
 Common JPEGs are decoded by simplejpeg, which calls the same library as Pillow, and so makes the same pixels, but leaves
 them where NumPy can read them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -17,11 +19,43 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
 from models.interfaces.errors import InputError
-from service.media.decoding_memory import check_scans, check_segments, decoding_bytes, upright_turn
+from service.confined.channel import ProtocolError, WorkerChannel
 from service.media.file_formats import recognise, refusal
+from service.media.image_header import (
+    LAST_CHUNK,
+    MOST_BYTES,
+    PNG,
+    RGB_BYTES,
+    check_scans,
+    check_segments,
+    decoding_bytes,
+    upright_turn,
+    without_metadata,
+)
 from service.media.limits import ImageLimits
-from service.media.pixel_image import PixelImage
-from service.media.png_chunks import LAST_CHUNK, PNG, without_metadata
+from service.media.messages import ImageOpened, OpenImage, Pixels, ReadPixels, expect
+
+
+class PixelImage(Image.Image):
+    """An RGB picture for Pillow; NumPy reads its pixels where they are. pixels: uint8 [height, width, 3]."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        super().__init__()
+        height, width, _ = pixels.shape
+        self._mode, self._size = "RGB", (width, height)
+        self._pixels: np.ndarray | None = pixels
+
+    def load(self) -> Any:
+        """Everything of Pillow that reads or changes pixels calls it first. Its copy is the picture from then on."""
+        if self._pixels is not None:
+            self.im = Image.fromarray(self._pixels).im
+            self._pixels = None
+        return super().load()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return super().__array_interface__ if self._pixels is None else self._pixels.__array_interface__
+
 
 LITTLE_ENDIAN = b"II"
 ENTRY_BYTES = 12
@@ -252,3 +286,33 @@ def _scale_transparent_colour(image: Image.Image) -> None:
         image.info["transparency"] = tuple(value >> 8 for value in colour)
     elif samples in SMALL_SAMPLES:
         image.info["transparency"] = colour * SMALL_SAMPLES[samples]
+
+
+def read_image(
+    channel: WorkerChannel,
+    data: bytes,
+    *,
+    field: str,
+    limits: ImageLimits,
+    admit: Admit | None = None,
+) -> Image.Image:
+    """What service.media.image_decode.decode_image returns and raises, decoded by the worker behind `channel`."""
+    if len(data) > limits.max_bytes:
+        raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    channel.send(OpenImage(field, limits), data)
+    opened = expect(channel.receive(), ImageOpened)
+    size = opened.width, opened.height
+    if min(size) < 1 or opened.width * opened.height > limits.max_pixels:
+        raise ProtocolError(f"a picture of {size}")
+    pixels = opened.width * opened.height
+    if not RGB_BYTES * pixels <= opened.decoding_bytes <= MOST_BYTES * pixels:
+        raise ProtocolError(f"{opened.decoding_bytes} bytes for a picture of {size}")
+    if admit is not None:
+        admit(*size, opened.decoding_bytes)
+    channel.send(ReadPixels())
+    upright = expect(channel.receive(), Pixels)
+    if (upright.width, upright.height) not in (size, size[::-1]):
+        raise ProtocolError(f"pixels of {upright.width} x {upright.height} for a picture of {size}")
+    array = np.empty((upright.height, upright.width, 3), np.uint8)
+    channel.receive_into(array.data.cast("B"))
+    return PixelImage(array)

@@ -49,18 +49,8 @@ class RequestLimits:
 
 
 @dataclass(frozen=True)
-class FetchLimits:
-    """Seconds for fetching one URL, including redirects."""
-
-    image_seconds: float = 10.0
-    video_seconds: float = 10.0
-    audio_seconds: float = 10.0
-
-
-@dataclass(frozen=True)
 class MediaLimits:
     image: ImageLimits = ImageLimits()
     video: VideoLimits = VideoLimits()
     audio: AudioLimits = AudioLimits()
     request: RequestLimits = RequestLimits()
-    fetch: FetchLimits = FetchLimits()

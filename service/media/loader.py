@@ -15,15 +15,14 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
+from models.interfaces.resizing import FrameResizer
 from service.confined.workers import FairSemaphore, WorkerLost, WorkerPool
-from service.media.audio_in import decode_audio
-from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
+from service.media.data_url import declared_type, decode_base64, is_data_url, payload_of
+from service.media.decode import Choose, decode_audio, decode_frame_list, decode_video
 from service.media.fetch import Fetcher
 from service.media.file_formats import is_confined
-from service.media.image_decode import decode_image, load_decoders
-from service.media.image_in import read_image
+from service.media.image_decode import decode_image, load_decoders, read_image
 from service.media.limits import MediaLimits, RequestLimits
-from service.media.video_in import Choose, decode_frame_list, decode_video
 
 T = TypeVar("T")
 
@@ -31,6 +30,8 @@ Charge = Callable[[int], None]
 Reserve = Callable[[int], Awaitable[None]]
 
 FRAME_LIST = "video/jpeg"
+FETCH_SECONDS = 10.0
+"""For one URL, including redirects."""
 SMALL_PAYLOAD = 1 << 16
 """Up to this many characters of base64 are decoded in the event loop, which is faster than handing them to a thread."""
 
@@ -105,12 +106,12 @@ class MediaLoader:
     Arguments of the methods:
     field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL
         whose turn does not come.
-    prepare: turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
-        videos wait for that at full size. For a picture it runs in the thread that decoded it, and also gets the
-        source_digest of the encoded bytes.
-    charge: called with the bytes that decoding takes (for a video those of its frames) before it begins, in the
-        thread that will decode them. It may raise InputError; after NoRoom, which leaves the thread to others
-        meanwhile, it is called again.
+    prepare: turns a decoded picture, or a video of resized frames, into what is kept of it. For a picture it runs in
+        the thread that decoded it, and also gets the source_digest of the encoded bytes. At most `image_threads`
+        pictures wait for that at full size.
+    charge: called with the bytes that decoding takes (for a video those of its resized frames and a few full ones)
+        before it begins, in the thread that will decode them. It may raise InputError; after NoRoom, which leaves the
+        thread to others meanwhile, it is called again.
     reserve: awaited with the most bytes that a remote URL may have, before it is fetched.
     fetched: called with those that it had, which are held until the method returns.
     """
@@ -151,9 +152,8 @@ class MediaLoader:
         fetched: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
-        limits = self._limits.image
-        seconds, counted = self._limits.fetch.image_seconds, False
-        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
+        limits, counted = self._limits.image, False
+        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
 
         def admit(width: int, height: int, size: int) -> None:
             nonlocal counted
@@ -187,26 +187,21 @@ class MediaLoader:
         budget.take_item(field)
         limits, counted = self._limits.video, False
 
-        def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
+        def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             nonlocal counted
-            indices = choose(metadata)
+            indices, resizer = choose(metadata)
             if not counted:
-                budget.take_pixels(_pixels(metadata, indices), field)
+                budget.take_pixels(len(set(indices)) * metadata.height * metadata.width, field)
             counted = True
-            return indices
-
-        def choose_and_charge(metadata: VideoMetadata) -> Sequence[int]:
-            indices = choose_within_budget(metadata)
-            charge(3 * _pixels(metadata, indices))
-            return indices
+            return indices, resizer
 
         if is_frame_list(url):
-            listed = parse_data_url(url, field=field)
-            budget.take_bytes(len(listed.payload) // 4 * 3, field)
+            payload = payload_of(url, field=field)
+            budget.take_bytes(len(payload) // 4 * 3, field)
 
             def decode_list(decode: Callable[..., Image.Image]) -> VideoFrames:
                 return decode_frame_list(
-                    listed.payload,
+                    payload,
                     choose_within_budget,
                     fps=frame_list_fps,
                     times=frame_list_times,
@@ -221,11 +216,13 @@ class MediaLoader:
                 return await prepare(await self._with_decoder(decode_list, field))
 
             return await _in_turn(self._videos, budget.client, prepared_list)
-        seconds = self._limits.fetch.video_seconds
-        data = await self._read(url, field, limits.max_bytes, seconds, budget, reserve, fetched)
+        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
 
         async def prepared() -> T:
-            return await prepare(await decode_video(self._pool, data, choose_and_charge, field=field, limits=limits))
+            video = await decode_video(
+                self._pool, data, choose_within_budget, field=field, limits=limits, charge=charge
+            )
+            return await prepare(video)
 
         return await _in_turn(self._videos, budget.client, prepared)
 
@@ -240,8 +237,8 @@ class MediaLoader:
         fetched: Charge = lambda size: None,
     ) -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
-        limits, seconds = self._limits.audio, self._limits.fetch.audio_seconds
-        data = await self._read(url, field, limits.max_bytes, seconds, self.budget(client), reserve, fetched)
+        budget = self.budget(client)
+        data = await self._read(url, field, self._limits.audio.max_bytes, budget, reserve, fetched)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
@@ -261,21 +258,20 @@ class MediaLoader:
         url: str,
         field: str,
         max_bytes: int,
-        seconds: float,
         budget: MediaBudget,
         reserve: Reserve,
         fetched: Charge,
     ) -> bytes:
         began = time.monotonic()
         if is_data_url(url):
-            payload = parse_data_url(url, field=field).payload
+            payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
             await reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
             data = await self._fetcher.fetch(
-                url, field=field, max_bytes=max_bytes, seconds=seconds, client=budget.client, admit=admit
+                url, field=field, max_bytes=max_bytes, seconds=FETCH_SECONDS, client=budget.client, admit=admit
             )
             fetched(len(data))
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
@@ -311,7 +307,3 @@ async def _in_turn(decoders: FairSemaphore, client: str, decode: Callable[[], Aw
                 return await decode()
         except NoRoom as error:
             await error.turn()
-
-
-def _pixels(metadata: VideoMetadata, indices: Sequence[int]) -> int:
-    return len(set(indices)) * metadata.height * metadata.width

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 
@@ -71,25 +70,12 @@ def _levelled(wave: np.ndarray, sample_rate: int, heard: np.ndarray) -> np.ndarr
 
 def integrated_loudness(wave: np.ndarray, sample_rate: int) -> float | None:
     """LUFS of float32 [n] mono by EBU R128; None where all of it is below the standard's gate."""
-    import av  # when first needed: FFmpeg's libraries are large
-    import av.filter
+    from service.media.ffmpeg_audio import audio_frame, audio_graph, pulled  # FFmpeg's libraries are large
 
-    graph = av.filter.Graph()
-    nodes = [
-        graph.add_abuffer(format="flt", sample_rate=sample_rate, layout="mono", time_base=Fraction(1, sample_rate)),
-        graph.add("ebur128", "metadata=1"),
-        graph.add("abuffersink"),
-    ]
-    graph.link_nodes(*nodes).configure()
-    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(wave[None]), format="flt", layout="mono")
-    frame.sample_rate, frame.time_base, frame.pts = sample_rate, Fraction(1, sample_rate), 0
-    graph.push(frame)
+    graph = audio_graph(sample_rate, ("ebur128", "metadata=1"))
+    graph.push(audio_frame(np.ascontiguousarray(wave), sample_rate, 0))
     graph.push(None)
     loudness = -math.inf
-    while True:
-        try:
-            measured = graph.pull()
-        except (av.error.BlockingIOError, av.error.EOFError):
-            break
+    for measured in pulled(graph):
         loudness = float(measured.metadata.get("lavfi.r128.I", loudness))
     return loudness if loudness > -70 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import av
@@ -15,31 +15,20 @@ from av.error import FFmpegError
 from models.interfaces import cpus
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoMetadata
-from service.media.file_formats import readers, recognise, refusal
+from service.media.file_formats import Kind, readers, recognise, refusal
 from service.media.limits import VideoLimits
 
-FORMATS = ",".join(readers("video"))
-CODECS = frozenset(
-    (
-        "h264",
-        "hevc",
-        "vp8",
-        "vp9",
-        "av1",
-        "libdav1d",
-        "libvpx",
-        "libvpx-vp9",
-        "mpeg4",
-        "mpeg2video",
-        "mjpeg",
-        "msmpeg4",
-    )
-)
+DAV1D = "libdav1d"
+CODECS = {"h264", "hevc", "vp8", "vp9", "av1", DAV1D, "libvpx", "libvpx-vp9", "mpeg4", "mpeg2video", "mjpeg", "msmpeg4"}
 KNOWN_CODECS = "AV1, H.264, H.265, VP8, VP9, MPEG-2, MPEG-4 and Motion JPEG"
 DECODE_THREADS = min(8, cpus.available())
 """Frames decoded in parallel: frames of most files have a single slice, which threads cannot share."""
 
 av.logging.set_level(None)
+
+
+class FrameLost(Exception):
+    """A decoder with threads left a frame out."""
 
 
 class VideoSource:
@@ -49,7 +38,8 @@ class VideoSource:
     packets' times agree with it, otherwise their mean rate. height and width are those after the display rotation.
     Frames whose size differs from the first one's are scaled to it.
 
-    One rule for all containers and codecs: of a file that is cut short or damaged, what can be decoded is read. Raises
+    One rule for all containers and codecs: of a file that is cut short or damaged, what can be decoded is read: from
+    the first error on by a decoder without threads, since those lose frames around a damaged one. Raises
     InputError with `field` for data that is not a video, has no frames that can be decoded, or exceeds a limit.
     """
 
@@ -57,6 +47,8 @@ class VideoSource:
         self._data = data
         self._field = field
         self._limits = limits
+        self._times: list[int] = []
+        """Presentation times of the packets, where all have one; ascending."""
         num_frames, fps, duration = self._count()
         self._decoded = self._decode()
         self._lost = 0
@@ -99,18 +91,9 @@ class VideoSource:
         found = recognise(self._data)
         if found is not None and "image" in found.holds:  # FFmpeg would open AVIF and HEIC as MP4
             raise InputError(self._field, refusal(self._data, "video"))
-        options = {
-            "format_whitelist": FORMATS,
-            "protocol_whitelist": "none",
-            "codec_whitelist": ",".join(sorted(CODECS)),
-            # Needed here, since FFmpeg decodes a few frames to find the stream's parameters.
-            "max_pixels": str(self._limits.max_pixels),
-            "threads": "1",
-        }
-        try:
-            container = av.open(io.BytesIO(self._data), "r", options=options, metadata_errors="replace")
-        except FFmpegError as error:
-            raise InputError(self._field, refusal(self._data, "video")) from error
+        # max_pixels is needed here, since FFmpeg decodes a few frames to find the stream's parameters.
+        options = {"max_pixels": str(self._limits.max_pixels), "threads": "1"}
+        container = open_container(self._data, "video", CODECS, self._field, options)
         stream = next(
             (s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic), None
         )
@@ -151,6 +134,7 @@ class VideoSource:
         container, stream = self._open()
         with container:
             count, begin, end = 0, None, None
+            times: list[int] = []
             for packet in self._packets(container, stream):
                 if packet.is_discard:
                     continue
@@ -158,9 +142,11 @@ class VideoSource:
                 if count > self._limits.max_source_frames:
                     raise self._refusal(f"has too many frames: at most {self._limits.max_source_frames} allowed")
                 if packet.pts is not None:
+                    times.append(packet.pts)
                     begin = packet.pts if begin is None else min(begin, packet.pts)
                     last = packet.pts + (packet.duration or 0)
                     end = last if end is None else max(end, last)
+            self._times = sorted(times) if len(times) == count else []
             time_base = stream.time_base or Fraction(0)
             duration = 0.0 if begin is None or end is None else float((end - begin) * time_base)
             return count, duration, float(stream.average_rate or 0)
@@ -172,10 +158,23 @@ class VideoSource:
 
     def _decode(self) -> Generator[av.VideoFrame | None]:
         """All frames in order; None for one that cannot be decoded."""
+        count = 0
+        with contextlib.suppress(FFmpegError, FrameLost):
+            for frame in self._frames(DECODE_THREADS):
+                yield frame
+                count += 1
+            return
+        yield from itertools.islice(self._frames(1), count, None)
+
+    def _frames(self, threads: int) -> Generator[av.VideoFrame | None]:
+        """As _decode. FFmpegError or FrameLost for a frame that cannot be decoded, with several threads."""
         container, stream = self._open()
+        # With threads, dav1d leaves some damaged frames out without an error.
+        times = self._times if threads > 1 and stream.codec_context.name == DAV1D else []
+        upcoming = iter(times)
         with container:
             stream.thread_type = "AUTO"  # threads for frames, or for slices if a codec has no frame threads
-            stream.codec_context.thread_count = DECODE_THREADS
+            stream.codec_context.thread_count = threads
             # A frame may be larger than the container says: the decoder refuses it before it allocates memory.
             stream.codec_context.options = {"max_pixels": str(self._limits.max_pixels)}
             end = av.Packet()  # makes the decoder give what it holds back
@@ -184,10 +183,14 @@ class VideoSource:
                 try:
                     frames = stream.codec_context.decode(packet)
                 except FFmpegError:
+                    if threads > 1:
+                        raise
                     yield None
                     continue
                 for frame in frames:
                     self._check_size(frame.width, frame.height)
+                    if times and frame.pts != next(upcoming, None):
+                        raise FrameLost
                     yield frame
 
     def _pixels(self, frame: av.VideoFrame) -> np.ndarray:
@@ -198,6 +201,18 @@ class VideoSource:
 
     def _time(self, frame: av.VideoFrame, index: int) -> float:
         return index / self._fps if frame.time is None else frame.time - self._first_time
+
+
+def open_container(
+    data: bytes, kind: Kind, codecs: Iterable[str], field: str, options: dict[str, str] | None = None
+) -> av.container.InputContainer:
+    """Opens a file with the formats that are read as `kind` and these codecs alone. InputError if it is none."""
+    allowed = {"format": readers(kind), "protocol": ["none"], "codec": codecs}
+    whitelists = {f"{name}_whitelist": ",".join(values) for name, values in allowed.items()}
+    try:
+        return av.open(io.BytesIO(data), "r", options=whitelists | (options or {}), metadata_errors="replace")
+    except FFmpegError as error:
+        raise InputError(field, refusal(data, kind)) from error
 
 
 def _quarter_turns(frame: av.VideoFrame) -> int:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from models.interfaces.errors import CheckpointError
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
@@ -26,19 +24,18 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
-from service.link.engine_link import AttachedLink, FollowedEngine
-from service.link.silence import START_TIMEOUT
+from service.hub.catalog import Catalog
+from service.link.engine_link import START_TIMEOUT, AttachedLink, FollowedEngine
 from service.metrics.metrics import Metrics
 from service.metrics.page import families, of_any_process, text
-from service.processes.api_config import WORK_KINDS, ApiConfig, engine_kinds
 from service.processes.control import (
     ALIVE_SECONDS,
+    WORK_KINDS,
     Accepting,
     Alive,
+    ApiConfig,
     Collect,
     ControlChannel,
-    Doze,
-    Dozing,
     EngineNews,
     FindTranscript,
     KeepTranscript,
@@ -46,16 +43,14 @@ from service.processes.control import (
     Page,
     Scrape,
     Snapshot,
-    StayAwake,
     Transcript,
-    Wake,
+    engine_kinds,
 )
 from service.processes.listener import CONNECTIONS, SharedListener
 from service.processes.server import Server, quiet_uvicorn, server_config
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.system.children import end_soon, wait_for_end_of_parent
-from service.system.heap import keep_freed_memory
+from service.system.children import end_soon, keep_freed_memory, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise")
@@ -85,8 +80,6 @@ class SupervisorConnection:
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Questions that the supervisor has not answered yet, by number."""
-        for client in engines.clients:
-            client.sleep.on_call = lambda: control.send(Wake())
 
     def accepts(self) -> None:
         """Tells the supervisor that this process accepts connections."""
@@ -98,11 +91,6 @@ class SupervisorConnection:
             match notice:
                 case EngineNews():
                     self._on_engine_news(notice)
-                case Doze():
-                    self._doze(notice.number)
-                case StayAwake():
-                    for client in self._engines.clients:
-                        client.stay_awake()
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(families(self._context.metrics.registry)))
@@ -113,23 +101,10 @@ class SupervisorConnection:
         client = self._engines.clients[news.engine]
         if news.was_ready:
             client.tell_earlier_starts(news.restarts)
-        if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
-            client.doze()  # a process that was started in the meantime got no Doze
-        elif news.address is None:
-            client.fail_wake()
         self._followed[news.engine].tell(news.address)
 
-    def _doze(self, number: int) -> None:
-        attached = all(client.phase == "ready" for client in self._engines.clients)
-        if self._context.in_use or self._engines.in_flight or not attached:
-            self._control.send(Wake())
-            return
-        for client in self._engines.clients:
-            client.doze()
-        self._control.send(Dozing(number))
-
     async def report_alive(self) -> None:
-        """Reports until cancelled. The supervisor kills a process whose event loop has stopped (pool.py)."""
+        """Reports until cancelled. The supervisor kills a process whose event loop has stopped (ApiProcesses)."""
         while True:
             self._control.send(Alive())
             await asyncio.sleep(ALIVE_SECONDS)
@@ -205,7 +180,7 @@ class SupervisedServer:
 
 
 def attached_engines(
-    config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine]
+    config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine], table: UsageTable
 ) -> Engines:
     """Clients of the engines that the supervisor starts. followed: each of them."""
     clients = [
@@ -218,8 +193,7 @@ def attached_engines(
         )
         for engine in followed
     ]
-    loads = UsageTable(config.loads, config.processes, engine_kinds(config.engines))
-    return Engines(clients, metrics, loads.row(config.index))
+    return Engines(clients, metrics, table.row(config.index, engine_kinds(config.engines)))
 
 
 async def serve(config: ApiConfig) -> int:
@@ -228,11 +202,11 @@ async def serve(config: ApiConfig) -> int:
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
     followed = [FollowedEngine() for _ in range(config.engines)]
-    usage = UsageTable(config.usage, config.processes, WORK_KINDS)
     settings = config.server_settings()
-    metrics = create_metrics(config.catalog())
-    engines = attached_engines(config, settings, metrics, followed)
-    context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
+    catalog, table = Catalog(config.models), config.table()
+    metrics = create_metrics(catalog)
+    engines = attached_engines(config, settings, metrics, followed, table)
+    context = create_context(settings, catalog, engines, metrics, others=table.row(config.index, WORK_KINDS))
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
@@ -242,8 +216,8 @@ async def serve(config: ApiConfig) -> int:
         asyncio.create_task(each) for each in (supervised.watch(), supervised.announce(), connection.report_alive())
     ]
     try:
-        table = UsageTable(config.connections, config.processes, (CONNECTIONS,))
-        await server.serve([SharedListener(config.listener, server.num_connections, table.row(config.index))])
+        row = table.row(config.index, (CONNECTIONS,))
+        await server.serve([SharedListener(config.listener, server.num_connections, row)])
     finally:
         for task in tasks:
             task.cancel()
@@ -257,7 +231,7 @@ def _exit_with_parent() -> None:
 
 
 def main() -> int:
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiConfig)
+    config = ApiConfig.read(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     configure_logging(config.settings["log_level"], config.log_format)
     quiet_uvicorn()

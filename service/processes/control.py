@@ -1,19 +1,92 @@
-"""The messages between the supervisor and an API process. Requests do not pass through here; they go straight to the
-engine.
-
-Frames on a socket pair: the length in four bytes, then a msgpack struct.
+"""What the supervisor and an API process tell each other: the configuration, one JSON line on standard input, since it
+holds the API keys; then messages on a socket pair. Requests do not pass through here; they go straight to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from service.api.engines.engine_client import SleepState
+from service.api.app import ENDPOINTS
+from service.api.engines.shared_usage import UsageTable
+from service.api.http.admission import EXCESS, KINDS
+from service.hub.catalog import HostedModel
 from service.metrics.page import Families
+from service.processes.config import connections_of_each
+from service.processes.listener import CONNECTIONS
+from service.settings.settings import Settings, load_settings
+
+WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other", EXCESS)
+"""Columns of admitted work."""
+
+
+def engine_kinds(engines: int) -> tuple[str, ...]:
+    """Columns of the requests in flight at each engine."""
+    return tuple(map(str, range(engines)))
+
+
+class ApiConfig(msgspec.Struct, frozen=True):
+    """What an API process needs to know at its start. listener, control and usage are inherited file descriptors."""
+
+    index: int
+    """From 0; a process that replaces another one takes over its index."""
+    processes: int
+    """Number of API processes."""
+    peer: str
+    """Name at the engines; no other process has ever had it."""
+    listener: int
+    """The listening socket."""
+    control: int
+    """The connection to the supervisor (control.py)."""
+    usage: int
+    """The table of what the API processes tell each other."""
+    engines: int
+    """Number of engines."""
+    log_format: Literal["text", "json"]
+    settings: dict[str, Any]
+    models: tuple[HostedModel, ...]
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The file descriptors."""
+        return (self.listener, self.control, self.usage)
+
+    def table(self) -> UsageTable:
+        return UsageTable(self.usage, self.processes, self.kinds)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Columns of the table."""
+        return (*WORK_KINDS, *engine_kinds(self.engines), CONNECTIONS)
+
+    def line(self) -> bytes:
+        """The configuration as the process reads it: JSON, ended by a line break."""
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> ApiConfig:
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))
+
+    def server_settings(self) -> Settings:
+        """The settings again, from their plain values."""
+        return load_settings(self.settings)
+
+
+def plain_settings(settings: Settings) -> dict[str, Any]:
+    """Settings of each API process, as plain values except for paths. They hold the API keys that the supervisor has
+    read; connections are divided among the processes."""
+    return settings.model_dump() | {
+        "api_processes": settings.num_api_processes,
+        "api_key": settings.keys(),
+        "api_key_file": None,
+        "max_connections": connections_of_each(settings),
+    }
+
+
+# Frames on the socket pair: the length in four bytes, then a msgpack struct.
 
 ALIVE_SECONDS = 0.5
 
@@ -36,19 +109,6 @@ class EngineNews(Struct, frozen=True):
     """Number of its restarts so far."""
     was_ready: bool
     """Whether it has been ready, since this start or an earlier one."""
-    sleep: SleepState = "awake"
-    """Whether it ended to sleep (asleep), or was started by a request (waking)."""
-
-
-class Doze(Struct, frozen=True):
-    """The engines are about to sleep: hold requests from now on and answer Dozing; or answer Wake, if a request is in
-    progress or an engine is not known to be ready."""
-
-    number: int
-
-
-class StayAwake(Struct, frozen=True):
-    """The engines do not sleep after all: send the requests that were held since Doze."""
 
 
 class Collect(Struct, frozen=True):
@@ -70,7 +130,7 @@ class Transcript(Struct, frozen=True):
     text: str | None
 
 
-Notice = EngineNews | Doze | StayAwake | Collect | Page | Transcript
+Notice = EngineNews | Collect | Page | Transcript
 
 # API process -> supervisor
 
@@ -111,17 +171,7 @@ class FindTranscript(Struct, frozen=True):
     id: str
 
 
-class Dozing(Struct, frozen=True):
-    """This process has no request in progress, and sends none to the engines until they have been started again."""
-
-    number: int
-
-
-class Wake(Struct, frozen=True):
-    """There is a request for the engines, which sleep or are about to sleep."""
-
-
-Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript | Dozing | Wake
+Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript
 
 Message = TypeVar("Message")
 

@@ -1,16 +1,15 @@
-"""The API process: uvicorn with its own shutdown, progress of the engine's start, and the banner."""
+"""The API process: uvicorn with its own shutdown, and the banner."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import os
 import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -21,26 +20,25 @@ from rich.panel import Panel
 
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
+from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
-from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink, ProcessLink
+from service.link.engine_link import Standby
 from service.link.messages import EngineState
-from service.link.standby import EngineStart, Standby, standby_for, thread_variables
-from service.processes.engine_config import configs_of_starts, engine_config
+from service.processes.config import engine_config
 from service.processes.listener import url_of
-from service.processes.progress import log_phase, start_progress
 from service.settings.settings import Settings
-from service.system.children import possible_connections, raise_descriptor_limit
-from service.system.heap import keep_freed_memory
+from service.system.children import keep_freed_memory, possible_connections, raise_descriptor_limit
 
 log = logging.getLogger("reprise")
 
 HEADER_TIMEOUT = 10.0
 """Seconds for a client to send the head of a request."""
 SOCKET_POLL = 0.05
+IDLE_TIMEOUT = 75
+"""Seconds after which a connection without a request is closed. Balancers keep theirs for 60."""
 ACCEPTED_AT_ONCE = 1
 """Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
 more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
@@ -49,13 +47,13 @@ ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
 
-def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
-    configs = configs_of_starts(config)
-    if settings.engine == "inline":
-        # torch reads these variables when it is imported, which happens in the engine's thread.
-        os.environ.update(thread_variables(config))
-        return lambda: InlineLink(next(configs))
-    return lambda: ProcessLink(next(configs), standby=standby)
+def phase_of(state: EngineState) -> str:
+    """The phase in words. Without a GPU nothing is captured: each bucket is run once."""
+    return "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
+
+
+def log_phase(state: EngineState, name: str = "engine") -> None:
+    log.info("%s: %s%s", name, phase_of(state), f" ({state.detail})" if state.detail else "")
 
 
 class Server(uvicorn.Server):
@@ -132,18 +130,15 @@ class Server(uvicorn.Server):
 def create_server(
     settings: Settings,
     catalog: Catalog,
-    on_state: Callable[[EngineState], None] = log_phase,
-    start: EngineStart | None = None,
+    standby: Standby | None = None,
 ) -> Server:
-    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: an
-    engine whose process has already been started (begin_engines)."""
+    """A server with its own engine; both start when it serves. standby: of begin_engines, if the engine's process has
+    already been started."""
     metrics = create_metrics(catalog)
-    if start is None:
-        config = engine_config(settings, catalog)
-        start = EngineStart(config, standby_for(settings.standby))
-    engine = create_engine(settings, metrics, link_maker(settings, start.config, start.standby))
-    engine.on_state = on_state
-    context = create_context(settings, catalog, engine, metrics)
+    standby = standby or Standby(engine_config(settings, catalog))
+    client = create_engine(settings, metrics, standby.link)
+    client.on_state = log_phase
+    context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)
 
 
@@ -165,7 +160,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         access_log=False,
         lifespan="on",
         backlog=ACCEPTED_AT_ONCE,
-        timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
+        timeout_keep_alive=IDLE_TIMEOUT,
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop
@@ -173,29 +168,20 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     )
 
 
-async def serve(
-    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
-) -> int:
-    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
-    progress = start_progress()
-    server = create_server(settings, catalog, progress or log_phase, *starts)
+async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
+    server = create_server(settings, catalog, *standbys)
     context = server.context
     failed = False
-
-    def end_progress(good: bool) -> None:
-        if progress is not None:
-            progress.end(good=good)
 
     async def announce() -> None:
         nonlocal failed
         try:
             await server.wait_ready()
         except EngineError as error:
-            end_progress(good=False)
             log.error("%s", error.message)
             failed = server.should_exit = True
         else:
-            end_progress(good=True)
             # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
             state = context.engine.state
@@ -208,7 +194,6 @@ async def serve(
         await server.serve([listener])
     finally:
         task.cancel()
-        end_progress(good=False)
     return 1 if failed or not server.started else 0
 
 

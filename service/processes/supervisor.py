@@ -1,70 +1,403 @@
-"""The process that owns the port, the engines and the API processes, and serves no request itself."""
+"""The process that owns the port, the engines and the API processes, and serves no request itself. It starts them,
+replaces those that end, and collects their metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
+import msgspec
+
+from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS, EngineClient
 from service.api.engines.request_stream import EngineError
+from service.api.engines.shared_usage import UsageTable
+from service.api.engines.transcripts import Transcripts
 from service.hub.catalog import Catalog
-from service.link.messages import Detach
-from service.link.silence import START_TIMEOUT
-from service.link.standby import EngineStart
+from service.link.config import EngineConfig
+from service.link.engine_link import START_TIMEOUT, Standby
+from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
-from service.processes.api_config import ApiConfig, located_models, plain_settings
-from service.processes.api_process_count import num_api_processes
-from service.processes.api_processes import ApiProcesses, StartError
-from service.processes.control import EngineNews
-from service.processes.engines import EngineProcesses
+from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
+from service.processes.control import (
+    ALIVE_SECONDS,
+    Accepting,
+    ApiConfig,
+    Collect,
+    ControlChannel,
+    EngineNews,
+    FindTranscript,
+    KeepTranscript,
+    Page,
+    Report,
+    Scrape,
+    Snapshot,
+    Transcript,
+    plain_settings,
+)
 from service.processes.listener import url_of
-from service.processes.progress import start_progress
-from service.processes.server import ABORT_GRACE, print_banner
+from service.processes.server import ABORT_GRACE, log_phase, print_banner
 from service.settings.settings import Settings
+from service.system.children import Silence, python_command, python_environment
+from service.system.concurrency import shielded
 
 log = logging.getLogger("reprise")
 
-# Puts engines to sleep that several API processes use: all are stopped when there have been no requests for a while,
-# and all are started again for the next request.
-#
-#     no request for long enough -> Doze to every API process, which holds new requests from then on -> all are Dozing
-#     -> the engines are stopped -> a process holds a request: Wake -> the engines are started
-#     -> each process notices when an engine is ready, and sends it the requests that it held
-#
-# A process that has a request answers Doze with Wake, and so does one that gets a request before all have answered;
-# then the engines stay awake. No request is lost in an engine that stops, since no process sends anything after Dozing.
 
-LOOK_SECONDS = 0.5
-"""Seconds between two checks for requests."""
+class EngineProcesses:
+    """All engine processes: one for each GPU, or several on the CPU. Each is started, watched and restarted on its own.
+
+    standbys: of begin_engines, one of each engine.
+    metrics: registry of the only engine. Each of several engines has its own registry, whose figures get the index of
+        the engine as a label.
+    kinds: kind (chat, speech) of each hosted model, by name.
+    announce: called when an engine was started or has ended.
+    """
+
+    def __init__(
+        self,
+        standbys: Sequence[Standby],
+        settings: Settings,
+        metrics: Metrics,
+        kinds: Mapping[str, str],
+        announce: Callable[[EngineNews], None],
+    ) -> None:
+        self._announce = announce
+        alone = len(standbys) == 1
+        self._names = ["engine"] if alone else [_name(index, each.config) for index, each in enumerate(standbys)]
+        self._metrics = [metrics if alone else Metrics(kinds) for _ in standbys]
+        self._clients = [
+            EngineClient(
+                partial(standby.link, partial(self._tell, index)),
+                self._metrics[index],
+                hang_timeout=settings.hang_timeout,
+                start_timeout=START_TIMEOUT,
+                name=self._names[index],
+            )
+            for index, standby in enumerate(standbys)
+        ]
+        for index, client in enumerate(self._clients):
+            client.on_state = partial(log_phase, name=self._names[index])
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def start(self) -> None:
+        for client in self._clients:
+            client.start()
+
+    async def wait_ready(self) -> None:
+        """Waits until all accept requests; EngineError if one cannot be started."""
+        tasks = [asyncio.ensure_future(self._wait_ready(index)) for index in range(len(self._clients))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _wait_ready(self, index: int) -> None:
+        try:
+            await self._clients[index].wait_ready()
+        except EngineError:
+            if len(self._clients) > 1:
+                log.error("%s: cannot be started", self._names[index])
+            raise
+
+    def was_ready(self, index: int) -> bool:
+        """Whether that engine has been ready, since its newest start or an earlier one."""
+        return self._clients[index].was_ready
+
+    async def stop(self, grace: float) -> None:
+        await asyncio.gather(*(client.stop(grace) for client in self._clients))
+
+    def send(self, command: Command) -> None:
+        """Sends a command to all engines."""
+        for client in self._clients:
+            client.send(command)
+
+    @property
+    def device(self) -> str:
+        """The devices that they run on, such as "2 x NVIDIA H100", as far as they have reported them."""
+        found = Counter(client.state.device for client in self._clients if client.state is not None)
+        return ", ".join(f"{count} x {name}" if len(self._clients) > 1 else name for name, count in found.items())
+
+    def with_metrics(self, page: Families) -> Families:
+        """The page of all other processes, with the metrics of several engines."""
+        if len(self._clients) == 1:
+            return page
+        parts = []
+        for index, (client, metrics) in enumerate(zip(self._clients, self._metrics, strict=True)):
+            metrics.observe("engine_up", float(client.alive))
+            parts.append(labelled(metrics.registry, index))
+        return merged([without_engines(page), *parts])
+
+    def _tell(self, index: int, address: str | None) -> None:
+        client = self._clients[index]
+        self._announce(EngineNews(index, address, client.restarts, client.was_ready))
 
 
-async def sleep_when_idle(
-    engines: EngineProcesses, processes: ApiProcesses, after: float, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Runs until cancelled. after: the engines are stopped once they have been ready for this many seconds without a
-    request."""
-    busy_at = clock()
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        if processes.worked() or not engines.all_ready:
-            busy_at = clock()
-        elif clock() - busy_at >= after:
-            await sleep_once(engines, processes)
-            busy_at = clock()
+def _name(index: int, config: EngineConfig) -> str:
+    return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
 
 
-async def sleep_once(engines: EngineProcesses, processes: ApiProcesses) -> None:
-    """Stops the engines until a request needs them, and starts them again; does nothing if a request comes before they
-    can be stopped."""
-    if not (await processes.doze() and engines.all_ready):
-        processes.stay_awake()
-        return
-    engines.fall_asleep()
-    await processes.called.wait()
-    engines.wake()
+COLLECT_SECONDS = 2.0
+"""Seconds that a page of metrics waits for the figures of a busy process. After that it shows the figures that the
+process sent last."""
+
+
+class StartError(Exception):
+    """An API process ended before any of them had accepted connections; another one would probably end, too."""
+
+
+class ApiProcess:
+    """One API process, from its start to its end."""
+
+    def __init__(self, peer: str, process: asyncio.subprocess.Process, control: ControlChannel[Report]) -> None:
+        self.peer = peer
+        self.process = process
+        self.control = control
+        self.accepts = False
+        self.families: Families = ()
+        """Metrics of the process when they were last collected."""
+        self.silence = Silence(time.monotonic)
+        """Time since its last report."""
+        self._collected: asyncio.Future[None] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked for its metrics and has not answered."""
+        return self._collected is not None
+
+    def collect(self) -> asyncio.Future[None]:
+        """Asks for its metrics. Done when they have come, or the process has ended."""
+        self._collected = asyncio.get_running_loop().create_future()
+        self.control.send(Collect())
+        return self._collected
+
+    def note_collected(self) -> None:
+        """Its metrics have come, or never will."""
+        if self._collected is not None:
+            self._collected.set_result(None)
+            self._collected = None
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class ApiProcesses:
+    """Starts and watches the API processes, and replaces those that end.
+
+    template: the configuration of all; index, peer and inherited descriptors differ.
+    engines: add their metrics to the page.
+    on_end: called with the peer's name when a process has ended.
+    hang_timeout: seconds without a report after which a process that accepts connections counts as hung and is killed.
+    start_timeout: the same before it accepts connections.
+    """
+
+    def __init__(
+        self,
+        template: ApiConfig,
+        metrics: Metrics,
+        engines: EngineProcesses,
+        on_end: Callable[[str], None],
+        *,
+        hang_timeout: float,
+        start_timeout: float,
+    ) -> None:
+        self._template = template
+        self._timeouts = {True: hang_timeout, False: start_timeout}
+        """Timeouts by whether a process accepts connections."""
+        self._usage = UsageTable.make_file(template.processes, template.kinds)
+        self._table = UsageTable(self._usage.fileno(), template.processes, template.kinds)
+        self._transcripts = Transcripts()
+        self._metrics = metrics
+        self._engines = engines
+        self._on_end = on_end
+        self._news: dict[int, EngineNews] = {}
+        """The newest notice about each engine."""
+        self._running: dict[int, ApiProcess] = {}
+        self._peers = (f"api-{number}" for number in itertools.count(1))
+        self._ended: Families = ()
+        """The counts of processes that have ended."""
+        self._collecting = asyncio.Lock()
+        self._next_page: asyncio.Task[bytes] | None = None
+        """The page that is collected after the one in progress."""
+        self._changed = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._have_accepted = False
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Runs them until `end` was called and all have ended; StartError if the first ones cannot start."""
+        tasks = [asyncio.create_task(self._keep(index)) for index in range(self._template.processes)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def wait_accepting(self) -> None:
+        """Waits until all of them accept connections."""
+        while sum(process.accepts for process in self._running.values()) < self._template.processes:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def tell(self, news: EngineNews) -> None:
+        """Tells all of them, and those that start later, about the start or end of an engine."""
+        self._news[news.engine] = news
+        for process in self._running.values():
+            process.control.send(news)
+
+    def known(self) -> list[EngineNews]:
+        """What a process that starts now has to know of the engines. They may have become ready since their notices,
+        and one that hangs cannot say so itself."""
+        return [
+            msgspec.structs.replace(news, was_ready=self._engines.was_ready(index))
+            for index, news in self._news.items()
+        ]
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Sends all of them a signal; from now on none is replaced."""
+        self._ending.set()
+        for process in self._running.values():
+            process.signal(number)
+
+    async def page(self) -> bytes:
+        """The metrics of all processes, including this one, in Prometheus's text format. All who ask while one page is
+        collected get the next one, so that none waits for those of all others."""
+        if self._next_page is None:
+            self._next_page = asyncio.create_task(self._collected_page())
+        return await shielded(self._next_page)
+
+    async def _collected_page(self) -> bytes:
+        async with self._collecting:
+            self._next_page = None
+            # One that has not answered the last time is not waited for again: it is hung, or its answer is on its way.
+            asked = [process for process in self._running.values() if process.accepts and not process.asked]
+            waited = [process.collect() for process in asked]
+            if waited:
+                await asyncio.wait(waited, timeout=COLLECT_SECONDS)
+            parts = [families(self._metrics.registry), self._ended]
+            parts += [process.families for process in self._running.values()]
+            return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
+
+    async def _keep(self, index: int) -> None:
+        attempt = 0
+        while not self._ending.is_set():
+            started = time.monotonic()
+            reason = await self._run_once(index)
+            if self._ending.is_set():
+                return
+            if not self._have_accepted:
+                raise StartError(f"API process {index + 1} {reason}")
+            log.error("API process %d %s; another one takes its place", index + 1, reason)
+            if time.monotonic() - started > STEADY_SECONDS:
+                attempt = 0
+            with suppress(TimeoutError):
+                pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+                await asyncio.wait_for(self._ending.wait(), pause)
+            attempt += 1
+            self._metrics.observe("api_process_restarts_total")
+
+    async def _run_once(self, index: int) -> str:
+        """Runs one process to its end; returns how it ended."""
+        ours, theirs = socket.socketpair()
+        config = msgspec.structs.replace(
+            self._template,
+            index=index,
+            peer=next(self._peers),
+            control=theirs.fileno(),
+            usage=self._usage.fileno(),
+        )
+        control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *python_command("service.processes.api_process"),
+                env=python_environment(),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=config.inherited,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which tells them to drain
+            )
+        except OSError as error:  # e.g. out of memory: a later start may succeed
+            control.close()
+            return f"could not be started: {error}"
+        finally:
+            theirs.close()
+        member = ApiProcess(config.peer, process, control)
+        self._running[index] = member
+        tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
+        try:
+            assert process.stdin is not None
+            process.stdin.write(config.line())
+            for news in self.known():
+                control.send(news)
+            if self._ending.is_set():  # it was told to end while it was being started
+                member.signal(signal.SIGTERM)
+            status = await process.wait()
+            return f"ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            for task in tasks:
+                task.cancel()
+            self._forget(index, member)
+
+    def _forget(self, index: int, member: ApiProcess) -> None:
+        del self._running[index]
+        member.control.close()
+        member.note_collected()
+        self._ended = merged([self._ended, lasting(member.families)])
+        self._table.clear(index)
+        self._changed.set()
+        self._on_end(member.peer)
+
+    async def _read(self, member: ApiProcess) -> None:
+        try:
+            await self._follow(member)
+        except msgspec.DecodeError as error:
+            log.error("API process: its reports could not be read and it is killed: %s", error)
+            member.signal(signal.SIGKILL)
+
+    async def _watch(self, member: ApiProcess) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            if (seconds := member.silence.look()) > self._timeouts[member.accepts]:
+                log.error("API process: no sign of life for %.0f s; it is killed", seconds)
+                member.signal(signal.SIGKILL)
+                return
+
+    async def _follow(self, member: ApiProcess) -> None:
+        while (report := await member.control.receive()) is not None:
+            member.silence.end()
+            match report:
+                case Accepting():
+                    member.accepts = self._have_accepted = True
+                    self._changed.set()
+                case Snapshot():
+                    member.families = report.families
+                    member.note_collected()
+                case KeepTranscript():
+                    self._transcripts.add(report.id, report.text)
+                    member.control.send(Transcript(report.number, None))
+                case FindTranscript():
+                    member.control.send(Transcript(report.number, self._transcripts.find(report.id)))
+                case Scrape():
+                    answer = asyncio.create_task(self._answer(member, report.number))
+                    self._answers.add(answer)
+                    answer.add_done_callback(self._answers.discard)
+
+    async def _answer(self, member: ApiProcess, number: int) -> None:
+        member.control.send(Page(number, await self.page()))
 
 
 ENGINE_GRACE = 10.0
@@ -78,27 +411,25 @@ class Supervisor:
     processes."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
+        self, settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
-        self._engines = EngineProcesses(starts, settings, metrics, kinds, self._announce)
+        self._engines = EngineProcesses(standbys, settings, metrics, kinds, self._announce)
         template = ApiConfig(
             index=0,
-            processes=num_api_processes(settings),
+            processes=settings.num_api_processes,
             peer="",
             listener=listener.fileno(),
             control=-1,
             usage=-1,
-            loads=-1,
-            connections=-1,
-            engines=len(starts),
+            engines=len(standbys),
             log_format=settings.log_format,
             settings=plain_settings(settings),
-            models=located_models(catalog.models),
+            models=catalog.models,
         )
         self._processes = ApiProcesses(
             template,
@@ -116,21 +447,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        progress = start_progress()
-        if progress is not None:
-            self._engines.show_phases(progress)
         self._engines.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
-        after = self._settings.sleep_after
-        sleeping = (
-            None if after is None else asyncio.create_task(sleep_when_idle(self._engines, self._processes, after))
-        )
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             failed = starting.done() and starting.exception() is not None
-            if progress is not None:
-                progress.end(good=starting.done() and not failed)
             if failed:
                 self._processes.end(signal.SIGKILL)
             elif starting.done():
@@ -143,7 +465,7 @@ class Supervisor:
             log.error("%s", error)
             return 1
         finally:
-            for task in (starting, serving, sleeping, self._draining):
+            for task in (starting, serving, self._draining):
                 if task is not None:
                     task.cancel()
             await self._engines.stop(0.0 if self._forced else ENGINE_GRACE)
@@ -175,8 +497,8 @@ class Supervisor:
 
 
 async def serve_several(
-    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
+    settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
 ) -> int:
-    """Serves with several engines or API processes until a signal; returns the exit status. starts: of
+    """Serves with several engines or API processes until a signal; returns the exit status. standbys: of
     begin_engines."""
-    return await Supervisor(settings, catalog, listener, starts).run()
+    return await Supervisor(settings, catalog, listener, standbys).run()

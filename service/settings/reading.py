@@ -1,4 +1,5 @@
-"""How variables become settings, and messages about what cannot be used."""
+"""How settings are written in variables, flags and files, what their types allow, and messages about what cannot be
+used."""
 
 from __future__ import annotations
 
@@ -8,11 +9,20 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.fields import FieldInfo
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import EnvSettingsSource, NoDecode
 
 _KEPT = ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")
 """Tags of plain scalars that are no values: nothing, and `<<`."""
@@ -100,7 +110,7 @@ def value_problem(values: Iterable[tuple[str, Any]]) -> str:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, by name. Values are texts, as those of flags and variables are: YAML would make a
-    boolean of `standby: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
+    boolean of `page: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
     twice."""
     try:
         values = load_yaml(path.read_text("utf-8"), _name, as_written=True) or {}
@@ -133,3 +143,135 @@ def suggestion(key: str, names: Iterable[str], prefix: str = "") -> str:
     """The name that may have been meant, in words; "" if none is close."""
     close = difflib.get_close_matches(key, list(names), n=1)
     return f" (did you mean {prefix}{close[0].upper() if prefix else close[0]}?)" if close else ""
+
+
+MIB = 1 << 20
+GIB = 1 << 30
+MOST = (1 << 63) - 1
+UNITS = {"": 1, "K": 1 << 10, "M": MIB, "G": GIB}
+
+
+def parse_bytes(value: str) -> int:
+    """ "512M" -> 536870912. ValueError for any other text, and for more than MOST."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)
+    if match is None:
+        raise ValueError("must be a number of bytes, such as 1048576, 512M or 4G")
+    size = float(match[1]) * UNITS[match[2].upper()]
+    if size > MOST:
+        raise ValueError(f"must be at most {MOST} bytes")
+    return int(size)
+
+
+def no_boolean(cls: type[BaseModel], value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Refuses booleans for numbers, which Python takes them for. The settings' own file has none, but those of Ray,
+    which others read."""
+    accepted = handler(value)
+    parts = value if isinstance(value, list | tuple) else (value,)
+    is_switch = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
+    if not is_switch and any(isinstance(part, bool) for part in parts):
+        raise ValueError("must be a number, not a boolean")
+    return accepted
+
+
+def _several(value: Any) -> Any:
+    """One value stands for a list of one; it may hold blanks. Only variables are split at blanks."""
+    return (value,) if isinstance(value, str | int | float) else value
+
+
+def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _bytes(value: Any) -> Any:
+    """Plain numbers stay."""
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+_ONE_GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+def _gpus(value: Any) -> str:
+    """How many ("4"), "all", or a list ("0,2"), which a YAML file may write as one."""
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).strip()
+    named = [name for part in text.split(",") if (name := part.strip())]
+    if text == "all" or (text.isdecimal() and int(text) > 0 and not isinstance(value, list | tuple)):
+        return text
+    if text.isdecimal() and not isinstance(value, list | tuple):
+        raise ValueError("must be at least 1; without it one engine runs, on a GPU or with --device cpu on the CPU")
+    if not named or not all(map(_ONE_GPU.fullmatch, named)):
+        raise ValueError("must be a number of GPUs, all, or a list of their indexes or UUIDs as in 0,2")
+    if len(set(named)) < len(named):
+        raise ValueError("names a GPU twice; each has one engine")
+    return ",".join(named) if len(named) > 1 else f"{named[0]},"
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]*")
+
+
+def _origin(value: str) -> str:
+    """As browsers send it; another spelling would silently match no page."""
+    if not _ORIGIN.fullmatch(value):
+        raise ValueError("must be an origin such as https://app.example:3000, without a path, or *")
+    return value
+
+
+MAX_API_PROCESSES = 64
+
+
+def _api_processes(value: Any) -> int | str:
+    text = str(value).strip()
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_API_PROCESSES:
+        raise ValueError(f"must be auto, or a number from 1 to {MAX_API_PROCESSES}")
+    return int(text)
+
+
+_HOST = re.compile(r"[^\s\[\]/\0\"']+")
+"""Not the forms of URLs, nor the path of a socket, nor what an --env-file of Docker has in quotation marks."""
+
+
+def _host(value: str) -> str:
+    """What can be bound. Without this check the refusals would be about keys, or a traceback."""
+    try:
+        possible = bool(_HOST.fullmatch(value)) and (":" in value or bool(value.encode("idna")))
+    except UnicodeError:
+        possible = False
+    if not possible or value.startswith("unix:"):
+        raise ValueError("must be an IP address without brackets, such as ::1, or a host name")
+    return value
+
+
+def _location(value: Any) -> Any:
+    """A path that is empty, as of a variable that a script forgot to set, would be the working directory."""
+    if value == "":
+        raise ValueError("must not be empty; leave it out for the default")
+    return value
+
+
+ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
+Host = Annotated[str, AfterValidator(_host)]
+Location = Annotated[Path, BeforeValidator(_location)]
+"""A file or a directory."""
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_several)]
+Steps = Annotated[
+    tuple[Annotated[int, Field(ge=4, le=32)], ...],
+    NoDecode,
+    BeforeValidator(_several),
+    Field(max_length=8),
+    AfterValidator(_distinct),
+]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_several)]
+BYTES = BeforeValidator(_bytes)
+"""Marks settings that are a number of bytes."""
+Bytes = Annotated[int, BYTES, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Workers = Annotated[int, Field(ge=1, le=1024)]
+"""Threads or processes."""
+Slots = Annotated[int, Field(ge=1, le=16384)]
+"""More would not fit into the memory of any machine, or take minutes to allocate."""
+Gpus = Annotated[str, BeforeValidator(_gpus)]
+Share = Annotated[float, Field(gt=0, le=1)]

@@ -15,26 +15,29 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.link.config import Device, DType, LoadFormat, Quantization
-from service.settings.reading import SettingsError, Variables, explain, read_file, suggestion, value_problem
-from service.settings.types import (
+from service.settings.reading import (
     MIB,
     ApiCount,
     Bytes,
     Count,
     Gpus,
     Host,
-    Integers,
     Location,
     Origins,
     Pause,
-    PcmRate,
     Seconds,
     Secrets,
+    SettingsError,
     Slots,
     Steps,
+    Variables,
     Words,
     Workers,
+    explain,
     no_boolean,
+    read_file,
+    suggestion,
+    value_problem,
 )
 from service.system.access import is_loopback, keys_in, media_hosts_problem
 from service.system.gpus import engines_problem
@@ -96,8 +99,11 @@ class Settings(BaseSettings):
     )
     insecure_no_auth: bool = _knob(False, "Server", "Allow an address wider than loopback without any API key.")
     metrics_open: bool = _knob(True, "Server", "Serve /metrics without a key.")
-    docs_open: bool = _knob(True, "Server", "Serve /docs and /openapi.json without a key.")
-    page: bool = _knob(True, "Server", "Serve the page at /. It loads without a key, but its API requests need one.")
+    page: bool = _knob(
+        True,
+        "Server",
+        "Serve the page at /, and it, /docs and /openapi.json without a key; API requests of the page need one.",
+    )
     api_processes: ApiCount = _knob(
         "auto",
         "Server",
@@ -120,7 +126,6 @@ class Settings(BaseSettings):
     drain_timeout: Pause = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.")
 
     # Engine
-    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline: in the API process, for debugging.")
     threads: Workers | None = _knob(
         None,
         "Engine",
@@ -156,8 +161,6 @@ class Settings(BaseSettings):
     encoder_cache: Bytes | None = _knob(
         None, "Engine", "Memory limit of cached image embeddings; default: 1G, but at most a 32nd of the GPU's memory."
     )
-    encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
-    decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
     first_audio_target: Seconds | None = _knob(
         None, "Engine", "Speech predicted to start later than this is refused (s); default: 2 on a GPU, none on a CPU."
     )
@@ -173,10 +176,10 @@ class Settings(BaseSettings):
         30.0, "Engine", "Silence after which a ready engine, or one of several API processes, is restarted (s)."
     )
     sleep_after: Seconds | None = _knob(
-        None, "Engine", "Seconds without a request after which engines sleep; the next one wakes them. Default: never."
-    )
-    standby: Literal["auto", "on", "off"] = _knob(
-        "auto", "Engine", "Keep a process for the engine's next start; auto: for each with a GPU, else for the first."
+        None,
+        "Engine",
+        "Seconds without a request after which the engine sleeps; the next one wakes it. For one engine and one API "
+        "process. Default: never.",
     )
 
     # Limits
@@ -194,12 +197,6 @@ class Settings(BaseSettings):
     max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
     max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)
     max_connections: Count = _knob(4096, "Limits", "Open connections; a further one replaces an idle one or is closed.")
-    idle_timeout: Seconds = _knob(
-        75.0,
-        "Limits",
-        "Time after which an open connection without a request is closed (s); it should be longer than the pools of "
-        "clients and proxies keep their connections.",
-    )
     queue_timeout: Seconds = _knob(120.0, "Limits", "Time to wait for a request slot; then 503 (s).")
     request_timeout: Seconds = _knob(
         600.0, "Limits", "Time of a whole request (s); a chat answer then ends with what there is so far."
@@ -211,38 +208,27 @@ class Settings(BaseSettings):
         "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
     media_domain: Words = _knob((), "Media", "HOST or HOST:PORT that --media-urls allowlist admits; for no other mode.")
-    media_threads: Workers | None = _knob(
-        None,
-        "Media",
-        "Threads that decode pictures and tokenize, and as many that resize pictures and that encode audio; default: "
-        "half the CPUs, 2 to 8 (1 on a single CPU).",
-    )
     media_workers: Workers = _knob(
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
     )
     isolate_images: bool = _knob(
-        False, "Media", "Decode pictures in confined processes, too, one for each of --media-threads; slower."
+        False, "Media", "Decode pictures in confined processes, too, one for each thread; slower."
     )
 
     # Speech
     voices_dir: Location = _knob(
         Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; created when it is needed."
     )
-    fixed_voices: bool = _knob(
-        True,
+    fixed_voices: Literal["at_start", "at_use", "off"] = _knob(
+        "at_start",
         "Speech",
-        "Built-in voices sound the same in every request, by a reference that is made once and kept in --voices-dir; "
-        "off: each seed draws a new voice that fits the name.",
-    )
-    voices_at_start: Literal["all", "default", "none"] = _knob(
-        "all",
-        "Speech",
-        "Built-in voices that are made after the start while there are no requests, not at their first use.",
+        "Built-in voices sound the same in every request, by references that are kept in --voices-dir and made after "
+        "the start while there are no requests, or each at its first use; off: each seed draws a new voice that fits "
+        "the name.",
     )
     lora_voices: Location | None = _knob(
         None, "Speech", "Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."
     )
-    max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
     lexicon: Location | None = _knob(
         None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, for all texts."
     )
@@ -252,20 +238,11 @@ class Settings(BaseSettings):
     max_speech_chars: Count = _knob(
         65536, "Speech", "Characters of a text to speak; with its numbers written as words it may have twice as many."
     )
-    speech_segment_length: int = _knob(
-        400, "Speech", "Characters of a segment (Han, kana and hangul count three); longer texts are cut.", ge=16
-    )
     solver_steps: Steps = _knob(
         (),
         "Speech",
         "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
         "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
-    )
-    pcm_sample_rate: PcmRate = _knob(
-        24000, "Speech", "Sample rate of pcm if a request names none; clients made for OpenAI play it at 24000."
-    )
-    speech_ahead: Seconds = _knob(
-        20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
     )
 
     _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)
@@ -288,10 +265,17 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        several = self.api_processes != "auto" and self.api_processes > 1
-        if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
+        if problem := engines_problem(self.gpus, self.engines, self.device):
             raise ValueError(problem)
+        several = self.gpus is not None or self.engines > 1 or self.num_api_processes > 1
+        if several and self.sleep_after is not None:
+            raise ValueError("sleep_after: is for one engine and one API process, without gpus, engines, api_processes")
         return self
+
+    @property
+    def num_api_processes(self) -> int:
+        """Number of API processes. "auto" counts as 1: where it means more, a number has replaced it."""
+        return 1 if self.api_processes == "auto" else self.api_processes
 
     def keys(self) -> tuple[str, ...]:
         """All API keys, of the setting and of the file. ValueError for a file that cannot be read or holds none."""

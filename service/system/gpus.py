@@ -21,13 +21,8 @@ class GpuError(ValueError):
     """The requested GPUs do not exist; the message names the setting."""
 
 
-def engines_problem(several_apis: bool, gpus: str | None, engines: int, engine: str, device: str) -> str:
-    """Why these settings contradict each other; empty if they do not. several_apis: several API processes are
-    requested."""
-    several = {"api_processes": several_apis, "gpus": gpus is not None, "engines": engines > 1}
-    first = next((name for name, wanted in several.items() if wanted), None)
-    if first is not None and engine == "inline":
-        return f"{first}: several need an engine in a process of its own, not --engine inline"
+def engines_problem(gpus: str | None, engines: int, device: str) -> str:
+    """Why these settings contradict each other; empty if they do not."""
     if gpus is not None and engines > 1:
         return "engines: is for several engines on the CPU; --gpus starts one for each GPU"
     if gpus is not None and device == "cpu":

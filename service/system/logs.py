@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 
 RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
@@ -34,19 +33,9 @@ class TextFormatter(logging.Formatter):
         return super().format(record) + suffix
 
 
-class _Stderr:
-    """Writes to the current sys.stderr: a live display replaces it, so that log lines appear above the display."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-
 def configure_logging(level: str, log_format: str, **fields: object) -> None:
     """Logs to stderr. log_format: "text" or "json". fields: what every line has beside its own."""
-    handler = logging.StreamHandler(_Stderr())
+    handler = logging.StreamHandler()
 
     def add_fields(record: logging.LogRecord) -> bool:
         vars(record).update(fields)

@@ -13,11 +13,9 @@ from models.interfaces.errors import CheckpointError
 from service.engine.dry_run import DryRun, dry_run, without_files
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.processes.api_process_count import count_for
-from service.processes.engine_config import engine_config
-from service.settings.reading import SettingsError
+from service.processes.config import count_for, engine_config
+from service.settings.reading import GIB, SettingsError, parse_bytes
 from service.settings.settings import Settings
-from service.settings.types import GIB, parse_bytes
 from service.system.gpus import visible_gpus
 
 

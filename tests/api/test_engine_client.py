@@ -17,7 +17,7 @@ from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError, merge
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import EngineLink, InlineLink, ProcessLink
+from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import (
     ChatDelta,
     ChatRequest,
@@ -30,6 +30,7 @@ from service.link.messages import (
 )
 from service.metrics.metrics import Metrics
 from tests.support import fake_engine
+from tests.support.inline_link import InlineLink
 from tests.support.waiting import GENEROUS, until
 
 FAKE = "tests.support.fake_engine:serve"

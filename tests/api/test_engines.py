@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 
-from service.api.engines.engines import Engines
+from models.interfaces.media import MediaItem, Prompt
+from service.api.engines.engines import HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
+from service.api.engines.transcripts import Transcripts
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, ProcessLink
+from service.link.messages import ChatRequest, EncodeReference, SamplingParams, SpeechRequest
+from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -36,12 +44,6 @@ def server(faults: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def engines(server: RunningServer) -> Engines:
-    found = server.context.engine
-    assert isinstance(found, Engines)
-    return found
-
-
 def ask(server: RunningServer, text: str, **fields: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
@@ -54,7 +56,7 @@ def choices(server: RunningServer, reason: str) -> float:
 
 
 def wait_whole(server: RunningServer) -> None:
-    wait(lambda: all(client.ready for client in engines(server).clients), what="both engines are ready")
+    wait(lambda: all(client.ready for client in server.context.engine.clients), what="both engines are ready")
 
 
 def test_an_answer_that_nobody_has_seen_is_made_again(server: RunningServer, faults: Path) -> None:
@@ -65,7 +67,7 @@ def test_an_answer_that_nobody_has_seen_is_made_again(server: RunningServer, fau
     assert again.status_code == 200 and not (faults / "fault").exists()
     assert (again.json()["choices"], again.json()["usage"]) == (usual["choices"], usual["usage"])
     wait_whole(server)
-    assert engines(server).restarts == 1
+    assert server.context.engine.restarts == 1
     assert httpx.get(f"{server.url}/health").json()["engines"] == ["ready", "ready"]
 
 
@@ -95,7 +97,7 @@ def test_requests_fail_when_no_engine_is_left(server: RunningServer) -> None:
     answer = ask(server, "!crash")
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
     wait_whole(server)
-    assert engines(server).restarts == 2
+    assert server.context.engine.restarts == 2
     assert ask(server, "hello").status_code == 200
 
 
@@ -121,3 +123,142 @@ def test_an_engine_that_cannot_start_ends_the_start() -> None:
     with running_server(make_link=make_link, num_engines=2, wait=False) as server:
         wait(lambda: server.context.engine.phase == "failed", what="it has failed")
         assert httpx.get(f"{server.url}/ready").status_code == 503
+
+
+IDLE = {index: Load(0) for index in range(4)}
+
+
+def chat(text: bytes = b"", *, digests: tuple[bytes, ...] = (), name: str = "r", model: str = "m") -> ChatRequest:
+    ids = np.frombuffer(text, np.uint8).astype(np.int32)
+    items = tuple(MediaItem("image", (), {}, 1, 1, 1, digest) for digest in digests)
+    return ChatRequest(name, model, Prompt(ids, ids[None], len(ids), items), SamplingParams(1), 0.0)
+
+
+def speech(name: str) -> SpeechRequest:
+    return SpeechRequest(name, "m", (), 0, 2.0, 10, True, 0.0)
+
+
+def long_text(seed: int, length: int = PREFIXES[0]) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, length, np.uint8).tobytes()
+
+
+def test_a_picture_is_always_asked_about_in_one_place() -> None:
+    """Whatever is asked, and whatever picture comes later in the conversation."""
+    for number in range(20):
+        first = f"picture {number}".encode()
+        found = {choose(chat(f"question {n}".encode(), digests=(first,)), IDLE) for n in range(3)}
+        found.add(choose(chat(b"and this?", digests=(first, b"another")), IDLE))
+        assert len(found) == 1 and found.pop()[1] == "affinity"
+
+
+def test_a_long_prompt_goes_where_its_beginning_is() -> None:
+    for number in range(20):
+        start = long_text(number)
+        found = {choose(chat(start + tail), IDLE) for tail in (b"", b" and", long_text(99, 5000))}
+        assert len(found) == 1 and found.pop()[1] == "affinity"
+
+
+def test_keys_spread_and_differ_by_model() -> None:
+    places = Counter(choose(chat(digests=(b"%d" % number,)), IDLE)[0] for number in range(400))
+    assert min(places.values()) > 60 and len(places) == 4
+    assert keys(chat(digests=(b"a",))) != keys(chat(digests=(b"a",), model="other"))
+
+
+def test_what_is_not_worth_finding_again_goes_to_the_freest() -> None:
+    loads = {0: Load(3), 1: Load(2), 2: Load(3)}
+    short = chat(long_text(0, PREFIXES[0] - 1))
+    reference = EncodeReference("e", "m", np.zeros(1, np.float32), "left", 0.0)
+    for request in (short, speech("s"), reference):
+        assert not keys(request)
+        assert choose(request, loads) == (1, "load")
+    drawn = Counter(choose(speech(f"s{number}"), IDLE)[0] for number in range(400))
+    assert min(drawn.values()) > 60 and len(drawn) == 4
+
+
+def test_an_engine_that_ends_moves_its_own_keys_alone() -> None:
+    for number in range(50):
+        request = chat(digests=(b"%d" % number,))
+        home, _ = choose(request, IDLE)
+        left = {index: load for index, load in IDLE.items() if index != 2}
+        if home != 2:
+            assert choose(request, left) == (home, "affinity")
+
+
+def test_a_hot_key_spills_over_and_comes_back() -> None:
+    request = chat(digests=(b"hot",))
+    home, _ = choose(request, IDLE)
+    in_flight = Counter(dict.fromkeys(IDLE, 0))
+    reasons: Counter[str] = Counter()
+    for _ in range(200):
+        engine, reason = choose(request, {index: Load(in_flight[index]) for index in IDLE})
+        in_flight[engine] += 1
+        reasons[reason] += 1
+    assert in_flight[home] == max(in_flight.values())
+    assert max(in_flight.values()) <= 1.25 * 50 + 1 and min(in_flight.values()) > 0
+    assert reasons["affinity"] == in_flight[home]
+    full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
+    assert choose(request, full)[1] == "spilled"
+    assert choose(request, {**full, home: Load(HEAD_START - 1)}) == (home, "affinity")
+
+
+def test_conversations_with_one_system_prompt_stay_together_when_they_spill() -> None:
+    system = long_text(1, PREFIXES[0])
+    home, _ = choose(chat(system), IDLE)
+    full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
+    places = set()
+    for number in range(30):
+        opening = system + long_text(100 + number, PREFIXES[1] - PREFIXES[0])
+        turns = {choose(chat(opening + b"?" * turn), full) for turn in (1, 50, 500)}
+        assert len(turns) == 1
+        places.add(turns.pop()[0])
+    assert places == set(IDLE) - {home} or len(places) >= 2
+
+
+def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
+    loads = {0: Load(1, LITTLE_SLACK / 2), 1: Load(5, 2.0), 2: Load(6)}
+    assert choose(speech("s"), loads) == (1, "load")
+    assert choose(chat(b"short"), loads) == (0, "load")
+    assert choose(speech("s"), {0: Load(1, 0.0), 1: Load(2, 0.1)}) == (0, "load")
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_all_processes_choose_alike(seed: str) -> None:
+    """Python's own hashes differ from process to process."""
+    code = "from service.api.engines.engines import ranked; print(ranked(b'key', range(8)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONHASHSEED": seed}
+    )
+    assert done.stdout.strip() == str(ranked(b"key", range(8)))
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_transcripts_expire() -> None:
+    clock = Clock()
+    kept = Transcripts(lifetime=60, clock=clock)
+    assert kept.expiry() == 1060
+    kept.add("a", "one")
+    clock.now += 30
+    kept.add("b", "two")
+    clock.now += 30
+    assert (kept.find("a"), kept.find("b")) == (None, "two")
+    clock.now += 30
+    assert kept.find("b") is None and not kept._kept and kept._bytes == 0
+
+
+def test_the_oldest_transcripts_make_room() -> None:
+    kept = Transcripts(most=3, most_bytes=100)
+    for name in "abcd":
+        kept.add(name, name)
+    assert [kept.find(name) for name in "abcd"] == [None, "b", "c", "d"]
+    kept.add("long", "\u00e9" * 49)  # 98 bytes: one of the others stays
+    assert [kept.find(name) for name in "bcd"] == [None, "c", "d"]
+    kept.add("e", "e")
+    assert kept.find("c") is None and all(kept.find(name) for name in ("d", "long", "e"))
+    kept.add("too long", "x" * 101)
+    assert kept.find("too long") is None and kept.find("e") == "e"

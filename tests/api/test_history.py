@@ -6,8 +6,8 @@ import re
 
 import httpx
 
-from service.metrics.history import WATCHED
 from service.metrics.metrics import PREFIX, SPECS
+from service.metrics.page import WATCHED
 from tests.support.processes import ROOT
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, wait

@@ -16,7 +16,7 @@ import pytest
 
 from service.api.app import create_admission
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
+from service.link.engine_link import EngineLink
 from service.link.messages import Outputs
 from service.media.fetch import FetchesBusy
 from service.metrics.metrics import Metrics
@@ -26,6 +26,7 @@ from service.settings.settings import Settings, load_settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS, until, wait
@@ -124,7 +125,7 @@ async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() 
     ("limits", "names"),
     [
         ({"max_pending_bytes": 64_000_000}, ("max_pending_bytes", "max_request_pixels")),
-        ({"max_request_pixels": 600_000_000}, ("max_pending_bytes", "max_request_pixels")),
+        ({"max_pending_bytes": 790_000_000}, ("max_pending_bytes", "max_request_pixels")),
         ({"max_body": 2_000_000_000}, ("max_pending_bytes", "max_body")),
     ],
     ids=str,
@@ -135,6 +136,7 @@ def test_limits_that_contradict_each_other_are_refused_at_the_start(
     with pytest.raises(SettingsError) as refused:
         create_admission(load_settings(limits), fake_catalog(), Metrics())
     assert all(name in str(refused.value) for name in names)
+    create_admission(load_settings({"max_request_pixels": 10**9}), fake_catalog(), Metrics())  # of many pictures
 
 
 async def test_fetches_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from typer.testing import CliRunner
 
 from service.cli.main import app
-from tests.api.test_meaning import MODEL, MOST_WRONG, SEEN, first_of_each_gate, request_of, shapes_part
+from tests.api.test_meaning import MODEL, SEEN, check_answers, shapes_part
 from tests.support.processes import ROOT, ServerProcess, served
 
 SPEECH = str(ROOT / "models/embedded/voxcpm2")
@@ -27,20 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 async def test_answers_among_others_are_right(server: ServerProcess) -> None:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
-
-        async def one(entry: dict[str, Any]) -> tuple[str, str]:
-            choice = (await client.chat.completions.create(**request_of(entry))).choices[0]
-            return choice.message.content or "", choice.finish_reason
-
-        entries = first_of_each_gate()
-        answers = await asyncio.gather(*map(one, entries))
-    wrong = [
-        (entry["gate"], answer)
-        for entry, answer in zip(entries, answers, strict=True)
-        if answer != (entry["turns"][-1][1], "stop")
-    ]
-    assert len(wrong) <= MOST_WRONG * len(entries), wrong
+    await check_answers(server)
 
 
 def test_the_answer_is_that_of_the_plain_server_and_its_weights_are_not(

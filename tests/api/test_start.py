@@ -15,15 +15,13 @@ import httpx
 import pytest
 
 from models.interfaces.errors import CheckpointError
-from service.api.engines.engine_client import EngineClient
-from service.api.engines.engines import Engines
 from service.hub.catalog import Catalog
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT, ServerProcess
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import running_server
 
 PATIENCE = 240.0
 
@@ -51,19 +49,12 @@ def test_tokenizers_are_read_while_the_engine_loads() -> None:
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "tiny"
 
 
-def one_engine(server: RunningServer) -> EngineClient:
-    engines = server.context.engine
-    assert isinstance(engines, Engines)
-    (client,) = engines.clients
-    return client
-
-
 def test_a_tokenizer_that_does_not_fit_ends_the_start() -> None:
     def load() -> Any:
         raise CheckpointError("tokenizer.json does not fit")
 
     with running_server(with_load(load), wait=False) as server:
-        failure = one_engine(server).failure
+        failure = server.context.engine.clients[0].failure
         assert failure is not None and failure.reason == "tokenizer.json does not fit"
         assert httpx.get(f"{server.url}/ready").status_code == 503
 

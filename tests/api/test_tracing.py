@@ -22,9 +22,9 @@ from opentelemetry.trace import StatusCode
 from websockets.sync.client import connect
 
 from service.api.tracing import Tracing, tracing_from
-from service.link.engine_link import InlineLink
 from tests.media.samples import encoded, picture
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import SMALL
@@ -66,7 +66,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     voices = str(tmp_path_factory.mktemp("voices"))
-    catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": False}
+    catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": "off"}
     talker = FakeTalker()
     with running_server(
         catalog, lambda config: InlineLink(config, talker.serve), tracing=Tracing(provider), **flags

@@ -13,7 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.cpu import LIMIT, WORKLOADS, Workload, build, committed, slower
+from benchmarks.cpu import LIMIT, WORKLOADS, Workload, build, committed
+
+pytestmark = pytest.mark.slow
 
 
 class Work(NamedTuple):
@@ -85,28 +87,10 @@ def workloads() -> Iterator[dict[str, Workload]]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nothing_became_more_work(workloads: dict[str, Workload], name: str) -> None:
     work = work_of(workloads[name])
     assert more(work, KNOWN[name]) == [], f"{work} instead of {KNOWN[name]}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_work_done_twice_is_noticed(workloads: dict[str, Workload], name: str) -> None:
-    call = workloads[name]
-
-    def twice() -> None:
-        call()
-        call()
-
-    done = {field for field, amount in zip(Work._fields, KNOWN[name], strict=True) if amount}
-    assert set(more(work_of(twice), KNOWN[name])) == done
-
-
-def test_only_what_is_more_than_half_as_slow_again_counts() -> None:
-    assert slower({"a": 1.49, "b": 1.51, "c": 0.5}, {"a": 1.0, "b": 1.0, "c": 1.0}) == {"b": 1.51}
 
 
 def test_every_workload_has_a_committed_ratio() -> None:

@@ -19,6 +19,8 @@ from service.graphs.pool import GraphPool
 from service.hub.catalog import embedded_models
 from tests.support.inference import no_gradients as no_gradients
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

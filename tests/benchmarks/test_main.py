@@ -15,6 +15,7 @@ import benchmarks.__main__ as runner
 from benchmarks.commands import Command
 from tests.support.waiting import wait
 
+pytestmark = pytest.mark.slow
 SLOW = """
 import time
 try:
@@ -79,24 +80,8 @@ def test_what_needs_a_gpu_is_not_begun_without_one(
     assert (tmp_path / "fast.log").exists() is gpu and "good: exit status 0" in printed
 
 
-def test_an_unknown_result_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        runner.main(["encoder_of_nothing"])
-    assert exit_.value.code == 2 and "'encoder_of_nothing'" in capsys.readouterr().err
-
-
 def measured(folder: Path, name: str, commit: str) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"commit": commit, "rows": []}))
-
-
-def test_results_of_another_commit_are_stale(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REPRISE_COMMIT", "0123456789abcdef")
-    measured(tmp_path, "good", "fedcba9876543210")
-    measured(tmp_path, "bad", "0123456789abcdef")
-    assert runner.main(["--list"]) == 0
-    assert capsys.readouterr().out == "good: stale, of fedcba9\nbad: current\nslow: not yet\nfast: not yet\n"
 
 
 def test_only_stale_results_are_measured_anew(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import quantization
 from benchmarks.quantization import Asked, Kept, compare
 from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, prompt
 from tests.support.inference import no_gradients as no_gradients
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_weights_themselves_keep_everything_and_fewer_bits_less() -> None:
@@ -31,16 +32,3 @@ def test_divergences_and_choices_are_counted_by_token() -> None:
     assert (row["answers"], row["tokens"], row["right_answers"]) == (2, 3, 0.5)
     assert row["kl_mean"] == pytest.approx(0.2) and row["same_tokens"] == pytest.approx(2 / 3)
     assert row["same_answers"] == 0.5
-
-
-def test_an_answer_is_right_with_its_end() -> None:
-    """Followed tokens decide where all are the same: nothing is generated again."""
-    logits = torch.full((1, 3, 5), -9.0)
-    logits[0, [0, 1, 2], [1, 2, 4]] = 9.0
-    expected = logits[0].double().log_softmax(-1)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quantization, "generate", lambda *_, **__: (None, logits[0], [1, 2, 4]))
-        for stops, right in ((frozenset({4}), True), (frozenset({3}), False)):
-            kept = Kept()
-            quantization._add(kept, None, Asked(prompt(PROMPTS[0]), 3, (1, 2)), [1, 2, 4], expected, stops)  # type: ignore[arg-type]
-            assert kept.right == [right] and kept.row()["kl_most"] == 0

@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import serving
-from benchmarks.serving import TINY, beside
-from service.cli.bench.spec import Record
-from tests.support.servers import running_server
+from benchmarks.serving import beside
+from service.cli.bench.traffic import Record
 
-SMALLEST = replace(
-    TINY,
-    closed={2: 2},
-    conversations={1: 1},
-    rates=(50.0,),
-    seconds=0.04,
-    long={200: 1},
-    lead=0.0,
-    processes=1,
-    turns=2,
-)
-
-
-@pytest.mark.slow
-def test_the_smallest_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(serving, "TINY", SMALLEST)
-    with running_server() as running:
-        serving.main(["all", "--tiny", "--engine", "other", "--url", running.url])
-    files = {kind: tmp_path / f"serving_{kind}_tiny_other.json" for kind in serving.RUNS}
-    results = {kind: json.loads(file.read_text()) for kind, file in files.items()}
-    assert {(result["engine"], result["engine_version"]) for result in results.values()} == {("other", None)}
-    rows = {kind: result["rows"] for kind, result in results.items()}
-    for kind, (row,) in rows.items():
-        assert row["succeeded"] == row["requests"] and not row["refused"] and not row["failed"], kind
-    assert rows["closed"][0]["tokens_per_s"] > 0 and rows["closed"][0]["requests"] == 2
-    (talk,) = rows["conversations"]
-    assert talk["requests"] == 2 and talk["turn_1_p50_ms"] > 0 and talk["later_p50_ms"] == talk["turn_2_p50_ms"] > 0
-    assert rows["arrivals"][0]["rate"] == 50 and rows["arrivals"][0]["send_delay_p99_ms"] >= 0
-    assert rows["long"][0]["requests"] == SMALLEST.streams + 1
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def stream(start: float, gaps: list[float]) -> Record:
@@ -67,19 +36,6 @@ def test_a_long_prompt_that_no_stream_was_beside_is_not_counted() -> None:
     assert (row["requests"], row["succeeded"], row["refused"]) == (3, 2, 1)
 
 
-def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
-        (["closed", "voxcpm2"], "one model of"),
-        (["closed", "--engine", "other"], "needs --url"),
-        (["directory"], "needs a path"),
-    ):
-        with pytest.raises(SystemExit):
-            serving.main(words)
-        assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_every_shape_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setenv("REPRISE_API_PROCESSES", "1")  # whatever the machine has

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.servers.footprint import Footprint
-from benchmarks.soak import GROWTH_BYTES, faults, thirds
+from benchmarks.soak import GROWTH_BYTES, faults
 
 MIB = 1 << 20
 
@@ -38,14 +38,6 @@ def test_threads_that_keep_coming_are_a_leak() -> None:
     assert said == "threads of api: 59.5 -> 67.5"
 
 
-def test_a_few_threads_more_are_many_where_there_are_few() -> None:
-    assert found([state(threads=count) for count in (4, 4, 4, 5, 5, 5)]) == ["threads of api: 4 -> 5"]
-
-
-def test_threads_under_load_that_end_with_it_are_no_leak() -> None:
-    assert faults(state(), [state(threads=70)] * 6, state()) == []
-
-
 @pytest.mark.parametrize(("megabytes", "number"), [(200, 0), (200 + 20 + (GROWTH_BYTES >> 20), 0), (280, 1)])
 def test_resident_memory_may_grow_a_little(megabytes: int, number: int) -> None:
     assert len(found([state()] * 4 + [state(megabytes=megabytes)] * 4)) == number
@@ -56,10 +48,3 @@ def test_what_is_held_at_the_end_is_named() -> None:
         "descriptors of api: 24 -> 25",
         "tasks: 7 -> 9",
     ]
-
-
-@pytest.mark.parametrize(
-    ("counts", "medians"), [([1, 2, 3, 4, 5, 6, 7], [1.5, 3.5, 6]), ([5], [5, 5, 5]), ([5, 6], [5, 5, 6])]
-)
-def test_thirds_of_a_run(counts: list[int], medians: list[float]) -> None:
-    assert thirds([state(threads=count) for count in counts], "threads") == {"api": medians}

@@ -1,4 +1,4 @@
-"""Thousands of requests of every kind leave nothing behind."""
+"""Requests of every kind leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tests.support import miniature
 
 pytestmark = pytest.mark.slow
 
-REQUESTS = 3000
+REQUESTS = 640
+"""Forty of each kind, as many before as during the round that is judged. `python -m benchmarks.churn` sends more."""
 CLIENTS = 8
 
 
-def test_thousands_of_requests_leave_nothing_behind() -> None:
+def test_requests_leave_nothing_behind() -> None:
     result = churn(REQUESTS, CLIENTS, ["--model", str(EMBEDDED / "qwen2_vl"), "--model", str(miniature.talker())])
     assert result["faults"] == []
     counts = {row["kind"]: row["requests"] for row in result["rows"]}

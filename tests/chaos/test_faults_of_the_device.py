@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from service.hub.catalog import load_catalog
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.slow
 MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(talker()))
 TWICE = "2"
 """Launches that run out of memory: a pass and its second try."""
-FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,10 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     def make_link(config: EngineConfig) -> EngineLink:
+        config = msgspec.structs.replace(config, decode_buckets=(8,), encoder_buckets=(256,))
         return ProcessLink(config, "tests.support.failing_engine:serve")
 
-    flags = {**FLAGS, "model": MODELS, "voices_dir": tmp_path_factory.mktemp("voices")}
+    flags = {"max_running": 8, "model": MODELS, "voices_dir": tmp_path_factory.mktemp("voices")}
     catalog = load_catalog(load_settings(flags))
     with running_server(catalog, make_link, **flags) as server:
         yield server

@@ -60,7 +60,7 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
 
 def test_a_signal_to_all_processes_is_one_to_the_server(tmp_path: Path) -> None:
     """As systemd sends it to the server's control group. The engine stands still, as above."""
-    flags = ("--drain-timeout", "120", "--hang-timeout", "600", "--standby", "on")
+    flags = ("--drain-timeout", "120", "--hang-timeout", "600")
     with served(*SMALL, *flags, TMPDIR=str(tmp_path)) as server:
         patient = Patient(server, tmp_path)
         engine = engine_pid(patient.pid)

@@ -25,7 +25,7 @@ from tests.support.waiting import GENEROUS, wait
 
 CHAT = "reprise/qwen2_vl"
 SPEECH = "reprise/voxcpm2"
-FLAGS = ("--decode-buckets", "1", "--decode-buckets", "2", "--max-running", "4")
+FLAGS = ("--max-running", "4")
 PATCH_BYTES = 0.16 * 96_000
 TEXT = "A long breath, and then a story that takes its time, as stories do that are told at night to those who listen."
 UTTERANCES = (60, 75, 95)

@@ -19,8 +19,7 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
 from service.cli.bench import run as bench_run
 from service.cli.bench.run import Clients
-from service.cli.bench.spec import ChatLoad, SpeechLoad
-from service.cli.bench.traffic import PATCH_SECONDS, WORDS, payload, questions
+from service.cli.bench.traffic import PATCH_SECONDS, WORDS, ChatLoad, SpeechLoad, payload, questions
 from service.cli.main import app
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.waiting import GENEROUS

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from service.cli.bench.run import summary
-from service.cli.bench.spec import Record, SpeechLoad
-from service.cli.bench.traffic import Connection, ConnectionFailed, peer_of
+from service.cli.bench.traffic import Connection, ConnectionFailed, Record, SpeechLoad, peer_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 Handler = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, bool]]

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from service.cli.main import app
 from service.cli.playback import LONGEST, cues
-from service.link.engine_link import InlineLink
 from tests.support.fake_talker import MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 
 SRT = """1
@@ -37,7 +37,7 @@ It cost $5.
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     talker = FakeTalker()
-    flags: dict[str, Any] = {"fixed_voices": False}
+    flags: dict[str, Any] = {"fixed_voices": "off"}
     with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
         yield server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import client, playback
-from service.cli.conversation import split_line
+from service.cli import playback
+from service.cli.client import key_for
+from service.cli.commands import split_line
 from service.cli.main import app, main
-from service.cli.options import key_for
 from service.media.audio_out import wav_header
 from tests.cli.conftest import AnswerWith, chat_stream
 from tests.support.processes import ROOT
@@ -191,28 +190,3 @@ def test_ps_says_what_a_server_does(server: RunningServer) -> None:
 )
 def test_openais_key_stays_on_this_machine(url: str, named: str, environ: dict[str, str], key: str) -> None:
     assert key_for(url, named, environ) == key
-
-
-@pytest.mark.parametrize(
-    ("program", "timeout", "says"),
-    [
-        ("import time; time.sleep(600)", 0.2, "not ready after 0.2 s"),
-        ("import sys; sys.exit('{ no model')", 60.0, "did not start: { no model"),
-        (
-            """import sys; sys.exit('{"level": "info", "message": "a"}\\n{"level": "error", "message": "no GPU"}\\n'
-            '{"level": "error", "message": "no engine"}\\n{"level": "info", "message": "b"}')""",
-            60.0,
-            "did not start: no GPU; no engine$",
-        ),
-    ],
-    ids=["silent", "ended", "errors"],
-)
-def test_a_local_server_that_does_not_start(program: str, timeout: float, says: str) -> None:
-    command = [sys.executable, "-c", program]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # A thread reads its log and closes it.
-    try:
-        with pytest.raises(client.ServerError, match=says):
-            client._ready_url(process, timeout)
-    finally:
-        process.kill()
-        process.wait()

@@ -35,7 +35,9 @@ def environment(name: str, python: str) -> Path:
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([python, "-m", "venv", str(folder)], check=True, timeout=300)
-            subprocess.run([interpreter, "-m", "pip", "install", "-q", "-r", str(file)], check=True, timeout=900)
+            subprocess.run(
+                [interpreter, "-m", "pip", "install", "-q", "--no-compile", "-r", str(file)], check=True, timeout=900
+            )
             (folder / "complete").touch()
     return interpreter
 

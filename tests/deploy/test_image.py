@@ -95,8 +95,13 @@ def test_the_image_says_how_it_runs(buildah: list[str], image: str) -> None:
     assert not [name for name in config["Env"] if "KEY" in name or "TOKEN" in name]
 
 
-def test_the_image_holds_what_is_locked(buildah: list[str], image: str) -> None:
-    container = run(*buildah, "from", image).strip()
+@pytest.fixture(scope="module")
+def container(buildah: list[str], image: str) -> str:
+    """One for all tests: its file system is a copy of the image's."""
+    return run(*buildah, "from", "--name", f"reprise-{uuid.uuid4().hex[:8]}", image).strip()
+
+
+def test_the_image_holds_what_is_locked(buildah: list[str], container: str) -> None:
     python = "/opt/reprise/bin/python"
     listed = run(*buildah, "run", container, "--", python, "-m", "pip", "list", "--format", "json")
     installed = {package["name"].lower().replace("_", "-"): package["version"] for package in json.loads(listed)}
@@ -113,8 +118,7 @@ def port() -> Iterator[int]:
         yield found
 
 
-def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str, port: int, tmp_path: Path) -> None:
-    container = run(*buildah, "from", "--name", f"reprise-{uuid.uuid4().hex[:8]}", image).strip()
+def test_the_image_serves_as_an_ordinary_user(buildah: list[str], container: str, port: int, tmp_path: Path) -> None:
     environment = [f"--env=REPRISE_PORT={port}", "--env=PATH=/opt/reprise/bin:/usr/bin:/bin"]
     command = [*buildah, "run", *environment, "--user=10001:10001", container, "--", "reprise", "serve"]
     log = tmp_path / "log"

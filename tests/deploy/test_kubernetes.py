@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from service.metrics.metrics import SPECS
 from service.settings.settings import Settings
-from tests.deploy.kustomize import FOLDER, Manifest, build, kustomizations, manifest_files
+from tests.deploy.kustomize import FOLDER, Manifest, build, kustomizations
 from tests.deploy.test_manifests import MARGIN, ROOT
 
 BASE, FULL = FOLDER / "base", FOLDER / "overlays/full"
-BUILT_IN = re.compile(r"v1|(apps|autoscaling|policy)/v\d+")
-"""API groups that every cluster has."""
-ADAPTER = FOLDER / "components/autoscaling/prometheus-adapter-values.yaml"
 PAGE = ROOT / "docs/kubernetes.md"
 
 
@@ -39,19 +34,6 @@ def pod(full: list[Manifest]) -> dict[str, Any]:
 @pytest.mark.parametrize("folder", kustomizations("Kustomization"), ids=lambda folder: folder.name)
 def test_each_kustomization_resolves(folder: Path) -> None:
     assert build(folder)
-
-
-def test_every_file_and_component_belongs_to_the_full_overlay() -> None:
-    overlay = yaml.safe_load((FULL / "kustomization.yaml").read_text())
-    assert {(FULL / name).resolve() for name in overlay["components"]} == set(kustomizations("Component"))
-    known = {*manifest_files(), ADAPTER} | {path / "kustomization.yaml" for path in FOLDER.rglob("*") if path.is_dir()}
-    assert not set(FOLDER.rglob("*.yaml")) - known
-
-
-def test_the_base_has_no_kind_that_a_plain_cluster_does_not_know(full: list[Manifest]) -> None:
-    assert all(BUILT_IN.fullmatch(manifest["apiVersion"]) for manifest in build(BASE))
-    foreign = {manifest["kind"] for manifest in full if not BUILT_IN.fullmatch(manifest["apiVersion"])}
-    assert foreign == {"PodMonitor"}
 
 
 def test_what_a_pod_names_is_there(full: list[Manifest], pod: dict[str, Any]) -> None:
@@ -83,13 +65,6 @@ def test_what_names_pods_finds_them(full: list[Manifest], pod: dict[str, Any]) -
     assert {port["targetPort"] for port in service["ports"]} <= ports
     assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
     assert labels[monitor["jobLabel"]] == "reprise", "alerts are about that job"
-
-
-def test_pods_are_put_on_gpus(pod: dict[str, Any]) -> None:
-    (container,) = pod["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["spec"]["tolerations"]
-    assert pod["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
 
 
 def test_settings_come_from_the_config_map_alone(full: list[Manifest], pod: dict[str, Any]) -> None:

@@ -13,13 +13,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy.install import torch_notice
 from deploy.install.lock import BUILD_LOCK, LOCKS, TORCH_LOCK, UNHASHED, Entry, read
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HASHED = [*LOCKS, BUILD_LOCK]
-INDEX = "https://packages.example/cpu"
 
 
 def parsed(entry: Entry) -> Requirement:
@@ -133,29 +131,3 @@ def test_without_a_gpu_torch_is_the_build_for_the_cpu(tmp_path: Path, gpu: bool,
     ran = [line.partition(" ")[0] for line in done.stdout.splitlines()]
     assert ran == (["python", "python"] if gpu else ["uv"] if reachable else ["uv", "python", "python"])
     assert "-q" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("system", "index", "device", "said"),
-    [
-        ("Linux", "", "cuda", "torch 1.2.3 with CUDA: about 2.5 GB"),
-        ("Linux", INDEX, "cpu", "the build that TORCH_INDEX has"),
-        ("Darwin", "", "cpu", "torch 1.2.3 for the CPU: about 0.2 GB"),
-    ],
-)
-def test_the_weight_of_torch_is_said(system: str, index: str, device: str, said: str) -> None:
-    version_of_torch = torch_notice.pinned("nvidia-x==1\ntorch==1.2.3\n")
-    assert said in torch_notice.notice(version_of_torch, system, index, device)
-
-
-def test_the_image_installs_the_locks() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    for name in ("requirements.lock", BUILD_LOCK):
-        assert f"--no-deps --require-hashes -r {name}" in dockerfile
-    notice, install = "torch_notice.py --device", f"pip install -c {TORCH_LOCK} torch"
-    assert dockerfile.index(notice) < dockerfile.index(install), "what is about to come is said before"
-    assert f"grep '^torch==' {TORCH_LOCK}" in dockerfile
-    assert "uv" in versions(BUILD_LOCK) and "/opt/build/bin/uv pip install" in dockerfile
-    assert "--torch-backend cpu" in dockerfile, "on a CPU the build without CUDA"
-    ignored = (ROOT / ".dockerignore").read_text()
-    assert "!requirements*.lock" in ignored and "!deploy/install" in ignored

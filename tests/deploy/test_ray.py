@@ -113,8 +113,6 @@ def ray_cluster() -> Iterator[Cluster]:
             "model": [str(endless_checkpoint(Path(name))), str(talker())],
             "kv_cache_tokens": ENDLESS_TOKENS,
             "device": "cpu",
-            "decode_buckets": "8",
-            "encoder_buckets": "256",
             "max_running": 8,
             "drain_timeout": DRAIN_SECONDS,
             "write_timeout": 10 * GENEROUS,  # streams are not read while Ray scales

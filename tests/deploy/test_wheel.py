@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import email
 import os
 import re
 import subprocess
 import sys
 import sysconfig
-import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -88,22 +86,6 @@ def test_the_wheel_holds_one_package_and_nothing_that_it_does_not_need(wheel: Pa
     assert {f"reprise_server/service/page/{file}" for file in page} <= {*names}
 
 
-def test_its_metadata_are_complete(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
-    said = email.message_from_bytes(archive.read(name))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert said["Name"] == project["name"] == "reprise-server" and said["Summary"] == project["description"]
-    assert said["Author"] and said["License-Expression"] == "Apache-2.0" and said["License-File"] == "LICENSE"
-    assert said["Keywords"] and said.get_all("Classifier") and said["Requires-Python"] == ">=3.11"
-    assert said.get_payload().startswith("# Reprise")
-    assert {"bench", "play", "ray", "report", "test", "test-all", "tracing"} == {*said.get_all("Provides-Extra", [])}
-
-
-def test_the_command_says_its_version(environment: Path, namesakes: Path) -> None:
-    assert run(environment / "reprise", "--version", cwd=namesakes).strip() == "0.1.0"
-
-
 def test_it_leaves_the_names_of_its_packages_to_others(environment: Path, tmp_path: Path) -> None:
     program = """
 from importlib.util import find_spec
@@ -111,16 +93,6 @@ assert find_spec("models") is None and find_spec("service") is None
 import reprise_server
 import models, service.settings.settings
 assert models.__file__.startswith(str(reprise_server.ROOT)) and "reprise_server" in service.settings.settings.__file__
-"""
-    run(environment / "python", "-P", "-c", program, cwd=tmp_path)
-
-
-def test_ray_finds_the_application(environment: Path, tmp_path: Path) -> None:
-    needed("ray")
-    program = """
-from reprise_server.ray_serve.app import build
-application = build({"gpus": 0, "settings": {"device": "cpu"}})
-assert build.__module__ == "reprise_server.ray_serve.app"
 """
     run(environment / "python", "-P", "-c", program, cwd=tmp_path)
 

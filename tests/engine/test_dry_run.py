@@ -19,7 +19,8 @@ from models.checkpoints.registry import family_of, resolve
 from service.cli.main import app
 from service.engine.core.worker import MemoryRequirements
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
-from service.engine.memory.memory import LiveBytes, MemoryPlanError, peak_bytes
+from service.engine.memory import memory
+from service.engine.memory.memory import LiveBytes, MemoryPlanError, peak_bytes, state_bytes
 from service.engine.speech.worker import SpeechWorker
 from service.hub.catalog import embedded_models
 from service.link.config import ConfigurationError, EngineConfig, ModelConfig
@@ -68,7 +69,7 @@ class _Unread:
 
 @pytest.mark.parametrize(
     "directory",
-    [path if path.parent.name == "embedded" else slow(path) for path in DIRECTORIES],
+    [path if path == DIRECTORIES[0] else slow(path) for path in DIRECTORIES],
     ids=lambda path: f"{path.parent.name}-{path.name}",
 )
 def test_every_family_is_told_from_its_configuration_and_headers(
@@ -233,11 +234,9 @@ def _run(*arguments: str) -> Any:
 
 def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     small = str(GOLDEN / "qwen2_vl")
-    done = _run("--gpu-memory", "24GiB")
-    assert done.exit_code == 0 and "a GPU of 24.0 GiB" in done.output, done.output
+    done = _run("--gpu-memory", "24GiB", "--gpus", "0,2")
+    assert done.exit_code == 0 and "on each GPU (--gpus 0,2) of 24.0 GiB" in done.output, done.output
     assert "reprise/qwen2_vl: a KV cache of" in done.output and "reprise/voxcpm2: a KV cache of" in done.output
-    done = _run("--gpu-memory", "24GiB", "--gpus", "0,2", "--model", small)
-    assert done.exit_code == 0 and "on each GPU (--gpus 0,2) of 24.0 GiB" in done.output
     done = _run("--gpu-memory", "1G", "--model", small)
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
     done = _run("--gpu-memory", "much")
@@ -257,3 +256,15 @@ def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) ->
 def test_without_a_gpu_a_size_is_asked_for() -> None:
     done = _run()
     assert done.exit_code == 2 and "name the size of one, as in --gpu-memory 24G" in done.stderr
+
+
+def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows for each slot at least; where these take more than their share, slots are fewer."""
+    assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)
+    for share, slots in ((0.4, EngineConfig(()).slots), (0.0, 1)):
+        monkeypatch.setattr(memory, "STATE_SHARE", share)
+        plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False), 8 * GIB)
+        (model,) = plan.models
+        assert model.running == slots <= model.snapshots and 0 < model.states <= plan.memory.state
+        (line,) = [line for line in plan.lines() if "recurrent states" in line]
+        assert f"{slots} requests at once and at least {model.snapshots} prefixes" in line

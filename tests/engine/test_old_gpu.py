@@ -28,8 +28,3 @@ def test_auto_takes_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         assert resolve_device(EngineConfig(models=(), device="auto")).type == "cpu"
     assert "Tesla T4" in caplog.text and "CPU" in caplog.text
-
-
-def test_a_newer_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (8, 0))
-    assert resolve_device(EngineConfig(models=(), device="auto")) == torch.device("cuda", 0)

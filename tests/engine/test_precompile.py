@@ -96,15 +96,6 @@ def test_what_was_precompiled_is_known_by_all_that_decides_its_kernels(
     assert len({mark, *others}) == 7
 
 
-def test_a_precompilation_leaves_its_mark(tmp_path: Path) -> None:
-    mark, blocked = tmp_path / "cache" / "stamp", tmp_path / "file" / "stamp"
-    blocked.parent.touch()
-    with torch.inference_mode():
-        for path in (mark, blocked):
-            precompile(InlineEngine(graphs=False).worker, path)
-    assert mark.exists()
-
-
 def test_a_precompiled_chat_model_answers_as_before(tmp_path: Path) -> None:
     with torch.inference_mode():
         engine = InlineEngine(graphs=False)

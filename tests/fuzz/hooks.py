@@ -6,7 +6,7 @@ from typing import Any
 
 import schemathesis
 
-from service.api.chat.refused_fields import REFUSED
+from service.api.chat.schema import REFUSED
 from tests.support.tool_samples import TOOLS
 
 SELDOM = (

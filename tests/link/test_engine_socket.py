@@ -14,7 +14,7 @@ import zmq
 
 from service.link import wire
 from service.link.engine_socket import EngineSocket
-from service.link.messages import Command, EncodeReference, Outputs
+from service.link.messages import Attach, Command, EncodeReference, Outputs
 from tests.support.waiting import GENEROUS
 
 Ends = tuple[EngineSocket, zmq.Socket]
@@ -23,10 +23,11 @@ Ends = tuple[EngineSocket, zmq.Socket]
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
     address = f"ipc://{tmp_path}/engine"
-    near, context = EngineSocket.bound(address), zmq.Context()
-    far = context.socket(zmq.PAIR)
-    far.connect(address)
-    assert near.zmq.poll(GENEROUS * 1000, zmq.POLLOUT)  # what is sent to nobody is lost
+    near, context = EngineSocket(address, "api-1"), zmq.Context()
+    far = context.socket(zmq.DEALER)  # one that need not name its only peer, as a ROUTER would
+    far.bind(address)
+    assert far.poll(GENEROUS * 1000)
+    assert isinstance(wire.command_decoder().decode(far.recv_multipart()), Attach)
     yield near, far
     near.close()
     far.close(linger=0)
@@ -100,7 +101,7 @@ used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.
 for more in range(40):
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
     try:
-        EngineSocket.bound(f"ipc://{sys.argv[1]}/{more}").close()
+        EngineSocket(f"ipc://{sys.argv[1]}/{more}", "api-1").close()
     except OSError:
         print("refused")
     else:

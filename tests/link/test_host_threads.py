@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.link.config import EngineConfig, ModelConfig
-from service.link.standby import MAX_THREADS, SMALL_BYTES, num_threads, thread_variables
+from service.link.engine_link import MAX_THREADS, SMALL_BYTES, num_threads, thread_variables
 from tests.support.processes import served
 from tests.support.victims import SMALL
 
@@ -46,16 +46,14 @@ def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["process", "inline"])
-def test_an_engine_that_was_started_computes_with_them(engine: str) -> None:
-    with served(*SMALL, "--threads", "3", "--engine", engine) as server:
+def test_an_engine_that_was_started_computes_with_them() -> None:
+    with served(*SMALL, "--threads", "3") as server:
         said = re.search(r"threads on the host: (\d+)", "".join(server.log))
         assert said is not None and said[1] == "3"
-        if engine == "process":
-            children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-            environments = [_environment(int(child)) for child in children]
-            (environ,) = [made for made in environments if "OMP_WAIT_POLICY" in made]
-            assert environ.items() >= {**PASSIVE, "OMP_NUM_THREADS": "3"}.items()
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        environments = [_environment(int(child)) for child in children]
+        (environ,) = [made for made in environments if "OMP_WAIT_POLICY" in made]
+        assert environ.items() >= {**PASSIVE, "OMP_NUM_THREADS": "3"}.items()
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_socket import SUPERVISOR, EngineSocket
 from service.system.children import python_command, python_environment
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS
@@ -42,6 +43,7 @@ def test_an_engine_process_exits_without_waiting_for_threads_and_loses_no_output
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+    peer = EngineSocket(f"ipc://{tmp_path}/engine", SUPERVISOR)
     try:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
@@ -53,3 +55,4 @@ def test_an_engine_process_exits_without_waiting_for_threads_and_loses_no_output
     finally:
         process.kill()
         process.communicate()
+        peer.close()

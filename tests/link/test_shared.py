@@ -18,7 +18,6 @@ from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import AttachedLink, FollowedEngine, ProcessLink
 from service.link.messages import Abort, ChatRequest, Detach, SamplingParams, Stop
 from service.metrics.metrics import Metrics
-from service.processes.engines import AnnouncedLink
 from tests.support.waiting import GENEROUS, until
 
 CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))
@@ -42,9 +41,7 @@ class Matrix:
 @asynccontextmanager
 async def matrix() -> AsyncIterator[Matrix]:
     engine = FollowedEngine()
-    supervisor = EngineClient(
-        lambda: AnnouncedLink(ProcessLink(CONFIG, FAKE, shared=True), engine.tell), Metrics({"tiny": "chat"})
-    )
+    supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=engine.tell), Metrics({"tiny": "chat"}))
 
     def client(peer: str) -> EngineClient:
         metrics = Metrics({"tiny": "chat"})

@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.servers.footprint import inspect
-from service.link import standby as standby_module
+from service.link import engine_link
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import EngineExit, ProcessLink
+from service.link.engine_link import ENTRY, STANDBY, EngineExit, ProcessLink, Standby, start_engine_process
 from service.link.messages import Outputs, Stop
-from service.link.standby import Standby, start_engine_process
 from tests.support.processes import ROOT
 from tests.support.waiting import until
 
 EMBEDDED = ROOT / "models" / "embedded"
-ENTRY = """
+PROGRAM = """
 import os
 from pathlib import Path
 from service.link.messages import EngineState, Outputs, Stop
@@ -36,7 +35,7 @@ def prepare(config):
 
 def serve(config, channel):
     told = f"{os.getpid()} {config.restarted} {config.stood_by} {config.models[0].name}"
-    channel.send(Outputs(state=EngineState("ready", told, (), 0, device="cpu")))
+    channel.send(Outputs(state=EngineState("ready", told, (), 0, device="a GPU")))
     while not any(isinstance(command, Stop) for command in channel.receive(None)):
         pass
 """
@@ -44,7 +43,7 @@ CONFIG = EngineConfig((ModelConfig("model", "/nowhere"),), device="cpu")
 
 
 class Life:
-    """One life of the engine of ENTRY, ready."""
+    """One life of the engine of PROGRAM, ready."""
 
     def __init__(self, link: ProcessLink, running: asyncio.Task[EngineExit], told: str) -> None:
         self.link, self._running = link, running
@@ -61,9 +60,9 @@ Begin = Callable[[Standby | None], Awaitable[Life]]
 
 @pytest.fixture
 async def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
-    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    (tmp_path / "entry_of_test.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(standby_module, "PREPARE_AFTER", 0.0)
+    monkeypatch.setattr(engine_link, "PREPARE_AFTER", 0.0)
     tasks = []
 
     async def beginning(standby: Standby | None) -> Life:
@@ -92,7 +91,7 @@ def prepared(folder: Path) -> set[int]:
 
 
 async def test_each_restart_runs_in_the_standby_process(begin: Begin, tmp_path: Path) -> None:
-    standby = Standby(beside_cpu=True)
+    standby = Standby(CONFIG, "entry_of_test:serve")
     life = await begin(standby)
     assert life.told == ["False", "False", "model"]
     seen = {life.pid}
@@ -108,18 +107,18 @@ async def test_each_restart_runs_in_the_standby_process(begin: Begin, tmp_path: 
 
 async def test_the_first_start_runs_in_the_standby_process(begin: Begin, tmp_path: Path) -> None:
     """Its age is part of the start, unlike that of a process that waited."""
-    standby = Standby()
-    await standby.begin(CONFIG, "entry_of_test:serve")
+    standby = Standby(CONFIG, "entry_of_test:serve")
+    await standby.begin()
     await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
     (begun,) = prepared(tmp_path)
     life = await begin(standby)
     assert life.pid == begun and life.told == ["False", "False", "model"]
     await life.end()
-    assert (await begin(standby)).pid != begun
+    assert (await begin(None)).pid != begun
 
 
 async def test_an_engine_starts_although_its_standby_process_has_died(begin: Begin, tmp_path: Path) -> None:
-    standby = Standby(beside_cpu=True)
+    standby = Standby(CONFIG, "entry_of_test:serve")
     life = await begin(standby)
     await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
     (waiting,) = prepared(tmp_path)
@@ -133,9 +132,9 @@ async def test_an_engine_starts_although_its_standby_process_has_died(begin: Beg
 
 
 async def test_the_end_of_its_parent_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    (tmp_path / "entry_of_test.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    process = await standby_module.start_engine_process(CONFIG, standby_module.STANDBY, "entry_of_test:serve")
+    process = await start_engine_process(CONFIG, STANDBY, "entry_of_test:serve")
     assert process.stdin is not None
     process.stdin.close()
     assert await process.wait() == 0
@@ -174,7 +173,7 @@ async def test_an_engine_starts_although_the_current_directory_was_deleted(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    process = await start_engine_process(CONFIG, standby_module.STANDBY, standby_module.ENTRY)
+    process = await start_engine_process(CONFIG, STANDBY, ENTRY)
     try:
         assert os.readlink(f"/proc/{process.pid}/cwd") == "/"
     finally:

@@ -10,6 +10,9 @@ import numpy as np
 import soundfile
 from PIL import Image
 
+from models.interfaces.resizing import FrameResizer
+from service.media.decode import Choose
+
 
 def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
     """Smooth colours with some noise, so that every codec has something to do."""
@@ -52,6 +55,15 @@ def video(
             out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         out.mux(stream.encode(None))
     return buffer.getvalue()
+
+
+def chosen(*indices: int) -> Choose:
+    """These frames, in the size of the source."""
+    return lambda metadata: (indices, FrameResizer(metadata.height, metadata.width))
+
+
+def every(step: int) -> Choose:
+    return lambda metadata: chosen(*range(0, metadata.num_frames, step))(metadata)
 
 
 def tone(frequency: float, sample_rate: int, seconds: float = 1.0, amplitude: float = 0.5) -> np.ndarray:

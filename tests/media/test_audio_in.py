@@ -10,9 +10,8 @@ import pytest
 
 from models.interfaces.errors import InputError
 from service.media.audio_decode import decode_samples
-from service.media.audio_in import decode_audio
 from service.media.audio_out import StreamingEncoder
-from service.media.decoders import decode_workers
+from service.media.decode import decode_audio, decode_workers
 from service.media.limits import AudioLimits
 from tests.media.samples import mutations, sound, sound_by_av, tone
 

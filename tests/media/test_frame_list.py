@@ -11,18 +11,16 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
 from service.media import image_decode
+from service.media.decode import Choose, decode_frame_list
 from service.media.image_decode import upright_picture
 from service.media.limits import ImageLimits, VideoLimits
-from service.media.video_in import Choose, decode_frame_list
 from tests.media import samples
+from tests.media.samples import chosen, every
 
 FIELD = "messages[0].content[0].video_url"
 LIMITS = VideoLimits()
-
-
-def every(step: int) -> Choose:
-    return lambda metadata: range(0, metadata.num_frames, step)
 
 
 ALL = every(1)
@@ -107,19 +105,22 @@ def test_frames_are_chosen_and_charged_before_the_first_is_decoded(events: list[
         list_frames(payload, limits=VideoLimits(max_decoded_bytes=2 * one))
     assert not events
     list_frames(payload, every(2), charge=charge)
-    assert events == [("charged", 3 * one), *[("decoded", one)] * 3]
+    assert events == [("charged", 4 * one), *[("decoded", one)] * 3]
     events.clear()
     # The first frame gives the size, and so is decoded though nobody wants it.
-    list_frames(payload, lambda metadata: [3, 4], charge=charge)
+    list_frames(payload, chosen(3, 4), charge=charge)
     assert events == [("charged", 3 * one), *[("decoded", one)] * 3]
+    events.clear()
+    list_frames(payload, lambda metadata: (range(5), FrameResizer(2, 4)), charge=charge)
+    assert events[0] == ("charged", one + 5 * 2 * 4 * 3), "one at full size, all resized"
 
 
 def test_a_frame_that_takes_more_to_decode_is_charged_with_it(events: list[tuple[str, int]]) -> None:
     picture, one = samples.picture(), 40 * 30 * 3
     jpeg, webp = samples.encoded(picture, "JPEG"), samples.encoded(picture, "WEBP")
     list_frames(frame_list(jpeg, webp, webp), charge=lambda size: events.append(("charged", size)))
-    beside = 40 * 30 * 16 - one
-    assert events == [("charged", 3 * one), ("decoded", one), ("charged", beside), *[("decoded", one)] * 2]
+    more = 40 * 30 * 16 - one
+    assert events == [("charged", 4 * one), ("decoded", one), ("charged", more), *[("decoded", one)] * 2]
 
 
 def test_a_frame_of_another_size_is_not_decoded(events: list[tuple[str, int]]) -> None:

@@ -8,7 +8,8 @@ import av
 import numpy as np
 import pytest
 
-from service.media.g711 import RATE, a_law, mu_law
+from service.media.audio_formats import G711_RATE as RATE
+from service.media.audio_out import a_law, mu_law
 
 EVERY = np.arange(-32_768, 32_768).astype(np.int16)
 LAWS = [("pcm_mulaw", mu_law), ("pcm_alaw", a_law)]

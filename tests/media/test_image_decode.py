@@ -18,13 +18,18 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from models.interfaces.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
-from service.media.decoders import DECODER
-from service.media.decoding_memory import MAX_FILLING, MAX_LARGE_SCANS, MAX_SCANS, MAX_SEGMENTS, MOST_STEPS, SCAN
-from service.media.image_decode import decode_image
-from service.media.image_in import read_image
+from service.media.decode import DECODER
+from service.media.image_decode import PixelImage, decode_image, read_image
+from service.media.image_header import (
+    MAX_CHUNKS,
+    MAX_FILLING,
+    MAX_LARGE_SCANS,
+    MAX_SCANS,
+    MAX_SEGMENTS,
+    MOST_STEPS,
+    SCAN,
+)
 from service.media.limits import ImageLimits
-from service.media.pixel_image import PixelImage
-from service.media.png_chunks import MAX_CHUNKS
 from tests.media.samples import encoded, mutations, picture
 from tests.support.slow import slow
 

@@ -13,11 +13,11 @@ import pytest
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import DIGEST_BYTES, VideoFrames
-from service.media.decoders import decode_workers
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits
 from service.media.loader import MediaLoader
-from tests.media.samples import encoded, picture, sound, tone, video
+from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.slow import slow
 
 T = TypeVar("T")
@@ -58,12 +58,12 @@ async def test_image_whatever_type_is_declared(loader: MediaLoader) -> None:
 async def test_video_and_frame_list(loader: MediaLoader) -> None:
     budget = loader.budget()
     whole = await loader.video(
-        data_url(video(), "video/mp4"), lambda m: [0, 5], kept, frame_list_fps=1.0, field="f", budget=budget
+        data_url(video(), "video/mp4"), chosen(0, 5), kept, frame_list_fps=1.0, field="f", budget=budget
     )
     assert whole.indices == (0, 5)
     frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
     listed = await loader.video(
-        f"data:video/jpeg;base64,{frame},{frame}", lambda m: [0, 1], kept, frame_list_fps=4.0, field="f", budget=budget
+        f"data:video/jpeg;base64,{frame},{frame}", chosen(0, 1), kept, frame_list_fps=4.0, field="f", budget=budget
     )
     assert listed.times == (0.0, 0.25)
     assert budget.decoded_bytes_left == 100_000 - 2 * 64 * 48 * 3 - 2 * 40 * 30 * 3
@@ -80,7 +80,7 @@ async def test_audio(loader: MediaLoader) -> None:
 async def test_remote_urls_are_off(loader: MediaLoader, url: str) -> None:
     for load in (
         loader.image(url, itself, field="f", budget=loader.budget()),
-        loader.video(url, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
+        loader.video(url, chosen(0), kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
         loader.audio(url, sample_rate=16_000, field="f"),
     ):
         with pytest.raises(InputError, match="media_urls") as caught:
@@ -105,7 +105,7 @@ async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
         await loader.image(big, itself, field="f", budget=budget)
     with pytest.raises(InputError, match="too large: at most"):
         url = "data:video/jpeg;base64," + "A" * 400_000
-        await loader.video(url, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget())
+        await loader.video(url, chosen(0), kept, frame_list_fps=1.0, field="f", budget=loader.budget())
 
 
 async def test_no_picture_is_decoded_while_one_is_held_at_full_size(loader: MediaLoader) -> None:
@@ -137,7 +137,7 @@ async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     await loader.image(data_url(encoded(picture(170, 170), "PNG")), itself, field="f", budget=budget)
     with pytest.raises(InputError, match="at most 33333 pixels"):
-        await loader.video(data_url(video()), lambda m: [0, 1], kept, frame_list_fps=1.0, field="f", budget=budget)
+        await loader.video(data_url(video()), chosen(0, 1), kept, frame_list_fps=1.0, field="f", budget=budget)
     with pytest.raises(InputError, match="at most 33333 pixels"):
         await loader.image(data_url(encoded(picture(170, 170), "PNG")), itself, field="f", budget=budget)
 
@@ -156,7 +156,7 @@ async def test_isolated_pictures_are_not_decoded_in_this_process(
     frames = data_url(IMAGE, "video/jpeg")
     calls = (
         loader.image(url, itself, field="f", budget=loader.budget()),
-        loader.video(frames, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
+        loader.video(frames, chosen(0), kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
     )
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     if loader._image_pool is None:
@@ -201,7 +201,7 @@ async def test_clients_take_turns(loader: MediaLoader) -> None:
             await go.acquire()
 
         url, budget = data_url(video()), loader.budget(client)
-        await loader.video(url, lambda metadata: [0], prepare, frame_list_fps=1.0, field="f", budget=budget)
+        await loader.video(url, chosen(0), prepare, frame_list_fps=1.0, field="f", budget=budget)
 
     async with asyncio.TaskGroup() as tasks:
         for client in ("greedy", "greedy", "greedy", "other"):

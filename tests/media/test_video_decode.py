@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from models.interfaces.errors import InputError
+from service.media import video_decode
 from service.media.limits import VideoLimits
 from service.media.video_decode import VideoSource
 from tests.media import samples
@@ -34,6 +35,40 @@ def test_mutants_are_videos_or_refused(container: str, codec: str) -> None:
             assert source.metadata.fps > 0 and 0 < source.metadata.duration <= limits.max_duration
             outcomes[True] += 1
     assert outcomes[True] > 5 and outcomes[False] > 5
+
+
+def test_damage_to_av1_costs_no_frame_that_can_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders with threads lose frames around a damaged one; what is left has its own index."""
+    data = bytearray(samples.video("mp4", "libsvtav1", frames=40, size=(96, 64)))
+    begin, end = data.index(b"mdat"), data.index(b"moov")
+    places = range(begin + (end - begin) // 4, end - 30, (end - begin) // 8)
+
+    def left(threads: int) -> list[dict[int, int]]:
+        monkeypatch.setattr(video_decode, "DECODE_THREADS", threads)
+        return [greys(bytes(data[:place]) + bytes(20) + bytes(data[place + 20 :])) for place in places]
+
+    alone = left(1)
+    for frames in (left(2), left(8)):
+        for one, other in zip(alone, frames, strict=True):
+            assert one.keys() <= other.keys()
+            assert {
+                index: grey for index, grey in one.items() if abs(grey - index * 8 % 256) < 8
+            }.items() <= other.items()
+    counts = list(map(len, alone))
+    assert min(counts) < 40 and sum(counts) > 10 * len(counts)
+
+
+def greys(data: bytes) -> dict[int, int]:
+    """Index -> grey, of the frames that can be decoded."""
+    source = VideoSource(data, field=FIELD, limits=VideoLimits())
+    seen = {index: int(pixels[40:, 60:].mean()) for index, _, pixels in source.frames(range(40))}
+    source.close()
+    return seen
+
+
+def test_divx_3_is_read() -> None:
+    source = VideoSource(samples.video("avi", "msmpeg4", frames=3), field=FIELD, limits=VideoLimits())
+    assert [index for index, _, _ in source.frames(range(3))] == [0, 1, 2]
 
 
 def test_a_codec_that_is_not_supported_is_named_beside_those_that_are() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ import pytest_asyncio
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
 from service.confined.workers import WorkerLimits, WorkerPool
-from service.media.decoders import decode_workers
+from service.media.decode import Choose, decode_video, decode_workers
 from service.media.limits import VideoLimits
-from service.media.video_in import Choose, decode_video
 from tests.media import samples
+from tests.media.samples import chosen, every
 
 FIELD = "messages[0].content[0].video_url"
 MIB = 1 << 20
@@ -32,15 +33,17 @@ async def pool() -> AsyncIterator[WorkerPool]:
     pool.close()
 
 
-def every(step: int) -> Choose:
-    return lambda metadata: range(0, metadata.num_frames, step)
-
-
 ALL = every(1)
 
 
-async def decode(pool: WorkerPool, data: bytes, choose: Choose, limits: VideoLimits = LIMITS) -> VideoFrames:
-    return await decode_video(pool, data, choose, field=FIELD, limits=limits)
+async def decode(
+    pool: WorkerPool,
+    data: bytes,
+    choose: Choose,
+    limits: VideoLimits = LIMITS,
+    charge: Callable[[int], None] = lambda size: None,
+) -> VideoFrames:
+    return await decode_video(pool, data, choose, field=FIELD, limits=limits, charge=charge)
 
 
 async def refusal(pool: WorkerPool, data: bytes, limits: VideoLimits = LIMITS) -> str:
@@ -60,9 +63,9 @@ async def refusal(pool: WorkerPool, data: bytes, limits: VideoLimits = LIMITS) -
 async def test_containers(pool: WorkerPool, container: str, codec: str) -> None:
     asked: list[VideoMetadata] = []
 
-    def choose(metadata: VideoMetadata) -> Sequence[int]:
+    def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
         asked.append(metadata)
-        return [0, 7, 7, 29]
+        return chosen(0, 7, 7, 29)(metadata)
 
     video = await decode(pool, samples.video(container, codec), choose)
     assert asked == [video.metadata] == [VideoMetadata(30, 30.0, 1.0, 48, 64)]
@@ -140,7 +143,7 @@ async def test_attacker_sized_frames(pool: WorkerPool, place: str) -> None:
 
 
 async def test_choose_may_refuse(pool: WorkerPool) -> None:
-    def choose(metadata: VideoMetadata) -> Sequence[int]:
+    def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
         raise InputError("fps", "too high")
 
     lost = pool.workers_lost
@@ -153,7 +156,7 @@ async def test_choose_may_refuse(pool: WorkerPool) -> None:
 @pytest.mark.parametrize("indices", [[], [3, 2], [-1], [30]])
 async def test_bad_indices_are_a_bug_of_the_caller(pool: WorkerPool, indices: list[int]) -> None:
     with pytest.raises(ValueError, match="must ascend"):
-        await decode(pool, samples.video(), lambda _: indices)
+        await decode(pool, samples.video(), chosen(*indices))
     assert len((await decode(pool, samples.video(), every(10))).frames) == 3
 
 

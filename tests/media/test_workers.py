@@ -19,8 +19,7 @@ from benchmarks.servers.footprint import inspect
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment
-from service.media.audio_in import decode_audio
-from service.media.decoders import decode_workers
+from service.media.decode import decode_audio, decode_workers
 from service.media.limits import AudioLimits
 from service.media.messages import DecodeAudio
 from tests.media.samples import sound, tone

@@ -54,13 +54,6 @@ def test_templates_are_looked_for_as_transformers_does_for_processors(
     assert load_chat_template(tmp_path, "default").render(TURN) == chosen
 
 
-def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    write(tmp_path, jinja=False, processors=False, tokenizers=True)
-    (tmp_path / "chat_template.jinja").write_bytes("é".encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read"):
-        load_chat_template(tmp_path)
-
-
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
     assert load_chat_template(tmp_path, "default").render(TURN) == "default"
@@ -82,11 +75,6 @@ def test_of_several_templates_the_default_is_used(tmp_path: Path, named: type) -
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries[:1]}))
     with pytest.raises(CheckpointError, match=r'tokenizer_config\.json: chat_template must be .* "default"'):
         load_chat_template(tmp_path)
-
-
-def test_a_template_needs_no_configuration_of_the_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("jinja{{ bos_token }}")
-    assert load_chat_template(tmp_path).render(TURN) == "jinja"
 
 
 def layout(tmp_path: Path, *, multimodal: bool) -> Path:

@@ -34,30 +34,27 @@ LONGROPE = {
     "original_max_position_embeddings": 66,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-FORMS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}, {}),
-    "llama_tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"tie_word_embeddings": True}, {}),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}, {"qkv_bias": True}),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16}, {"qk_norm": True}),
-    "yarn": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"rope_scaling": YARN}, {"qk_norm": True}),
+FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("Llama", {}, {}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}, {}),
+    "qwen2": ("Qwen2", {}, {"qkv_bias": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16}, {"qk_norm": True}),
+    "yarn": ("Qwen3", {"rope_scaling": YARN}, {"qk_norm": True}),
     "yarn_of_all_fields": (
-        transformers.Qwen2Config,
-        transformers.Qwen2ForCausalLM,
+        "Qwen2",
         {"rope_scaling": {**YARN, "beta_fast": 3.0, "beta_slow": 0.5, "attention_factor": 1.3, "truncate": False}},
         {"qkv_bias": True},
     ),
-    "minicpm4": (
-        transformers.LlamaConfig,
-        transformers.LlamaForCausalLM,
-        {"head_dim": 16, "rope_scaling": LONGROPE},
-        {},
-    ),
+    "minicpm4": ("Llama", {"head_dim": 16, "rope_scaling": LONGROPE}, {}),
 }
+"""By name: the published classes' family, fields of the config, and arguments of ours."""
 
 
 @torch.no_grad()
 def reference(form: str, directory: Path) -> torch.nn.Module:
-    config_class, model_class, extra, _ = FORMS[form]
+    family, extra, _ = FORMS[form]
+    config_class = getattr(transformers, f"{family}Config")
+    model_class = getattr(transformers, f"{family}ForCausalLM")
     torch.manual_seed(0)
     model = model_class(config_class(**{**SHAPE, **extra})).eval()
     for name, parameter in model.named_parameters():
@@ -67,7 +64,7 @@ def reference(form: str, directory: Path) -> torch.nn.Module:
 
 
 def load(form: str, directory: Path) -> CausalDecoder:
-    config = DecoderConfig.from_published(read_config(directory), **FORMS[form][3])
+    config = DecoderConfig.from_published(read_config(directory), **FORMS[form][2])
     with torch.device("meta"):
         root = torch.nn.ModuleDict({"decoder": CausalDecoder(config)})
     load_parameters(

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks.quantization import eight_bit_prefills
 from models.checkpoints.registry import family_of, resolve
 from models.layers.e4m3 import COLUMNS, E4M3, E4M3Linear, E4M3Weight
 from models.qwen_vl.model import load_model
@@ -18,7 +18,7 @@ from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, TOKENS, processor, 
 from tests.support.chat_golden import generate, golden_prompt, rounding_error
 from tests.support.golden import GOLDEN, inputs, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
-from tests.support.logits_engine import LogitsEngine
+from tests.support.inline_engine import InlineEngine
 
 CPU = torch.device("cpu")
 EMBEDDED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
@@ -69,20 +69,19 @@ def test_a_tied_head_is_a_copy_and_the_embeddings_stay() -> None:
 def test_replayed_and_eager_steps_are_alike() -> None:
     """Several requests together, prefills in chunks."""
     model = load_model(DIRECTORY, CPU, torch.float32, "published", "fp8")
-    rows: dict[bool, dict[str, Tensor]] = {}
-    tokens: dict[bool, dict[str, list[int]]] = {}
+    found: dict[bool, dict[str, tuple[list[int], np.ndarray]]] = {}
     for graphs in (True, False):
-        engine = LogitsEngine(model, processor(), graphs=graphs, max_step_tokens=37)
+        engine = InlineEngine(model, processor(), graphs=graphs, num_pages=128, max_step_tokens=37)
         for name in PROMPTS:
             engine.submit(name, prompt(name), max_tokens=TOKENS, logprobs=2)
         engine.run()
         assert not engine.failures()
         assert (("decode", "replay") in engine.routes()) == graphs
-        rows[graphs] = {name: engine.rows(name, TOKENS) for name in PROMPTS}
-        tokens[graphs] = {name: engine.tokens(name) for name in PROMPTS}
-    assert tokens[True] == tokens[False]
-    for name in PROMPTS:
-        assert (rows[True][name] - rows[False][name]).abs().max() <= 1e-4
+        found[graphs] = {name: (engine.tokens(name), engine.log_probabilities(name)) for name in PROMPTS}
+    for (tokens, log_probabilities), (others, expected) in zip(
+        found[True].values(), found[False].values(), strict=True
+    ):
+        assert tokens == others and np.abs(log_probabilities - expected).max() <= 1e-4
 
 
 def with_all_experts(directory: Path, parent: Path) -> Path:
@@ -106,6 +105,8 @@ def with_all_experts(directory: Path, parent: Path) -> Path:
 def test_on_a_gpu_logits_are_as_close_as_their_reference(directory: Path, tmp_path: Path) -> None:
     """To the same e4m3 weights in float32: the prompt's logits, and those of the tokens that these choose. The
     reference rounds to bfloat16, or also activations of more than 64 rows to e4m3, whichever costs more."""
+    from benchmarks.quantization import eight_bit_prefills  # which imports the trainings
+
     directory = with_all_experts(directory, tmp_path)
     processor = resolve(family_of(directory).processor)(directory)
     prompt, limit = golden_prompt(processor, directory, prompts(directory)[0]), inputs(directory)["max_new_tokens"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
-from models.text.recent_texts import LONGEST, OVERHEAD, RecentTexts
+from models.text.recent_texts import OVERHEAD, RecentTexts
 from tests.support.waiting import GENEROUS
 
 
@@ -28,13 +26,6 @@ def test_a_text_is_tokenized_once_and_its_ids_are_the_callers_own() -> None:
     first.append(7)
     recent.ids(text).clear()
     assert recent.ids(text) == list(map(ord, text)) and encode.asked == [text]
-
-
-@pytest.mark.parametrize(("length", "asked"), [(1, 1), (LONGEST, 1), (LONGEST + 1, 2)])
-def test_very_long_texts_are_not_kept(length: int, asked: int) -> None:
-    encode = Counting()
-    recent = RecentTexts(encode)
-    assert recent.ids("x" * length) == recent.ids("x" * length) and len(encode.asked) == asked
 
 
 def test_the_text_that_was_used_longest_ago_makes_room() -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.interfaces import resizing
-from models.interfaces.resizing import bicubic_weights, resize
+from models.interfaces.media import MediaItem, MediaKind
+from models.interfaces.resizing import FrameResizer, bicubic_weights, resize
 from models.layers.resample import resample, resized
 from models.qwen_vl.config import VisionConfig
-from models.qwen_vl.items import resized_item
+from models.qwen_vl.items import vision_item
 from models.qwen_vl.patches import patch_rows
 
 SIDES = st.integers(1, 130)
@@ -87,18 +88,26 @@ def test_weights_add_up_and_stay_within_the_line(length: int, new_length: int) -
     ("size", "leaves"), [((90, 60), True), ((84, 56), True), ((200, 160), False), ((3, 310), False)]
 )
 def test_an_item_has_the_same_patches_wherever_it_is_resized(left: None, size: tuple[int, int], leaves: bool) -> None:
-    pictures = [Image.fromarray(noise(*size)), Image.fromarray(noise(*size)[::-1].copy())]
-    cpu = torch.device("cpu")
-    item = resized_item("video", pictures, (56, 84), CONFIG, b"")
+    pictures = [noise(*size), noise(*size)[::-1].copy()]
+    cpu, resizer = torch.device("cpu"), FrameResizer(56, 84, may_leave=True)
+
+    def item_of(
+        kind: MediaKind, count: int, size: tuple[int, int] = (56, 84), source: bytes | None = None
+    ) -> MediaItem:
+        frames = [FrameResizer(*size, may_leave=True)(picture) for picture in pictures[:count]]
+        return vision_item(kind, frames, size, CONFIG, b"", source=source or None)
+
+    item = item_of("video", 2)
     assert {frame.shape for frame in item.frames} == {(size[1], size[0], 3) if leaves else (56, 84, 3)}
+    assert resizer.num_bytes >= item.frames[0].nbytes
     resizing.leave_to_device(False)
-    there = resized_item("video", pictures, (56, 84), CONFIG, b"")
+    there = item_of("video", 2)
     assert {frame.shape for frame in there.frames} == {(56, 84, 3)}
     assert item.num_patches == there.num_patches
-    named = [resized_item("image", pictures[:1], (56, 84), CONFIG, b"", source=b"a file").digest]
+    named = [item_of("image", 1, source=b"a file").digest]
     resizing.leave_to_device(True)
-    named.append(resized_item("image", pictures[:1], (56, 84), CONFIG, b"", source=b"a file").digest)
-    named.append(resized_item("image", pictures[:1], (84, 56), CONFIG, b"", source=b"a file").digest)
+    named.append(item_of("image", 1, source=b"a file").digest)
+    named.append(item_of("image", 1, (84, 56), b"a file").digest)
     assert named[0] == named[1] != named[2], "caches know a picture by its file and its final size"
     found, expected = patch_rows(item, CONFIG, cpu), patch_rows(there, CONFIG, cpu)
     assert_same(found.numpy(), expected.numpy())

@@ -19,7 +19,7 @@ from models.qwen_vl.v2_5.processor import load_processor as load_qwen_2_5
 from models.qwen_vl.v3.processor import load_processor as load_qwen_3
 from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
 from models.text.tokenizer import SpecialTokens
-from models.text.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts
+from models.text.tools import escaped_calls, escaped_tools, prompt_texts
 from tests.support.golden import GOLDEN
 
 KNOWS = """
@@ -132,16 +132,6 @@ def test_the_block_of_a_template_that_knows_none() -> None:
         "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n42\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant"
     )
-
-
-def test_the_block_follows_the_conversations_own_system_message() -> None:
-    turns = hermes_turns([{"role": "system", "content": "Be brief."}], [{"name": "x"}])
-    assert len(turns) == 1 and turns[0]["content"].startswith("Be brief.\n\n# Tools\n")
-
-
-def test_without_tools_nothing_changes() -> None:
-    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]
-    assert hermes_turns(turns, []) == turns
 
 
 def test_a_template_that_knows_reasoning_gets_it() -> None:

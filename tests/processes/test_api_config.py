@@ -7,24 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import uvicorn
 
+from service.api.app import threads_of_each
 from service.hub.catalog import Catalog, load_catalog
-from service.processes.api_config import ApiConfig, located_models, plain_settings
+from service.processes.control import ApiConfig, plain_settings
 from service.processes.server import Server
 from service.settings.settings import Settings, load_settings
 
-SHARED = {"max_connections", "media_threads", "api_key", "api_key_file"}
+SHARED = {"max_connections", "api_key", "api_key_file"}
 """What differs in an API process."""
 
 
 def started(settings: Settings, catalog: Catalog) -> ApiConfig:
-    values, models = plain_settings(settings), located_models(catalog.models)
-    line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, 6, 7, 1, "json", values, models).line()
+    values, models = plain_settings(settings), catalog.models
+    line = ApiConfig(0, settings.num_api_processes, "api-1", 3, 4, 5, 1, "json", values, models).line()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    return msgspec.json.decode(line, type=ApiConfig)
+    return ApiConfig.read(line)
 
 
 def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +39,7 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
         "graphs": False,
         "cors_origin": ["https://a.example", "https://b.example"],
         "max_connections": 10,
-        "media_threads": 3,
-        "decode_buckets": ["1", "2"],
+        "solver_steps": ["5", "12"],
     }
     settings = load_settings(flags)
     catalog = load_catalog(settings)
@@ -50,8 +49,8 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
     arrived = config.server_settings()
     assert arrived.keys() == ("secret", "from-a-file")
     assert arrived.model_dump(exclude=SHARED) == settings.model_dump(exclude=SHARED)
-    assert (arrived.max_connections, arrived.media_threads) == (4, 3)
-    for ours, theirs in zip(catalog.models, config.catalog().models, strict=True):
+    assert arrived.max_connections == 4
+    for ours, theirs in zip(catalog.models, config.models, strict=True):
         assert (ours.names, ours.kind, ours.checkpoint) == (theirs.names, theirs.kind, theirs.checkpoint)
         assert (ours.created, ours.demo) == (theirs.created, theirs.demo)
         assert type(ours.processor) is type(theirs.processor)
@@ -60,8 +59,7 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
 def test_threads_are_divided_among_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 16)
     for processes, threads in ((2, 4), (4, 2), (64, 1)):
-        values = plain_settings(load_settings({"api_processes": processes}))
-        assert values["media_threads"] == threads
+        assert threads_of_each(load_settings({"api_processes": processes})) == threads
 
 
 @pytest.mark.parametrize("supervised", [False, True])

@@ -15,10 +15,9 @@ import pytest
 
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families
-from service.processes import api_processes as api_processes_module
-from service.processes.api_config import ApiConfig
-from service.processes.api_processes import ApiProcess, ApiProcesses
-from service.processes.control import Collect, ControlChannel, Notice, Report, Snapshot
+from service.processes import supervisor
+from service.processes.control import ApiConfig, Collect, ControlChannel, Notice, Report, Snapshot
+from service.processes.supervisor import ApiProcess, ApiProcesses
 from tests.support.waiting import GENEROUS, until
 
 MODELS = {"tiny": "chat"}
@@ -53,7 +52,7 @@ class OneEngine:
 
 @asynccontextmanager
 async def pool(count: int) -> AsyncIterator[tuple[ApiProcesses, list[Member]]]:
-    template = ApiConfig(0, count, "", -1, -1, -1, -1, -1, 1, "text", {}, ())
+    template = ApiConfig(0, count, "", -1, -1, -1, 1, "text", {}, ())
     made = ApiProcesses(
         template, Metrics(MODELS), cast(Any, OneEngine()), lambda peer: None, hang_timeout=600, start_timeout=600
     )
@@ -96,10 +95,10 @@ async def test_all_who_ask_while_a_page_is_collected_get_the_next_one() -> None:
 async def test_a_process_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool(2) as (made, [hung, good]):
         answering = asyncio.create_task(good.answer_all())
-        monkeypatch.setattr(api_processes_module, "COLLECT_SECONDS", 0.01)
+        monkeypatch.setattr(supervisor, "COLLECT_SECONDS", 0.01)
         await made.page()
         await until(lambda: not good.process.asked, what="the other one has answered")
-        monkeypatch.setattr(api_processes_module, "COLLECT_SECONDS", 1e3 * GENEROUS)
+        monkeypatch.setattr(supervisor, "COLLECT_SECONDS", 1e3 * GENEROUS)
         assert f"{COUNTED} 1.0" in (await asyncio.wait_for(made.page(), GENEROUS)).decode()
         hung.answer()
         await until(lambda: not hung.process.asked, what="it answers after all")

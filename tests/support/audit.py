@@ -24,8 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from models.layers import host_fused
-from models.layers.kv_cache import PagedBatch
+from models.layers.kv_cache import PagedBatch, StateRows
 from models.protocol import Decoder
+from service.engine.chat.slot_state import allocate_states
 
 _HOST_READS = {
     "item",
@@ -65,12 +66,14 @@ def audit(capturable: Capturable, bucket: Bucket) -> dict[str, BufferSpec]:
 def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
     """Shape and dtype of a decode step's logits; fake tensors raise where the decoder reads a value on the host."""
     with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
+        states, read = allocate_states(decoder, 4, torch.device("cpu")), torch.empty(rows, dtype=torch.int64)
         batch = PagedBatch.of_decode_rows(
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
             slot_mapping=torch.empty(rows, dtype=torch.int64),
             block_tables=torch.empty((rows, 3), dtype=torch.int32),
             seq_lens=torch.empty(rows, dtype=torch.int32),
+            states=StateRows(states, torch.empty_like(read), read) if states else None,
         )
         hidden = decoder.embed(torch.empty(rows, dtype=torch.int64))
         positions = torch.empty((decoder.position_axes, rows), dtype=torch.int32)

@@ -9,9 +9,10 @@ from random import SystemRandom
 
 import pytest
 
-from service.link.engine_link import EngineExit, InlineChannel, InlineLink
+from service.link.engine_link import EngineExit
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, Outputs
+from tests.support.inline_link import InlineChannel, InlineLink
 
 OBEY, ANSWER, STALL, REST = 0.6, 0.4, 0.15, 0.3
 """Seconds at most: before commands are obeyed, before results are sent, that the event loop stands still, and that it

@@ -23,6 +23,7 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
+from models.interfaces.resizing import FrameResizer
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 
@@ -55,6 +56,9 @@ class FakeProcessor:
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         return list(range(min(metadata.num_frames, max_frames)))
+
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        return FrameResizer(metadata.height, metadata.width)
 
     def video(self, video: VideoFrames) -> MediaItem:
         return self._item("video", video.frames)

@@ -35,8 +35,9 @@ def inputs(directory: Path) -> dict[str, Any]:
 
 
 def prompts(directory: Path) -> tuple[str, ...]:
-    """Names of the prompts, in the fixture's order."""
-    return tuple(inputs(directory)["prompts"])
+    """Names of the prompts, in the fixture's order, without those that cut the frames of a video into crops: no request
+    asks for that."""
+    return tuple(name for name, spec in inputs(directory)["prompts"].items() if spec.get("max_slice_nums", 1) == 1)
 
 
 def media_files(directory: Path, name: str, kind: str = "image") -> list[Any]:

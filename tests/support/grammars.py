@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.api.structured.grammar import check_bounds
+from service.api.structured.grammar import check_size
 from service.api.structured.grammar_worker import problem
 from service.api.structured.schema_form import Unfit, shown
 from service.engine.chat.guided.guidance import Guidance
@@ -11,7 +11,7 @@ from tests.support.waiting import wait
 
 def check_grammar(grammar: str) -> None:
     """Unfit that says why it cannot be used."""
-    check_bounds(grammar)
+    check_size(len(grammar.encode()))
     reason, path = problem(grammar)
     if reason:
         raise Unfit(f"{shown(path)}: {reason}" if path else reason)

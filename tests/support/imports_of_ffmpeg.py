@@ -17,8 +17,8 @@ from types import ModuleType
 
 import httpx
 
-from service.link.engine_link import InlineLink
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS
 
@@ -44,7 +44,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as voices,
         running_server(
-            talking_catalog(), lambda config: InlineLink(config, talker.serve), voices_dir=voices, fixed_voices=False
+            talking_catalog(), lambda config: InlineLink(config, talker.serve), voices_dir=voices, fixed_voices="off"
         ) as server,
         httpx.Client(base_url=f"{server.url}/v1", timeout=GENEROUS) as client,
     ):

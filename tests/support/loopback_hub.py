@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._api(path, parts[2:])
         elif parts[0] == "lfs":
             repository = self.hub.repositories["/".join(parts[1:3])]
-            self._body(path, repository, "/".join(parts[3:]))
+            self._body(path, repository, "/".join(parts[3:]), urlsplit(self.path).query)
         elif "resolve" in parts:
             at = parts.index("resolve")
             self._resolve(path, "/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
@@ -128,16 +128,19 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound")
         data = repository.files[name]
         if len(data) < LARGE:
-            return self._body(path, repository, name)
+            return self._body(path, repository, name, repository.resolve(revision))
         self._note(path, name)
-        headers = {"Location": f"{self.hub.url}/lfs/{source}/{name}", "X-Linked-Size": str(len(data))}
-        headers |= {"X-Linked-Etag": f'"{etag(data)}"', "X-Repo-Commit": repository.commit}
+        headers = {
+            "Location": f"{self.hub.url}/lfs/{source}/{name}?{repository.resolve(revision)}",
+            "X-Linked-Size": str(len(data)),
+        }
+        headers |= {"X-Linked-Etag": f'"{etag(data)}"', "X-Repo-Commit": repository.resolve(revision) or ""}
         return self._send(302, b"", headers)
 
-    def _body(self, path: str, repository: Repository, name: str) -> None:
+    def _body(self, path: str, repository: Repository, name: str, commit: str | None = None) -> None:
         self._note(path, name)
         data = repository.files[name]
-        headers = {"ETag": f'"{etag(data)}"', "X-Repo-Commit": repository.commit, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{etag(data)}"', "X-Repo-Commit": commit or repository.commit, "Accept-Ranges": "bytes"}
         fault = None if self.command == "HEAD" else self.hub.next_fault(name)
         if fault is not None and fault.status is not None:
             return self._refuse(fault.status, "", dict(fault.headers))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from openai import OpenAI
 from openai.types import CompletionUsage
@@ -20,12 +21,13 @@ from PIL import Image
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
 from service.hub.catalog import load_catalog
-from service.link.config import Channel, EngineConfig, EngineEntry
-from service.link.engine_link import InlineLink
+from service.link.config import Channel, EngineConfig
+from service.link.engine_link import ENTRY
 from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
 from service.settings.settings import load_settings
 from tests.media.samples import video
 from tests.support.golden import inputs
+from tests.support.inline_link import EngineEntry, InlineLink
 from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
 from tests.support.tool_samples import call_text
@@ -38,11 +40,13 @@ _VIDEO_SIZE = (64, 48)
 
 
 @contextmanager
-def openai_client(flags: dict[str, Any], engine: EngineEntry | None = None) -> Iterator[OpenAI]:
+def openai_client(
+    flags: dict[str, Any], engine: EngineEntry | str = ENTRY, *, encoder_buckets: tuple[int, ...] = ()
+) -> Iterator[OpenAI]:
     """A client of a server with the settings `flags`. engine: replaces the real one."""
 
     def link(config: EngineConfig) -> InlineLink:
-        return InlineLink(config) if engine is None else InlineLink(config, engine)
+        return InlineLink(msgspec.structs.replace(config, encoder_buckets=encoder_buckets), engine)
 
     with (
         running_server(load_catalog(load_settings(flags)), link, **flags) as server,
@@ -71,7 +75,9 @@ def ask(client: OpenAI, messages: Any, *, stream: bool = False, **arguments: Any
         completion = create(messages=messages, **arguments)
         said, usage = [completion.choices[0].message.model_dump()], completion.usage
     assert usage is not None
-    content, reasoning = ("".join(one.get(field) or "" for one in said) for field in ("content", "reasoning_content"))
+    fields = ("content", "reasoning_content", "reasoning")
+    content, reasoning, other = ("".join(one.get(field) or "" for one in said) for field in fields)
+    assert reasoning == other, "clients read one name or the other"
     return Answer(content, reasoning, usage)
 
 
@@ -89,10 +95,16 @@ class Script:
 
 
 def talk_with_tools(
-    client: OpenAI, script: Script, messages: Iterable[dict[str, Any]], *, thinks: bool = False, **arguments: Any
+    client: OpenAI,
+    script: Script,
+    messages: Iterable[dict[str, Any]],
+    *,
+    thinks: bool = False,
+    call_text: Callable[..., str] = call_text,
+    **arguments: Any,
 ) -> None:
     """A conversation whose answers, as the model says them, are sent back as they come, with the results of their
-    calls. thinks: the prompt opens the reasoning."""
+    calls. thinks: the prompt opens the reasoning. call_text: how the model writes a call."""
     talk: list[Any] = []
     asked: list[str] = []
     for message in messages:
@@ -117,7 +129,7 @@ def talk_with_tools(
     assert (last.message.content, last.finish_reason) == ("so be it", "stop")
 
 
-def check_required_call(client: OpenAI, model: str) -> None:
+def check_required_call(client: OpenAI, model: str, **fields: Any) -> None:
     """Only the grammar makes random weights call."""
     skies = ["clear", "grey"]
     schema = {"type": "object", "properties": {"sky": {"enum": skies}}, "required": ["sky"]}
@@ -128,6 +140,7 @@ def check_required_call(client: OpenAI, model: str) -> None:
         tool_choice="required",
         parallel_tool_calls=False,
         max_tokens=200,
+        **fields,
     ).choices
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     (call,) = answer.message.tool_calls or []

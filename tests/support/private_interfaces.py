@@ -20,7 +20,7 @@ INTERFACES = (
     Interface("torch", ">=2.11,<2.16", ("torch:_addmm_activation",), ("mlp.py",)),
     Interface("torch", ">=2.11,<2.16", ("torch:_scaled_mm",), ("e4m3.py",)),
     Interface("torch", ">=2.11,<2.16", ("torch:_C._cuda_endAllocateToPool",), ("pool.py",)),
-    Interface("pillow", ">=12.2,<14", ("PIL.Image:Image()._mode", "PIL.Image:Image()._size"), ("pixel_image.py",)),
+    Interface("pillow", ">=12.2,<14", ("PIL.Image:Image()._mode", "PIL.Image:Image()._size"), ("image_decode.py",)),
     Interface(
         "torch",
         ">=2.11,<2.16",

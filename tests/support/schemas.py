@@ -142,7 +142,6 @@ SUPPORTED: dict[str, tuple[Schema, str, str]] = {
     "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}, "1", '"a"'),
     "$defs": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
     "definitions": ({"$ref": "#/definitions/a", "definitions": {"a": {"type": "null"}}}, "null", "1"),
-    "$anchor": ({"$ref": "#x", "$defs": {"a": {"$anchor": "x", "type": "null"}}}, "null", "1"),
     "$id": ({"$id": "http://x/y", "$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
 }
 """By keyword: a schema, an answer that fits it, and JSON that only this keyword keeps out."""

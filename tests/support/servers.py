@@ -15,13 +15,14 @@ from service.api.engines.engines import Engines
 from service.api.tracing import Tracing
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
-from service.processes.engine_config import engine_config
+from service.link.engine_link import EngineLink
+from service.processes.config import engine_config
 from service.processes.listener import bind
 from service.processes.server import Server, server_config
 from service.settings.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import START_SECONDS
 from tests.support.waiting import GENEROUS, wait
 
@@ -65,7 +66,6 @@ def running_server(
     pcm has the samples of the model.
     """
     with ExitStack() as stack:
-        flags.setdefault("pcm_sample_rate", 48_000)
         flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
         yield stack.enter_context(_running(catalog, make_link, wait, tracing, num_engines, flags))
 
@@ -90,7 +90,7 @@ def _running(
         metrics = create_metrics(catalog)
         engines = [create_engine(settings, metrics, lambda: make_link(config)) for _ in range(num_engines)]
         context = create_context(settings, catalog, Engines(engines, metrics), metrics)
-        context.tracing = tracing
+        context.tracing, context.pcm_rate = tracing, 48_000
         uvicorn_config = server_config(context)
         uvicorn_config.timeout_graceful_shutdown = 5
         server = Server(uvicorn_config, context)

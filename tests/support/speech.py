@@ -57,7 +57,7 @@ class SpeechRig:
         buckets: Sequence[int] = (),
         prefills: Sequence[Bucket] = (),
     ) -> None:
-        """prefills: buckets of captured prefills; every prefill without decode rows must then fit one."""
+        """prefills: buckets of captured prefills; every prefill must then fit one."""
         self.model = model
         self.bucket_list: list[Bucket] = [{"rows": bucket} for bucket in buckets]
         self.prefills = prefills
@@ -99,11 +99,9 @@ class SpeechRig:
         self.cache.free += pages
         self.owners.clear()
 
-    def prefill(self, chunks: Mapping[int, int], decodes: Sequence[int] = ()) -> tuple[list[int], Tensor]:
-        """One backbone pass over `chunks` (slot -> positions; -1: all that are left) and decode rows.
-
-        Returns the slots that now have conditioning, decode rows first, and the conditioning.
-        """
+    def prefill(self, chunks: Mapping[int, int]) -> tuple[list[int], Tensor]:
+        """One backbone pass over `chunks` (slot -> positions; -1: all that are left). Returns the slots that now have
+        conditioning, and the conditioning."""
         ids, positions, index, patches, last, parts, ready = [], [], [], [], [], [], []
         for slot, count in chunks.items():
             owner = self.owners[slot]
@@ -129,23 +127,17 @@ class SpeechRig:
             "last": self._int64(last),
         }
         batch = self.cache.batch(prefills=parts)
-        if self.prefills and not decodes:
+        if self.prefills:
             conditioning = self._replay_prefill(inputs, batch, list(chunks))
-        elif decodes:
-            conditioning = self.model.mixed(inputs, batch, self.state, self._int64(decodes))
         else:
             conditioning = self.model.prefill(inputs, batch)
         for slot in ready:
             self._admit(slot)
-        return [*decodes, *ready], conditioning
+        return ready, conditioning
 
     def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
-        self.condition(slots, conditioning)
-        return self._unpacked(self._run(self.model.tail(steps, self.state), slots, rows)["results"])
-
-    def condition(self, slots: Sequence[int], conditioning: Tensor) -> None:
-        """Writes what `prefill` returned to the slots; `tail`, or `decode` of new prompts, makes patches of it."""
         self.state["conditioning"].index_copy_(0, self._int64(slots), conditioning)
+        return self._unpacked(self._run(self.model.tail(steps, self.state), slots, rows)["results"])
 
     def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
         step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)

@@ -45,6 +45,13 @@ def call_text(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
+def xml_call_text(name: str, **arguments: Any) -> str:
+    """What a model of Qwen3.5 says."""
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
 def asked(*calls: tuple[str, str, str], content: str | None = None) -> dict[str, Any]:
     """An assistant's message with (id, name, arguments) of its calls."""
     entries = [

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.servers.footprint import Footprint, footprint, wait_settled
-from service.api.structured.grammar_checks import QUICK
+from service.api.structured.grammar import EACH
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.endless import FLAGS as ENDLESS_FLAGS
@@ -33,9 +33,9 @@ CHAT = "qwen2_vl"
 SPEECH = "voxcpm2"
 SMALL = (
     *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker())),
-    *("--decode-buckets", "8", "--encoder-buckets", "256", "--max-running", "8"),
+    *("--max-running", "8"),
 )
-"""Two small models and one captured graph of each step: ready within seconds."""
+"""Two small models: ready within seconds."""
 
 
 def small_and_endless(target: Path) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Patient:
             thread.start()
         for thread in threads:
             thread.join(REQUEST_SECONDS)
-        return footprint(self.pid, self.url, self.temporary).processes.get("grammars") == QUICK
+        return footprint(self.pid, self.url, self.temporary).processes.get("grammars") == EACH
 
     def _steady(self) -> Footprint:
         """What an idle server holds that has captured its graphs: two looks a heartbeat apart that agree, gauges

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import queue
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,38 +76,6 @@ def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     assert lines[0]["hours"] == 0.1235 and lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Line()
-    loop.keep(trainer, tmp_path / "line.pt")
-    monkeypatch.setattr(trainer, "state", lambda: {"what": lambda: 0})
-    with pytest.raises(Exception, match="pickle"):
-        loop.keep(trainer, tmp_path / "line.pt")
-    assert torch.load(tmp_path / "line.pt", weights_only=True)["steps"] == 0
-
-
-def test_rates_rise_stay_and_fall() -> None:
-    def rates(**kind: Any) -> list[float]:
-        return [loop.rate_at(1.0, share, 99, floor=0.02, **kind) for share in (0.0, 0.5, 0.75, 1.0)]
-
-    assert rates(warm=200) == pytest.approx([0.5, 0.255, 0.1325, 0.01])
-    assert rates(warm=1, decay=0.5) == pytest.approx([1.0, 1.0, 0.51, 0.02])
-    assert rates(warm=1, decay=0.0) == [1.0] * 4
-    assert rates(warm=1, cosine=True) == pytest.approx([1.0, 0.51, 0.1635, 0.02], abs=1e-4)
-
-
-def test_what_fails_while_data_are_made_ends_the_training() -> None:
-    def source() -> Iterator[int]:
-        yield 1
-        raise OSError("no more")
-
-    ahead = loop.Ahead(source(), 4)
-    assert ahead.take() == 1
-    with pytest.raises(RuntimeError, match="has failed"):
-        ahead.take()
-    with pytest.raises(queue.Empty):
-        ahead.take(wait=False)
-
-
 def utterance(number: int) -> Spoken:
     """Of 4 to 11 patches."""
     drawn, patches = np.random.default_rng(number), 4 + number % 8
@@ -128,13 +95,13 @@ def utterance(number: int) -> Spoken:
 def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write(tmp_path / "data/00000-00001.npz", [utterance(number) for number in range(48)])
-    own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 6.0}
+    own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 3.0}
     shape = Shape(rows=2, length=256, patches=160)
     loop.run(VoiceTrainer(options(tmp_path, **own), shape), options(tmp_path, **own))
     first = torch.load(tmp_path / "lm.pt", weights_only=True)
     resumed = options(tmp_path, **own, resume=tmp_path / "lm.pt")
     loop.run(VoiceTrainer(resumed, shape), resumed)
     then = torch.load(tmp_path / "lm.pt", weights_only=True)
-    assert then["steps"] == 2 * first["steps"] == 12
+    assert then["steps"] == 2 * first["steps"] == 6
     assert first["model"].keys() == then["model"].keys()
     assert any(not torch.equal(first["model"][name], then["model"][name]) for name in first["model"])

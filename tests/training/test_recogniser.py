@@ -6,11 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from training.voice.flite import PHONES
-from training.voice.gauge import LEAST, Reading, follow
-from training.voice.recogniser import Decoder, Entry, Language, PhoneNet, Phones, Weighing
+from training.voice.gauge import Reading, follow
+from training.voice.recogniser import Decoder, Entry, Language, Phones, Weighing
 
 pytestmark = pytest.mark.slow
 PLAIN = Weighing(kinds=0.0)
@@ -62,13 +61,6 @@ def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None
     assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
 
 
-def test_a_softer_voice_is_heard_as_well() -> None:
-    net, wave = PhoneNet().eval(), torch.sin(torch.arange(16000) * 0.5)[None] * torch.linspace(0.2, 1.0, 16000)
-    loud, soft = (net.features(net.spectrum(gain * wave)) for gain in (1.0, 0.1))
-    torch.testing.assert_close(loud, soft, atol=0.05, rtol=0)
-    assert net(net.features(net.spectrum(wave))).shape == (1, len(PHONES), 50)
-
-
 COUNT = len(PHONES)
 HEARD = Phones(np.full(COUNT, 1.0 / COUNT), np.full(COUNT, 2), np.full(COUNT, 4.0))
 PAUSE = PHONES.index("pau")
@@ -102,10 +94,3 @@ def cut(first: int, end: int) -> np.ndarray:
 )
 def test_parts_that_are_left_out_or_said_again(said: np.ndarray, reading: Reading) -> None:
     assert follow(heard(said), TEXT, HEARD) == reading
-
-
-def test_a_part_counts_where_the_length_says_so_too() -> None:
-    left_out, again, small = Reading(LEAST, 0), Reading(0, LEAST), Reading(LEAST - 1, LEAST - 1)
-    assert left_out.faulty(9, 10) and not left_out.faulty(10, 10) and not left_out.faulty(11, 10)
-    assert again.faulty(11, 10) and not again.faulty(10, 10) and not again.faulty(9, 10)
-    assert not any(small.faulty(length, 10) for length in (9, 10, 11))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from models.interfaces.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
 from models.qwen_vl.model import load_model
@@ -23,7 +22,7 @@ from training.vision.conversations import DEFAULT_SYSTEM, Encoder, Example
 from training.vision.network import Network, Shape
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
-from training.vision.train import Trainer, vocabulary_of
+from training.vision.train import Trainer
 from training.vision.vocabulary import tokenizer
 
 SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
@@ -123,37 +122,6 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     assert float((trained[last][:, : steps.shape[1]] - steps).abs().max()) < 1e-4 * float(steps.abs().max())
 
 
-def test_training_goes_on_with_the_words_of_another_vocabulary(tmp_path: Path) -> None:
-    """Each token keeps its embedding, wherever it is now; new ones begin anew, and all other weights are taken."""
-    now = tokenizer()
-    tokens = now["model"]["vocab"]
-    shifted = {token: index for index, token in enumerate(token for token in reversed(tokens) if token != "Ġtitle")}
-    before = json.loads(json.dumps(now))
-    before["model"]["vocab"] = shifted
-    for index, token in enumerate(before["added_tokens"]):
-        token["id"] = len(shifted) + index
-    for folder, made in (("old", before), ("new", now)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "tokenizer.json").write_text(json.dumps(made), "utf-8")
-    shape = Shape(vocab_size=-(-len(vocabulary_of(tmp_path / "new")) // 64) * 64, layers=1, vision_depth=1)
-    torch.manual_seed(5)
-    old = {n: p.detach().clone() for n, p in Network(shape).named_parameters() if not n.startswith("auxiliary")}
-    save_file(old, tmp_path / "old" / "model.safetensors")
-
-    trainer = Trainer(shape, OPTIONS, None, [])
-    trainer.take_published(tmp_path / "old" / "model.safetensors", tmp_path / "new")
-    words = "model.embed_tokens.weight"
-    own = dict(trainer.network.named_parameters())
-    ids = vocabulary_of(tmp_path / "new")
-    for token, index in vocabulary_of(tmp_path / "old").items():
-        assert torch.equal(own[words][ids[token]], old[words][index]), token
-    for name, weight in old.items():
-        if name != words:
-            assert torch.equal(own[name], weight), name
-    for average, weight in zip(trainer.optimiser.average.values, own.values(), strict=True):
-        assert torch.equal(average, weight)
-
-
 def test_steps_lower_the_loss(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
     ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
@@ -162,5 +130,5 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
     assert flat.size == BLOCK_BYTES
     trainer.rows[0] = torch.from_numpy(flat)
-    losses = [float(trainer.step(0.0, 200)["answers"]) for _ in range(6)]
+    losses = [float(trainer.step(0.0, 200)["answers"]) for _ in range(3)]
     assert losses[-1] < losses[0]

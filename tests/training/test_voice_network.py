@@ -13,7 +13,7 @@ from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.processor import VoxCPM2Processor, load_processor
 from models.voxcpm2.solver import schedule
 from tests.support.speech import SpeechRig, Utterance
-from training.voice.config import CONFIG, PUBLISHED, tokens
+from training.voice.config import CONFIG, PUBLISHED
 from training.voice.make import export
 from training.voice.network import Network, causal_mask, solver_times
 from training.voice.served import Prompt, Served
@@ -114,10 +114,6 @@ def test_the_solver_ends_at_the_data_that_the_training_aims_at() -> None:
             x = x - width * (x - data) / time
         torch.testing.assert_close(x, data, atol=1e-4, rtol=1e-4)
         begin += 2 * len(plan.times)
-
-
-def test_tokens_of_training_are_the_servers(processor: VoxCPM2Processor) -> None:
-    assert processor.tokenize(TEXT) == tokens(TEXT)
 
 
 def test_the_servers_model_in_one_batch(directory: Path, processor: VoxCPM2Processor) -> None:

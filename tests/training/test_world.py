@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,16 +64,6 @@ def test_what_is_in_a_part_of_a_picture() -> None:
     }
 
 
-def test_the_question_names_the_part_that_the_answer_is_about() -> None:
-    names = {"top": {"top", "upper"}, "bottom": {"bottom", "lower"}, "left": {"left"}, "right": {"right"}}
-    names["center"] = {"center", "middle"}
-    for turn in turns("at_place", CORNERS):
-        asked = set(re.findall("[a-z]+", turn.question.lower()))
-        said = set(re.findall("[a-z]+", turn.answer))
-        for place, words in names.items():
-            assert bool(asked & words) == (place in said), turn
-
-
 def test_keys_that_only_a_schema_asks_for_are_not_learned(tmp_path: Path) -> None:
     """The values under them are, and so are keys that the question names."""
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
@@ -95,31 +84,6 @@ def test_keys_that_only_a_schema_asks_for_are_not_learned(tmp_path: Path) -> Non
         assert turn.forced == set(told)
         seen |= turn.forced
     assert {"colour", "form", "description"} <= seen
-
-
-@pytest.mark.parametrize("held_out", [False, True])
-def test_the_keys_of_an_answer_are_those_that_the_question_names(held_out: bool) -> None:
-    found = turns("shape_in_keys", LARGE_AND_SMALL, held_out=held_out)
-    assert len({frozenset(json.loads(turn.answer)) for turn in found}) > 10
-    for turn in found:
-        told = json.loads(turn.answer)
-        after = re.split("(?:key|field)s? ", turn.question)[1]
-        assert [word for word in re.findall(r"\w+", after) if word in told][: len(told)] == list(told), turn
-        assert set(told.values()) <= {"circle", "red", "top left", "star", "blue", "right"}
-        assert {"circle", "red", "top left"}.isdisjoint(told.values()) or {"star", "blue", "right"}.isdisjoint(
-            told.values()
-        )
-        assert not turn.forced
-
-
-def test_the_only_shape_need_not_be_named() -> None:
-    alone = picture(figure("red circle", 150, 150, 120))
-    assert {turn.answer for turn in turns("only_color", alone)} == {"The circle is red."}
-    assert {turn.answer for turn in turns("only_shape", alone)} == {"It is a circle."}
-    for turn in turns("is_shape", alone):
-        assert turn.answer == ("Yes" if "circle" in turn.question else "No") + ", it is a circle.", turn
-    for maker in ("only_color", "only_shape", "is_shape"):
-        assert not turns(maker, CORNERS) and not turns(maker, picture())
 
 
 def test_pictures_of_nothing_known_teach_only_that() -> None:

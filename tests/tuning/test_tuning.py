@@ -22,8 +22,7 @@ from tests.support.slow import slow
 
 needed("triton")
 
-from service.tuning.gemms import Operands, WrongResult  # noqa: E402 (needs triton)
-from service.tuning.run import GAIN, tune, variants_of  # noqa: E402
+from service.tuning.run import GAIN, Operands, WrongResult, tune, variants_of  # noqa: E402 (needs triton)  # noqa: E402
 
 ADA = next(one for one in ARCHITECTURES if one.capability == (8, 9))
 HOPPER = next(one for one in ARCHITECTURES if one.capability == (9, 0))

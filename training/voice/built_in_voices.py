@@ -23,7 +23,7 @@ PORT = 8399
 def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     """References by key, made by a server with these voices."""
     command = [sys.executable, "-m", "service.cli", "serve", "--model", str(checkpoint), "--port", str(PORT)]
-    server = subprocess.Popen([*command, "--voices-dir", str(voices), "--voices-at-start", "all"])
+    server = subprocess.Popen([*command, "--voices-dir", str(voices)])
     try:
         while server.poll() is None:
             time.sleep(1.0)

@@ -1,5 +1,5 @@
-"""Gated activations, finite scalar quantization, and two tensors side by side. References: silu_mul, sigmoid_mul,
-quantize and concatenate of models.layers.fused."""
+"""Gated activation, finite scalar quantization, and two tensors side by side. References: silu_mul, quantize and
+concatenate of models.layers.fused."""
 
 from __future__ import annotations
 
@@ -43,59 +43,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         total // inner,
         INNER=inner,
         BLOCK=block,
-        num_warps=4,
-    )
-    return out
-
-
-@triton.jit(do_not_specialize=["count"])
-def _sigmoid_mul_kernel(
-    x_ptr,
-    gate_ptr,
-    out_ptr,
-    count,
-    stride_row,
-    stride_head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: BLOCK values of x. GATE: values of a head's gate, WIDTH or 1."""
-    release_next(PDL)
-    wait_for_previous(PDL)
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = index < count
-    head = index // WIDTH
-    source = gate_ptr + head // HEADS * stride_row + head % HEADS * stride_head
-    gate = tl.load(source + (index % WIDTH if GATE > 1 else 0), mask=here, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + index, mask=here, other=0.0).to(tl.float32)
-    tl.store(out_ptr + index, (x * tl.sigmoid(gate)).to(out_ptr.dtype.element_ty), mask=here)
-
-
-def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """x [n, width] or [n, heads, width], gate of the same shape, contiguous in the last dim, or [n, 1] -> like x."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    count = x.numel()
-    if count == 0:
-        return out
-    if gate.stride(-1) != 1:
-        raise ValueError(f"sigmoid_mul: gates must be contiguous in the last dim, strides {gate.stride()}")
-    launch(
-        _sigmoid_mul_kernel,
-        (triton.cdiv(count, 512),),
-        x,
-        gate,
-        out,
-        count,
-        gate.stride(0),
-        gate.stride(-2) if gate.dim() > 2 else 0,
-        HEADS=x.shape[1] if x.dim() > 2 else 1,
-        WIDTH=x.shape[-1],
-        GATE=gate.shape[-1],
-        BLOCK=512,
         num_warps=4,
     )
     return out

@@ -1,6 +1,6 @@
-"""Gated DeltaNet: convolution with state, one token of the recurrence, chunks of it, and the norm behind it.
+"""Gated DeltaNet: convolution with state, one token of the recurrence, chunks of it, and gates.
 
-References: models.layers.gated_delta.
+References: models.layers.gated_delta, and models.layers.fused.sigmoid_mul.
 
 Chunks take two kernels: one makes the matrices of all chunks at the same time, the other walks along each sequence with
 the state in registers. Nothing is added in an order that depends on timing.
@@ -29,15 +29,15 @@ _BUFFERS = ["read_ptr", "write_ptr", "snapshot_rows_ptr", "snapshot_ends_ptr", "
 
 
 @triton.jit
-def _chunk_of(tile, cu_ptr, num_rows, num_sequences, BLOCK_S: tl.constexpr):
+def _chunk_of(tile, cu_ptr, num_rows, num_sequences):
     """Number of a tile's sequence, the tile's first row, and the first and the end of the sequence's rows.
 
     Sequence i owns the tiles from cu[i] // 64 + i on, which are always enough. The rows behind the last sequence count
     as one more.
     """
     started = 0
-    for base in range(0, num_sequences + 1, BLOCK_S):
-        index = base + tl.arange(0, BLOCK_S)
+    for base in range(0, num_sequences + 1, 64):
+        index = base + tl.arange(0, 64)
         begin = tl.load(cu_ptr + index, mask=index <= num_sequences, other=0)
         started += tl.sum(((begin // _CHUNK + index <= tile) & (index <= num_sequences)).to(tl.int32))
     sequence = started - 1
@@ -45,6 +45,17 @@ def _chunk_of(tile, cu_ptr, num_rows, num_sequences, BLOCK_S: tl.constexpr):
     end = tl.load(cu_ptr + sequence + 1, mask=sequence < num_sequences, other=0)
     end = tl.where(sequence < num_sequences, end, num_rows)
     return sequence, begin + (tile - begin // _CHUNK - sequence) * _CHUNK, begin, end
+
+
+@triton.jit
+def _conv_input(x_ptr, before, begin, index, channel, here, held, stride_x, C: tl.constexpr):
+    """Row `index` of a sequence that begins at row `begin` of x. Negative ones are those of the state before, zeros
+    unless `held`."""
+    own = x_ptr + (begin + index).to(tl.int64) * stride_x + channel
+    earlier = before + (index + (_TAPS - 1)) * C + channel
+    # One of the two is 0.
+    x = tl.load(own, mask=here & (index >= 0), other=0.0)
+    return x + tl.load(earlier, mask=here & (index < 0) & held, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_sequences"], do_not_specialize_on_alignment=_BUFFERS)
@@ -62,66 +73,51 @@ def _conv_kernel(
     num_sequences,
     stride_x,
     C: tl.constexpr,
-    STEP: tl.constexpr,
-    SNAPSHOT: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_C channels of one chunk, with STEP of one row, which is a sequence. The first chunk of a
+    """One program: BLOCK_C channels of one chunk, without bounds of one row, which is a sequence. The first chunk of a
     sequence, which alone reads the state before, writes the one after."""
     release_next(PDL)
     wait_for_previous(PDL)
     tile = tl.program_id(0)
     sequence, first, begin, end = tile, tile, tile, tile + 1
-    if not STEP:
-        sequence, first, begin, end = _chunk_of(tile, cu_ptr, num_rows, num_sequences, BLOCK_S)
+    if cu_ptr is not None:
+        sequence, first, begin, end = _chunk_of(tile, cu_ptr, num_rows, num_sequences)
     if (first >= end) & (first > begin):
         return
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    here = channel < C
-    known = sequence < num_sequences
+    here, known = channel < C, sequence < num_sequences
     read = tl.load(read_ptr + sequence, mask=known, other=0).to(tl.int64)
-    before = state_ptr + read * ((_TAPS - 1) * C) + channel
+    before = state_ptr + read * ((_TAPS - 1) * C)
     row = first + tl.arange(0, BLOCK_T)[:, None]
-    kept = (row < end) & here[None, :] & known
+    kept = (row < end) & here[None, :]
     total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     for tap in tl.static_range(_TAPS):
-        source = row + (tap - (_TAPS - 1))
-        own = tl.load(
-            x_ptr + source.to(tl.int64) * stride_x + channel[None, :], mask=kept & (source >= begin), other=0.0
-        )
-        earlier = tl.load(
-            before[None, :] + (source - begin + (_TAPS - 1)) * C, mask=kept & (source < begin) & (read > 0), other=0.0
-        )
+        index = row - begin + (tap - (_TAPS - 1))
+        x = _conv_input(x_ptr, before, begin, index, channel[None, :], kept & known, read > 0, stride_x, C)
         weight = tl.load(weight_ptr + channel * _TAPS + tap, mask=here, other=0.0).to(tl.float32)
-        # One of the two is 0.
-        total += (own.to(tl.float32) + earlier.to(tl.float32)) * weight[None, :]
+        total += x.to(tl.float32) * weight[None, :]
     out = out_ptr + row.to(tl.int64) * C + channel[None, :]
-    mixed = (total * tl.sigmoid(total)).to(out_ptr.dtype.element_ty)
-    tl.store(out, mixed, mask=(row < end) & here[None, :])
+    tl.store(out, (total * tl.sigmoid(total)).to(out_ptr.dtype.element_ty), mask=kept)
     if (first > begin) | (sequence == num_sequences):
         return
     tl.debug_barrier()  # the row may be the one that others of these threads read
     write = tl.load(write_ptr + sequence).to(tl.int64)
-    after = state_ptr + write * ((_TAPS - 1) * C) + channel
     for column in tl.static_range(_TAPS - 1):
         # A later column never reads what an earlier one has written.
-        source = end - (_TAPS - 1) + column
-        own = tl.load(x_ptr + source.to(tl.int64) * stride_x + channel, mask=here & (source >= begin), other=0.0)
-        earlier = tl.load(
-            before + (source - begin + (_TAPS - 1)) * C, mask=here & (source < begin) & (read > 0), other=0.0
-        )
-        tl.store(after + column * C, tl.where(source >= begin, own, earlier), mask=here & (write > 0))
-    if SNAPSHOT:
-        kept_at = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
-        taken = begin + tl.load(snapshot_ends_ptr + sequence) - (_TAPS - 1)
+        index = end - begin + (column - (_TAPS - 1))
+        value = _conv_input(x_ptr, before, begin, index, channel, here, read > 0, stride_x, C)
+        tl.store(state_ptr + (write * (_TAPS - 1) + column) * C + channel, value, mask=here & (write > 0))
+    if snapshot_rows_ptr is not None:
+        snapshot = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
+        taken = tl.load(snapshot_ends_ptr + sequence)
         for column in tl.static_range(_TAPS - 1):
-            source = (taken + column).to(tl.int64)
-            own = tl.load(x_ptr + source * stride_x + channel, mask=here & (kept_at > 0), other=0.0)
-            place = state_ptr + (kept_at * (_TAPS - 1) + column) * C + channel
-            tl.store(place, own, mask=here & (kept_at > 0))
+            index = taken + (column - (_TAPS - 1))
+            value = _conv_input(x_ptr, before, begin, index, channel, here & (snapshot > 0), False, stride_x, C)
+            place = state_ptr + (snapshot * (_TAPS - 1) + column) * C + channel
+            tl.store(place, value, mask=here & (snapshot > 0))
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -130,8 +126,6 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
     out = torch.empty((num_rows, channels), device=x.device, dtype=x.dtype)
     if num_rows == 0:
         return out
-    if x.stride(1) != 1 or not (state.is_contiguous() and weight.is_contiguous()):
-        raise ValueError("causal_conv: rows, weight and state must be contiguous")
     sequences, step = rows.read.shape[0], cu_seqlens is None
     block_c = min(_BLOCK_C if step else _BLOCK_C // 8, triton.next_power_of_2(channels))
     launch(
@@ -143,17 +137,15 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
         out,
         rows.read,
         rows.write,
-        *_snapshots(rows),
-        rows.read if cu_seqlens is None else cu_seqlens,
+        rows.snapshot_rows,
+        rows.snapshot_ends,
+        cu_seqlens,
         num_rows,
         sequences,
         x.stride(0),
         C=channels,
-        STEP=step,
-        SNAPSHOT=rows.snapshot_rows is not None,
         BLOCK_T=1 if step else STATE_INTERVAL,
         BLOCK_C=block_c,
-        BLOCK_S=_block_s(sequences),
         num_warps=4,
     )
     return out
@@ -162,16 +154,6 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
 def _tiles(num_rows: int, sequences: int) -> int:
     """Programs that hold every chunk, and the rows behind the last one."""
     return num_rows // STATE_INTERVAL + sequences + 1
-
-
-def _block_s(sequences: int) -> int:
-    return 16 if sequences < 16 else 128
-
-
-def _snapshots(rows: StateRows) -> tuple[Tensor, Tensor]:
-    if rows.snapshot_rows is None or rows.snapshot_ends is None:
-        return rows.read, rows.read
-    return rows.snapshot_rows, rows.snapshot_ends
 
 
 @triton.jit
@@ -206,8 +188,6 @@ def _step_kernel(
     z_ptr,
     norm_ptr,
     out_ptr,
-    stride_qkv,
-    stride_gates,
     stride_z,
     eps,
     KEY_HEADS: tl.constexpr,
@@ -224,17 +204,16 @@ def _step_kernel(
     d, e = tl.arange(0, DK), tl.arange(0, DV)
     read, write = tl.load(read_ptr + row).to(tl.int64), tl.load(write_ptr + row).to(tl.int64)
     cell = d[:, None] * DV + e[None, :]
-    all_of_it = cell >= 0
-    state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=all_of_it & (read > 0), other=0.0)
-    qkv = qkv_ptr + row * stride_qkv
+    state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
+    qkv = qkv_ptr + row * (2 * KEY_HEADS * DK + HEADS * DV)
     q = _unit(tl.load(qkv + key_head * DK + d), 0) * (DK**-0.5)
     k = _unit(tl.load(qkv + (KEY_HEADS + key_head) * DK + d), 0)
     v = tl.load(qkv + 2 * KEY_HEADS * DK + head * DV + e).to(tl.float32)
-    beta, decay = _gates_of(gates_ptr + row * stride_gates, True, head, A_log_ptr, dt_bias_ptr, HEADS)
+    beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), True, head, A_log_ptr, dt_bias_ptr, HEADS)
     state *= tl.exp(decay)
     error = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * error[None, :]
-    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=all_of_it & (write > 0))
+    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=write > 0)
     out = tl.sum(state * q[:, None], 0)
     normed = out * tl.rsqrt(tl.sum(out * out, 0) / DV + eps) * tl.load(norm_ptr + e)
     z = tl.load(z_ptr + row * stride_z + head * DV + e).to(tl.float32)
@@ -258,7 +237,6 @@ def delta_step(
     out = torch.empty(z.shape, device=z.device, dtype=z.dtype)
     if qkv.shape[0] == 0:
         return out
-    _check("delta_step", state, qkv, gates, z)
     launch(
         _step_kernel,
         (heads, qkv.shape[0]),
@@ -272,8 +250,6 @@ def delta_step(
         z,
         norm_weight,
         out,
-        qkv.stride(0),
-        gates.stride(0),
         z.stride(0),
         eps,
         KEY_HEADS=_key_heads(qkv, state),
@@ -285,22 +261,15 @@ def delta_step(
     return out
 
 
-def _check(name: str, state: Tensor, *packed: Tensor) -> None:
-    if not state.is_contiguous() or any(x.stride(-1) != 1 for x in packed):
-        raise ValueError(f"{name}: state and rows must be contiguous")
-    if any(size < 16 or size & (size - 1) for size in state.shape[2:]):
-        raise ValueError(f"{name}: heads of {tuple(state.shape[2:])}, expected powers of two from 16")
-
-
 def _key_heads(qkv: Tensor, state: Tensor) -> int:
     _, heads, key_dim, value_dim = state.shape
     return (qkv.shape[1] - heads * value_dim) // (2 * key_dim)
 
 
 @triton.jit
-def _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK: tl.constexpr):
+def _unit_rows(qkv_ptr, row, kept, key_head, C: tl.constexpr, DK: tl.constexpr):
     """Rows of a query or key head, each of length 1: float32 [64, DK], 0 where not kept."""
-    places = qkv_ptr + row[:, None] * stride_qkv + key_head * DK + tl.arange(0, DK)[None, :]
+    places = qkv_ptr + row[:, None] * C + key_head * DK + tl.arange(0, DK)[None, :]
     return _unit(tl.load(places, mask=kept[:, None], other=0.0), 1)
 
 
@@ -315,13 +284,10 @@ def _matrices_kernel(
     cu_ptr,
     num_rows,
     num_sequences,
-    stride_qkv,
-    stride_gates,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -329,7 +295,7 @@ def _matrices_kernel(
     Q K^T D, in rows of 64 values each; behind the last sequence zeros as outputs."""
     release_next(PDL)
     wait_for_previous(PDL)
-    sequence, first, _, end = _chunk_of(tl.program_id(0), cu_ptr, num_rows, num_sequences, BLOCK_S)
+    sequence, first, _, end = _chunk_of(tl.program_id(0), cu_ptr, num_rows, num_sequences)
     if first >= end:
         return
     head = tl.program_id(1)
@@ -341,13 +307,14 @@ def _matrices_kernel(
         tl.store(place, tl.zeros((_CHUNK, DV), out_ptr.dtype.element_ty), mask=kept[:, None])
         return
     key_head = head // (HEADS // KEY_HEADS)
-    beta, decay = _gates_of(gates_ptr + row * stride_gates, kept, head, A_log_ptr, dt_bias_ptr, HEADS)
+    C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
+    beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
     total = tl.cumsum(decay, 0)
     # exp(-total) overflows: subtract first.
     fading = tl.where(i >= j, tl.exp(tl.where(i >= j, total[:, None] - total[None, :], 0.0)), 0.0)
     place = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + j
-    q = _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK) * (DK**-0.5)
-    k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, stride_qkv, DK)
+    q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
+    k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
     attended = tl.dot(q, tl.trans(k), input_precision=PRECISION) * fading
     tl.store(place + _CHUNK, attended, mask=kept[:, None])
     similar = tl.dot(k, tl.trans(k), input_precision=PRECISION)
@@ -375,14 +342,11 @@ def _scan_kernel(
     snapshot_rows_ptr,
     snapshot_ends_ptr,
     cu_ptr,
-    stride_qkv,
-    stride_gates,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    SNAPSHOT: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -391,27 +355,22 @@ def _scan_kernel(
     wait_for_previous(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
     key_head = head // (HEADS // KEY_HEADS)
+    C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     e = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     cell = tl.arange(0, DK)[:, None] * DV + e
-    all_of_it = cell >= 0
     read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
-    state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=all_of_it & (read > 0), other=0.0)
+    state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
     begin, end = tl.load(cu_ptr + sequence), tl.load(cu_ptr + sequence + 1)
-    kept_at = tl.full((), 0, tl.int64)
-    taken = begin
-    if SNAPSHOT:
-        kept_at = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
-        taken = begin + tl.load(snapshot_ends_ptr + sequence)
     for first in range(begin, end, _CHUNK):
         row = (first + tl.arange(0, _CHUNK)).to(tl.int64)
         kept = row < end
-        beta, decay = _gates_of(gates_ptr + row * stride_gates, kept, head, A_log_ptr, dt_bias_ptr, HEADS)
+        beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
         total = tl.cumsum(decay, 0)
         faded = tl.exp(total)[:, None]
-        q = _unit_rows(qkv_ptr, row, kept, key_head, stride_qkv, DK) * (DK**-0.5)
+        q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
         out = faded * tl.dot(q, state, input_precision=PRECISION)
-        k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, stride_qkv, DK)
-        v = qkv_ptr + row[:, None] * stride_qkv + 2 * KEY_HEADS * DK + head * DV + e
+        k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
+        v = qkv_ptr + row[:, None] * C + 2 * KEY_HEADS * DK + head * DV + e
         v = tl.load(v, mask=kept[:, None], other=0.0).to(tl.float32)
         error = beta[:, None] * (v - faded * tl.dot(k, state, input_precision=PRECISION))
         matrices = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + tl.arange(0, _CHUNK)[None, :]
@@ -421,14 +380,15 @@ def _scan_kernel(
         out = tl.dot(attended, values, acc=out, input_precision=PRECISION)
         place = out_ptr + (row[:, None] * HEADS + head) * DV + e
         tl.store(place, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
-        # Of the very sums: long ones differ in their last digits by the order of addition.
+        # Not tl.sum(decay): another order of addition gives other last digits, and exp(last - total) must end at 1.
         last = tl.sum(tl.where(tl.arange(0, _CHUNK) == _CHUNK - 1, total, 0.0), 0)
         values *= tl.exp(last - total)[:, None]
         state = tl.dot(tl.trans(k), values, acc=state * tl.exp(last), input_precision=PRECISION)
-        if SNAPSHOT:
-            snapshot = state_ptr + (kept_at * HEADS + head) * (DK * DV) + cell
-            tl.store(snapshot, state, mask=all_of_it & (kept_at > 0) & (first + _CHUNK == taken))
-    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=all_of_it & (write > 0))
+        if snapshot_rows_ptr is not None:
+            snapshot = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
+            taken = (snapshot > 0) & (first + _CHUNK == begin + tl.load(snapshot_ends_ptr + sequence))
+            tl.store(state_ptr + (snapshot * HEADS + head) * (DK * DV) + cell, state, mask=taken)
+    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=write > 0)
 
 
 def delta_chunks(
@@ -446,7 +406,6 @@ def delta_chunks(
     out = torch.empty((num_rows, heads, value_dim), device=qkv.device, dtype=qkv.dtype)
     if num_rows == 0:
         return out
-    _check("delta_chunks", state, qkv, gates)
     matrices = torch.empty((num_rows, heads, 2, STATE_INTERVAL), device=qkv.device)
     inputs = (qkv, gates, A_log, dt_bias, matrices)
     sizes = {"KEY_HEADS": _key_heads(qkv, state), "HEADS": heads, "DK": key_dim, "DV": value_dim}
@@ -459,10 +418,7 @@ def delta_chunks(
         cu_seqlens,
         num_rows,
         sequences,
-        qkv.stride(0),
-        gates.stride(0),
         **sizes,
-        BLOCK_S=_block_s(sequences),
         PRECISION=precision,
         num_warps=4,
     )
@@ -475,13 +431,11 @@ def delta_chunks(
         out,
         rows.read,
         rows.write,
-        *_snapshots(rows),
+        rows.snapshot_rows,
+        rows.snapshot_ends,
         cu_seqlens,
-        qkv.stride(0),
-        gates.stride(0),
         **sizes,
         BLOCK_V=block_v,
-        SNAPSHOT=rows.snapshot_rows is not None,
         PRECISION=precision,
         num_warps=8,
         num_stages=1,
@@ -490,51 +444,73 @@ def delta_chunks(
 
 
 @triton.jit(do_not_specialize=["heads"])
-def _gated_norm_kernel(
+def _gated_kernel(
     x_ptr,
     z_ptr,
     weight_ptr,
     out_ptr,
     heads,
+    stride_row,
+    stride_head,
     stride_z,
     eps,
     HEADS: tl.constexpr,
-    DV: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_H of the `heads` heads of all rows."""
+    """One program: BLOCK_H of the `heads` heads of all rows. With weights their norms times silu(z), else they
+    themselves times sigmoid(z)."""
     release_next(PDL)
     wait_for_previous(PDL)
     head = (tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
-    e = tl.arange(0, DV)[None, :]
-    here = head < heads
-    x = tl.load(x_ptr + head * DV + e, mask=here, other=0.0).to(tl.float32)
-    z = tl.load(z_ptr + head // HEADS * stride_z + head % HEADS * DV + e, mask=here, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, 1) / DV + eps)[:, None] * tl.load(weight_ptr + e)
-    tl.store(out_ptr + head * DV + e, (normed * z * tl.sigmoid(z)).to(out_ptr.dtype.element_ty), mask=here)
+    column = tl.arange(0, BLOCK)[None, :]
+    here = (head < heads) & (column < WIDTH)
+    x = tl.load(x_ptr + head * WIDTH + column, mask=here, other=0.0).to(tl.float32)
+    z = z_ptr + head // HEADS * stride_row + head % HEADS * stride_head + column * stride_z
+    z = tl.load(z, mask=here, other=0.0).to(tl.float32)
+    gate = tl.sigmoid(z)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)
+        x *= tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
+        gate *= z
+    tl.store(out_ptr + head * WIDTH + column, (x * gate).to(out_ptr.dtype.element_ty), mask=here)
 
 
-def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """models.layers.gated_delta.gated_norm; heads of a power of two."""
+def _gated(x: Tensor, z: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [n, heads, width] and z of the same shape, any strides -> z's dtype."""
     rows, heads, width = x.shape
-    out = torch.empty(z.shape, device=z.device, dtype=z.dtype)
+    out = torch.empty(x.shape, device=x.device, dtype=z.dtype)
     if x.numel() == 0:
         return out
-    block_h = max(1, 1024 // width)
+    block = triton.next_power_of_2(width)
+    block_h = max(1, 1024 // block)
     launch(
-        _gated_norm_kernel,
+        _gated_kernel,
         (triton.cdiv(rows * heads, block_h),),
         x.contiguous(),
         z,
         weight,
         out,
         rows * heads,
-        z.stride(0),
+        *z.stride(),
         eps,
         HEADS=heads,
-        DV=width,
+        WIDTH=width,
+        BLOCK=block,
         BLOCK_H=block_h,
         num_warps=4,
     )
     return out
+
+
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """models.layers.gated_delta.gated_norm."""
+    return _gated(x, z.unflatten(-1, x.shape[1:]), weight, eps).view(z.shape)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """models.layers.fused.sigmoid_mul."""
+    heads, gates = (x, gate) if x.dim() == 3 else (x[:, None], gate[:, None])
+    return _gated(heads, gates.expand_as(heads), None, 0.0).view(x.shape)

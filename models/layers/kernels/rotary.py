@@ -24,13 +24,11 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _normed_halves(
-    first, second, weight_ptr, first_at, second_at, wide, eps, HALF: tl.constexpr, kind: tl.constexpr
-):  # fmt: skip
+def _normed_halves(first, second, weight_ptr, near, far, wide, eps, HALF: tl.constexpr, kind: tl.constexpr):
     """RMSNorm of heads, float32 [heads, HALF] twice, rounded like its reference, in float32 again."""
     rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
-    first_weight = tl.load(weight_ptr + first_at, mask=wide, other=0.0)[None, :]
-    second_weight = tl.load(weight_ptr + second_at, mask=wide, other=0.0)[None, :]
+    first_weight = tl.load(weight_ptr + near, mask=wide, other=0.0)[None, :]
+    second_weight = tl.load(weight_ptr + far, mask=wide, other=0.0)[None, :]
     first, second = weighted(first, rstd, first_weight, kind), weighted(second, rstd, second_weight, kind)
     return first.to(tl.float32), second.to(tl.float32)
 
@@ -76,47 +74,46 @@ def _rotate_and_cache_kernel(
     wide = d < HALF
     kind = k_cache_ptr.dtype.element_ty
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    first_at, second_at = d, d + HALF
+    near, far, gap = d, d + HALF, HALF
     if (R > 0) & (R < 2 * HALF):
         # The values that do not rotate are partners with angle 0.
-        turned = d < R // 2
-        first_at, second_at = tl.where(turned, d, d + R // 2), tl.where(turned, d + R // 2, d + HALF)
+        near, far = tl.where(d < R // 2, d, d + R // 2), tl.where(d < R // 2, d + R // 2, d + HALF)
+        gap = (far - near)[None, :]
     head = tl.arange(0, BLOCK_H)[:, None]
-    q_first = q_ptr + row * stride_q + head * Q_HEAD
+    offsets = head * (2 * HALF) + near[None, :]
     here = (head < HEADS) & wide[None, :]
-    first = tl.load(q_first + first_at[None, :], mask=here, other=0.0).to(tl.float32)
-    second = tl.load(q_first + second_at[None, :], mask=here, other=0.0).to(tl.float32)
-    kv_head = tl.arange(0, BLOCK_KV)[:, None] * (2 * HALF)
-    kv_first, kv_second = kv_head + first_at[None, :], kv_head + second_at[None, :]
-    kv_here = (kv_head < KV_HEADS * 2 * HALF) & wide[None, :]
-    k_first = tl.load(k_ptr + row * stride_k + kv_first, mask=kv_here, other=0.0).to(tl.float32)
-    k_second = tl.load(k_ptr + row * stride_k + kv_second, mask=kv_here, other=0.0).to(tl.float32)
-    v_first = tl.load(v_ptr + row * stride_v + kv_first, mask=kv_here, other=0.0)
-    v_second = tl.load(v_ptr + row * stride_v + kv_second, mask=kv_here, other=0.0)
+    q_first = q_ptr + row * stride_q + (head * Q_HEAD + near[None, :])
+    first = tl.load(q_first, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(q_first + gap, mask=here, other=0.0).to(tl.float32)
+    kv_head = tl.arange(0, BLOCK_KV)[:, None]
+    kv_offsets = kv_head * (2 * HALF) + near[None, :]
+    kv_here = (kv_head < KV_HEADS) & wide[None, :]
+    k_first = tl.load(k_ptr + row * stride_k + kv_offsets, mask=kv_here, other=0.0).to(tl.float32)
+    k_second = tl.load(k_ptr + row * stride_k + kv_offsets + gap, mask=kv_here, other=0.0).to(tl.float32)
+    v_first = tl.load(v_ptr + row * stride_v + kv_offsets, mask=kv_here, other=0.0)
+    v_second = tl.load(v_ptr + row * stride_v + kv_offsets + gap, mask=kv_here, other=0.0)
     if NORM:
-        first, second = _normed_halves(first, second, q_norm_ptr, first_at, second_at, wide, eps, HALF, kind)
-        k_first, k_second = _normed_halves(k_first, k_second, k_norm_ptr, first_at, second_at, wide, eps, HALF, kind)
+        first, second = _normed_halves(first, second, q_norm_ptr, near, far, wide, eps, HALF, kind)
+        k_first, k_second = _normed_halves(k_first, k_second, k_norm_ptr, near, far, wide, eps, HALF, kind)
     if R > 0:
-        turns = wide
-        if R < 2 * HALF:
-            turns = d < R // 2
-        cos = tl.load(cos_ptr + row * (R // 2) + d, mask=turns, other=1.0)[None, :]
+        turns = d < R // 2
+        cos = tl.load(cos_ptr + row * (R // 2) + d, mask=turns, other=0.0 if R == 2 * HALF else 1.0)[None, :]
         sin = tl.load(sin_ptr + row * (R // 2) + d, mask=turns, other=0.0)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
         k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
     if (R > 0) or NORM:
-        k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF)
-        tl.store(k_out + kv_first, k_first.to(kind), mask=kv_here)
-        tl.store(k_out + kv_second, k_second.to(kind), mask=kv_here)
-    out = out_ptr + row * (HEADS * 2 * HALF) + head * (2 * HALF)
-    tl.store(out + first_at[None, :], first.to(kind), mask=here)
-    tl.store(out + second_at[None, :], second.to(kind), mask=here)
-    k_kept = k_cache_ptr + slot * stride_k_cache
-    tl.store(k_kept + kv_first, k_first.to(kind), mask=kv_here)
-    tl.store(k_kept + kv_second, k_second.to(kind), mask=kv_here)
-    v_kept = v_cache_ptr + slot * stride_v_cache
-    tl.store(v_kept + kv_first, v_first, mask=kv_here)
-    tl.store(v_kept + kv_second, v_second, mask=kv_here)
+        k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF) + kv_offsets
+        tl.store(k_out, k_first.to(kind), mask=kv_here)
+        tl.store(k_out + gap, k_second.to(kind), mask=kv_here)
+    out = out_ptr + row * (HEADS * 2 * HALF) + offsets
+    tl.store(out, first.to(kind), mask=here)
+    tl.store(out + gap, second.to(kind), mask=here)
+    k_kept = k_cache_ptr + slot * stride_k_cache + kv_offsets
+    tl.store(k_kept, k_first.to(kind), mask=kv_here)
+    tl.store(k_kept + gap, k_second.to(kind), mask=kv_here)
+    v_out = v_cache_ptr + slot * stride_v_cache + kv_offsets
+    tl.store(v_out, v_first, mask=kv_here)
+    tl.store(v_out + gap, v_second, mask=kv_here)
 
 
 def rotate_and_cache(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.resizing import each
-from models.minicpmv.slicing import SlicedPicture, SliceRule, slice_picture
+from models.interfaces.resizing import FrameResizer
+from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.v4_6.config import MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.qwen_vl.v3.processor import split_reasoning
@@ -48,6 +48,38 @@ FINE_RATE = 10
 """Frames a second of which those of a long video are chosen."""
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _REASONING = ("<think>", "</think>")
+
+
+@dataclass(frozen=True)
+class FrameSlicer(FrameResizer):
+    """Cuts a frame: uint8 [h, w, 3] -> [1, pixels, 3], the pixels of all slices one after the other. height, width: of the
+    overview; refined: (height, width) of what the crops are cut from, (0, 0) without; grid: its (rows, columns)."""
+
+    rule: SliceRule | None = None
+    refined: tuple[int, int] = (0, 0)
+    grid: tuple[int, int] = (0, 0)
+
+    def __call__(self, frame: np.ndarray) -> np.ndarray:
+        assert self.rule is not None
+        slices = slice_picture(Image.fromarray(frame), self.rule).slices
+        return np.concatenate([one.reshape(1, -1, 3) for one in slices], axis=1)
+
+    @property
+    def num_pixels(self) -> int:
+        return self.height * self.width + self.refined[0] * self.refined[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return 3 * self.num_pixels
+
+    def slices(self, cut: np.ndarray) -> list[np.ndarray]:
+        """The slices of what a call returned."""
+        first, (rows, columns) = self.height * self.width, self.grid
+        overview = cut[0, :first].reshape(self.height, self.width, 3)
+        if not rows:
+            return [overview]
+        height, width = self.refined[0] // rows, self.refined[1] // columns
+        return [overview, *cut[0, first:].reshape(rows * columns, height, width, 3)]
 
 
 class MiniCPMV46Processor(TextProcessor):
@@ -78,29 +110,38 @@ class MiniCPMV46Processor(TextProcessor):
         """With detail "low" only the overview is used."""
         rule = self.config.images.slicing
         sliced = slice_picture(picture, replace(rule, max_slices=1) if detail == "low" else rule)
-        return self._item("image", [sliced], source)
+        columns, rows = sliced.grid or (0, 0)
+        return self._item("image", sliced.slices, (rows, columns), source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         rule = self.config.videos
-        affordable = MAX_VIDEO_EMBEDS // self._frame_embeds(rule.slicing, metadata.width, metadata.height)
+        affordable = MAX_VIDEO_EMBEDS * rule.slicing.unit**2 // self._slicer(metadata).num_pixels
         most = max(1, min(rule.max_frames, max_frames, affordable))
         return sample_frames(metadata, fps=fps, max_frames=most)
 
-    def video(self, video: VideoFrames) -> MediaItem:
-        if not video.frames:
-            raise InputError("video_url", "the video has no frames")
-        rule = self.config.videos.slicing
-        frames = each(lambda frame: slice_picture(Image.fromarray(frame), rule), video.frames)
-        if len({(frame.grid, frame.slices[0].shape) for frame in frames}) > 1:
-            raise InputError("video_url", "all frames of a video must have the same size")
-        item = self._item("video", frames)
-        if item.num_embeds > MAX_VIDEO_EMBEDS:
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameSlicer:
+        slicer = self._slicer(metadata)
+        tokens = num_frames * slicer.num_pixels // self.config.videos.slicing.unit**2
+        if tokens > MAX_VIDEO_EMBEDS:
             raise InputError(
                 "video_url",
-                f"{len(frames)} frames take {item.num_embeds} tokens, at most {MAX_VIDEO_EMBEDS} are allowed: send "
-                "fewer or smaller frames",
+                f"{num_frames} frames take {tokens} tokens, at most {MAX_VIDEO_EMBEDS} are allowed: send fewer or "
+                "smaller frames",
             )
-        return item
+        return slicer
+
+    def _slicer(self, metadata: VideoMetadata) -> FrameSlicer:
+        rule, width, height = self.config.videos.slicing, metadata.width, metadata.height
+        columns, rows = grid = rule.grid(width, height) or (0, 0)
+        overview = rule.overview_size(width, height, enlarge=not columns)
+        refined = rule.refined_size(width, height, grid) if columns else (0, 0)
+        rule.check_side(max(*overview, *refined), width, height)
+        return FrameSlicer(overview[1], overview[0], False, rule, (refined[1], refined[0]), (rows, columns))
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        frames, slicer = video.resized(self.frame_resizer)
+        assert isinstance(slicer, FrameSlicer)
+        return self._item("video", [one for frame in frames for one in slicer.slices(frame)], slicer.grid)
 
     def apply_chat_template(
         self,
@@ -190,17 +231,11 @@ class MiniCPMV46Processor(TextProcessor):
             parts += [self._line_break] * bool(row) + crop * columns
         return join(parts)
 
-    def _frame_embeds(self, rule: SliceRule, width: int, height: int) -> int:
-        """Tokens of a frame, its markers left out."""
-        grid = rule.grid(width, height)
-        overview = rule.overview_size(width, height, enlarge=grid is None)
-        refined = rule.refined_size(width, height, grid) if grid else (0, 0)
-        return (overview[0] * overview[1] + refined[0] * refined[1]) // rule.unit**2
-
-    def _item(self, kind: MediaKind, frames: Sequence[SlicedPicture], source: bytes | None = None) -> MediaItem:
-        slices = [one for frame in frames for one in frame.slices]
-        columns, rows = frames[0].grid or (0, 0)
-        arrays = {"grid": np.array((rows, columns), dtype=np.int32)}
+    def _item(
+        self, kind: MediaKind, slices: Sequence[np.ndarray], grid: tuple[int, int], source: bytes | None = None
+    ) -> MediaItem:
+        """grid: (rows, columns) of the crops of each picture or frame."""
+        arrays = {"grid": np.array(grid, dtype=np.int32)}
         pixels = sum(one.shape[0] * one.shape[1] for one in slices)
         patch = self.config.vision.patch_size
         return MediaItem(

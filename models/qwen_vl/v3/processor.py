@@ -21,7 +21,8 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.qwen_vl.items import common_size, grid_of, picture_size, resized_item
+from models.interfaces.resizing import FrameResizer, resized_or_left
+from models.qwen_vl.items import grid_of, picture_size, vision_item
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
@@ -64,21 +65,21 @@ class Qwen3VLProcessor(TextProcessor):
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened."""
         vision = self.config.tower.vision
-        size = picture_size(picture, self.config.images, vision.factor, detail)
-        return resized_item("image", (picture,), size, vision, self._settings, source=source)
+        height, width = picture_size(picture, self.config.images, vision.factor, detail)
+        frame = resized_or_left(picture, width, height)
+        return vision_item("image", (frame,), (height, width), vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         return sample_frames(metadata, fps=fps, max_frames=max_frames, rule=self.config.frames)
 
-    def video(self, video: VideoFrames) -> MediaItem:
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """All frames together stay within the checkpoint's pixel limits for videos."""
-        height, width = common_size(video)
         vision, limits = self.config.tower.vision, self.config.videos
         try:
             size = video_size(
-                len(video.frames),
-                height,
-                width,
+                num_frames,
+                metadata.height,
+                metadata.width,
                 pair=vision.temporal_patch_size,
                 factor=vision.factor,
                 min_pixels=limits.min_pixels,
@@ -87,9 +88,14 @@ class Qwen3VLProcessor(TextProcessor):
             )
         except ValueError as error:
             raise InputError("video_url", str(error)) from error
+        return FrameResizer(*size, may_leave=True)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        frames, to = video.resized(self.frame_resizer)
+        vision = self.config.tower.vision
         tenths = np.array(pair_tenths(video, vision.temporal_patch_size), dtype=np.int32)
-        frames = [Image.fromarray(frame) for frame in video.frames]
-        return resized_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
+        size = to.height, to.width
+        return vision_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
 
     def apply_chat_template(
         self,

@@ -44,7 +44,7 @@ def text_fields(directory: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     """The checked text_config of a config.json, with layer_types and intermediate_size. CheckpointError names the
     field."""
     for name, value in _FIXED.items():
-        if (text.get(name) or value) != value:
+        if text.get(name) not in (None, value):
             raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
     required = _TEXT_FIELDS if text.get("num_experts") is None else (*_TEXT_FIELDS, "shared_expert_intermediate_size")
     if missing := [name for name in required if text.get(name) is None]:

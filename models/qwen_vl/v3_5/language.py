@@ -120,7 +120,11 @@ class HybridDecoder(nn.Module):
                 stateful += 1
             norm = layer.mlp_norm.weight, layer.mlp_norm.eps
             normed, hidden = gemm_add_norm(mixed, out.weight, None, hidden, *norm)
-            normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
+            norm = following.weight, following.eps
+            if isinstance(layer.mlp, SwiGLU):
+                normed, hidden = gemm_add_norm(layer.mlp.gated(normed), layer.mlp.down.weight, None, hidden, *norm)
+            else:
+                normed, hidden = add_rms_norm(layer.mlp(normed), hidden, *norm)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

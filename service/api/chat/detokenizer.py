@@ -3,34 +3,206 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
-from service.api.chat.tool_calls import ToolCallParser
-from service.api.chat.tool_schema import ToolCallDelta
+from models.text.tools import CALL_END, CALL_START
+from service.api.chat.schema import (
+    CalledFunction,
+    FinishReason,
+    FunctionDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallEntry,
+    TopLogprob,
+)
+from service.api.chat.xml_calls import FUNCTION, Types, XmlCall
 from service.link.messages import ChatDelta, TokenInfo
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+CALL_HEAD = '\n{"name": "'
+"""What follows the opening tag of every call that the grammar allows, in JSON."""
+_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
+_COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
+    """Join the deltas of an answer's calls."""
+    begun = [delta for delta in deltas if delta.id is not UNSET]
+    arguments: list[list[str]] = [[] for _ in begun]
+    for delta in deltas:
+        arguments[delta.index].append(delta.function.arguments)
+    return [
+        ToolCallEntry(str(first.id), CalledFunction(str(first.function.name), "".join(fragments)))
+        for first, fragments in zip(begun, arguments, strict=True)
+    ]
+
+
+def _begun(text: str, marker: str) -> int:
+    """Characters at the end of a text that may be the beginning of the marker."""
+    longest = min(len(text), len(marker) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
+
+
+class JsonObjectEnd:
+    """Finds the end of a JSON object that arrives in chunks."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The index in the next chunk behind the brace that closes the object; None if it goes on."""
+        for end, character in enumerate(text, 1):
+            if self._in_string:
+                self._read_string(character)
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return end
+        return None
+
+    def _read_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+
+class JsonCall:
+    """Reads a call from behind its opening tag, in chunks: a JSON object with `name` and `arguments`."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._state: Literal["name", "colon", "arguments", "end"] = "name"
+        self._arguments = JsonObjectEnd()
+
+    def feed(self, text: str) -> tuple[list[FunctionDelta], str | None]:
+        """(parts of the call, what follows its closing tag; None while it goes on)."""
+        self._held += text
+        deltas: list[FunctionDelta] = []
+        if self._state == "name" and (found := _NAME.match(self._held)):
+            self._state, self._held = "colon", self._held[found.end() :]
+            deltas.append(FunctionDelta("", found[1]))
+        if self._state == "colon" and (found := _COLON.match(self._held)):
+            self._state, self._held = "arguments", self._held[found.end() :]
+        if self._state == "arguments" and self._held:
+            end = self._arguments.find(self._held)
+            deltas.append(FunctionDelta(self._held[:end]))
+            self._held = "" if end is None else self._held[end:]
+            self._state = "arguments" if end is None else "end"
+        _, tag, rest = self._held.partition(CALL_END) if self._state == "end" else ("", "", "")
+        return deltas, rest if tag else None
+
+
+class ToolCallParser:
+    """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
+
+    calls: number of calls that have begun. White space around calls is dropped. forced: the answer consists of calls,
+    so it has no text, even if it is cut within the first tag. either: the answer consists of calls, or of a text that
+    matches a format: tags inside that text belong to it. xml: the types of each function's parameters, where calls are
+    in the form of service/api/chat/xml_calls.py.
+    """
+
+    def __init__(
+        self,
+        *,
+        forced: bool = False,
+        either: bool = False,
+        xml: Mapping[str, Mapping[str, Types]] | None = None,
+    ) -> None:
+        self.calls = 0
+        self.forced = forced
+        self._state: Literal["undecided", "said", "text", "call"]
+        self._state = "undecided" if either and not forced else "text"
+        self._held = ""
+        self._new_call: Callable[[], JsonCall | XmlCall] = JsonCall if xml is None else partial(XmlCall, xml)
+        self._opening = CALL_START + (CALL_HEAD if xml is None else FUNCTION)
+        self._call: JsonCall | XmlCall = self._new_call()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text so far ends between the tags of a call, or of what may still become one."""
+        if self._state == "undecided":
+            return self._held.lstrip("\n").startswith(CALL_START)
+        return self._state == "call"
+
+    def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
+        """(text, parts of calls) of the next chunk."""
+        self._held += text
+        said, deltas = "", []
+        while True:
+            state = self._state
+            if state == "undecided":
+                self._decide()
+            elif state == "said":
+                said, self._held = said + self._held, ""
+            elif state == "text":
+                said += self._take_text()
+            else:
+                deltas += self._take_call()
+            if self._state == state:
+                return said, deltas
+
+    def flush(self, *, complete: bool = False) -> str:
+        """Text that was held back, at the end of the answer. A call without a name is dropped. complete: the answer
+        has ended by itself, so what might have become a call is a text."""
+        text = (complete and self._state == "undecided") or not self.in_call
+        held, self._held = self._held, ""
+        return held if text and not self.forced and not (self.calls and held.isspace()) else ""
+
+    def _decide(self) -> None:
+        """Whether the answer is calls or a text, as soon as its beginning tells."""
+        begun = self._held.lstrip("\n")
+        if begun.startswith(self._opening):
+            self._state = "text"
+        elif not self._opening.startswith(begun):
+            self._state = "said"
+
+    def _take_text(self) -> str:
+        """Text up to the next tag. Holds back what may be the beginning of a tag, and white space that may precede
+        one."""
+        head, tag, rest = self._held.partition(CALL_START)
+        if tag:
+            self._state, self._held, self._call = "call", rest, self._new_call()
+            return head.rstrip()
+        said = head[: len(head) - _begun(head, CALL_START)].rstrip()
+        self._held = head[len(said) :]
+        return said
+
+    def _take_call(self) -> list[ToolCallDelta]:
+        """What has come of the call."""
+        parts, rest = self._call.feed(self._held)
+        if rest is not None:
+            self._state = "text"
+        self._held = rest or ""
+        deltas = []
+        for part in parts:
+            if part.name is UNSET:
+                deltas.append(ToolCallDelta(self.calls - 1, part))
+            else:
+                self.calls += 1
+                deltas.append(ToolCallDelta(self.calls - 1, part, f"call_{secrets.token_hex(12)}", "function"))
+        return deltas
+
+
 Detokenize = Callable[[Sequence[int]], bytes]
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
 
 
 class StopCutter:
@@ -42,7 +214,6 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.stopped = False
 
@@ -56,21 +227,14 @@ class StopCutter:
             self.stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        kept = self._held_length(text)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        kept = len(text) - max(_begun(text, stop) for stop in self._stops)
+        self._held = text[kept:]
+        return text[:kept]
 
     def flush(self) -> str:
         """The text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
-
-    def _held_length(self, text: str) -> int:
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
 
 
 class ReasoningSplitter:
@@ -107,13 +271,13 @@ class ReasoningSplitter:
             if marker:
                 self._state, self._held = "after", rest
                 return head, self._after()
-            kept = next((n for n in range(len(self._end) - 1, 0, -1) if head.endswith(self._end[:n])), 0)
-            self._held = head[len(head) - kept :]
-            return head[: len(head) - kept], ""
+            kept = len(head) - _begun(head, self._end)
+            self._held = head[kept:]
+            return head[:kept], ""
         return "", self._after() if self._state == "after" else self._release()
 
     def _after(self) -> str:
-        """Drops newlines between the closing marker and the content."""
+        """Drop newlines between the closing marker and the content."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = "content"
@@ -208,7 +372,7 @@ class TextAssembler:
         return self._last(parts, "length" if at_length else "stop")
 
     def _cut(self, text: str, parts: _Parts) -> None:
-        """Adds the text before a stop string."""
+        """Add the text before a stop string."""
         if self.tokens <= self._min_tokens:
             self._split(text, parts)
         elif self._calls is None:
@@ -218,7 +382,7 @@ class TextAssembler:
                 self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
 
     def _split(self, text: str, parts: _Parts) -> None:
-        """Adds text that can be sent. Counts reasoning tokens."""
+        """Add text that can be sent. Counts reasoning tokens."""
         self._shown += len(text)
         inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)

@@ -1,7 +1,4 @@
-"""A chat request -> Prompt: text is tokenized while media load, then placeholders are expanded.
-
-prompt_messages.py reads the messages, prompt_media.py loads the media.
-"""
+"""A chat request -> Prompt: text is tokenized while media load, then placeholders are expanded."""
 
 from __future__ import annotations
 
@@ -18,14 +15,19 @@ from models.interfaces.media import ContentPart as PromptPart
 from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ROLES
 from models.text.tools import prompt_texts
-from service.api.chat.prompt_media import MediaReference, PromptMedia
-from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, ThinkingSwitch
-from service.api.chat.spoken_schema import PastAudio
+from service.api.chat.prompt_media import (
+    MediaReference,
+    PromptMedia,
+    first_stated,
+    of_all_videos,
+    refuse_pixel_bounds,
+    stated,
+)
+from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, PastAudio, ThinkingSwitch
 from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.video_sampling import first_stated, of_all_videos, refuse_pixel_bounds, stated
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
-from service.api.http.record import RequestRecord
+from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
 from service.system.concurrency import all_results
 
@@ -88,7 +90,7 @@ def _too_many(what: str, count: int, limit: int) -> str:
 
 
 def check_length(length: int, max_model_len: int) -> None:
-    """Refuses text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
+    """Refuse text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_model_len
     if length > limit:
         raise bad_request(
@@ -206,7 +208,7 @@ async def build_prompt(
     Raises ApiError or InputError that names the field that does not fit.
     """
     processor = model.chat_processor
-    options, paths = _template_options(body, processor.template_options)
+    options, paths = template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
     names_audio = any(message.audio is not None for message in body.messages)
     transcripts = await named_transcripts(body, context) if names_audio else {}
@@ -273,7 +275,7 @@ def media_tokens(prompt: Prompt) -> dict[str, int]:
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
 
 
-def _template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Options of the chat template, and the path of each in the request. ApiError 400 for one that the model's has not.
 
     known: ChatProcessor.template_options.
@@ -341,7 +343,7 @@ async def _concurrently(
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
-    """Retrieves an exception that nobody awaits, so that asyncio does not log it."""
+    """Retrieve an exception that nobody awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from service.api.chat.detokenizer import FinishReason, TokenLogprob
+from service.api.chat.detokenizer import joined
 from service.api.chat.job import ChatJob, ChoiceCounts, generate, prepare_job
 from service.api.chat.schema import (
     AnswerMessage,
@@ -21,18 +21,19 @@ from service.api.chat.schema import (
     Choice,
     ChunkChoice,
     DeltaMessage,
+    FinishReason,
     Logprobs,
     StreamOptions,
+    TokenLogprob,
+    ToolCallDelta,
     Usage,
     reasoned,
 )
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.chat.tool_calls import joined
-from service.api.chat.tool_schema import ToolCallDelta
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineLost
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
-from service.api.http.record import RequestRecord, record_of
 from service.api.http.streaming import (
     DONE,
     EVENT_STREAM,

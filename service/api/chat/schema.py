@@ -2,17 +2,285 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.chat.detokenizer import FinishReason, TokenLogprob
-from service.api.chat.refused_fields import RefusedFields
-from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio, Modality, PastAudio
-from service.api.chat.tool_schema import ToolCallDelta, ToolCallEntry, ToolChoice, ToolDefinition
 from service.api.engines.request_stream import StepReport
+from service.api.http.errors import bad_request
+from service.api.speech.schema import SampleRate, VoiceOptions
 from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
+from service.media.audio_formats import SpokenFormat
+
+
+class Refused:
+    """neutral: values that change nothing and are accepted. instead: what does the same here."""
+
+    def __init__(self, *neutral: Any, instead: str = "") -> None:
+        self.neutral = neutral
+        self.instead = instead
+
+    @property
+    def description(self) -> str:
+        harmless = "".join(f" ({json.dumps(value)})" for value in self.neutral)
+        instead = f"; {self.instead}" if self.instead else ""
+        return f"not supported: refused unless the value changes nothing{harmless}{instead}"
+
+
+REFUSED = {
+    "functions": Refused([], instead="use tools"),
+    "function_call": Refused("none", "auto", instead="use tool_choice"),
+    "web_search_options": Refused(),
+    "plugins": Refused([]),
+    "logits_processors": Refused([]),
+    "samplers": Refused(),
+    "allowed_token_ids": Refused(),
+    "custom_token_bans": Refused(""),
+    "bad_words": Refused([]),
+    "best_of": Refused(1),
+    "num_beams": Refused(1),
+    "use_beam_search": Refused(False),
+    "length_penalty": Refused(1),
+    "echo": Refused(False),
+    "prompt_logprobs": Refused(False),
+    "continue_final_message": Refused(False),
+    "add_generation_prompt": Refused(True),
+    "chat_template": Refused(),
+    "template": Refused(""),
+    "documents": Refused([]),
+    "skip_special_tokens": Refused(True),
+    "include_stop_str_in_output": Refused(False),
+    "truncate_prompt_tokens": Refused(),
+    "thinking_token_budget": Refused(),
+    "include_reasoning": Refused(True),
+    "separate_reasoning": Refused(True),
+    "return_tokens_as_token_ids": Refused(False),
+    "regex": Refused(instead="use structured_outputs.regex"),
+    "ebnf": Refused(instead="use structured_outputs.grammar"),
+    "format": Refused("", instead="use response_format"),
+    "guided_whitespace_pattern": Refused(),
+    "no_stop_trim": Refused(False),
+    "lora_path": Refused(),
+    "moderation": Refused(),
+    "grammar": Refused("", instead="use structured_outputs.grammar"),
+    "grammar_string": Refused("", instead="use structured_outputs.grammar"),
+    "json_schema": Refused(instead="use response_format.json_schema"),
+    "structural_tag": Refused(),
+    "typical_p": Refused(1),
+    "tfs_z": Refused(1),
+    "top_a": Refused(0),
+    "top_n_sigma": Refused(0, -1),
+    "epsilon_cutoff": Refused(0),
+    "eta_cutoff": Refused(0),
+    "xtc_probability": Refused(0),
+    "dry_multiplier": Refused(0),
+    "mirostat": Refused(0),
+    "mirostat_mode": Refused(0),
+    "dynatemp_range": Refused(0),
+    "dynamic_temperature": Refused(False),
+    "smoothing_factor": Refused(0),
+    "guidance_scale": Refused(1),
+    "penalty_alpha": Refused(0),
+    "repeat_penalty": Refused(1, instead="use repetition_penalty"),
+    "no_repeat_ngram_size": Refused(0),
+    "do_sample": Refused(True),
+    "watermark": Refused(False),
+    "stop_regex": Refused([]),
+    "stopping_strings": Refused([], instead="use stop"),
+    "stop_sequences": Refused([], instead="use stop"),
+    "ban_eos_token": Refused(False, instead="use ignore_eos"),
+    "custom_logit_processor": Refused(),
+    "repetition_detection": Refused(),
+    "return_token_ids": Refused(False),
+    "return_hidden_states": Refused(False),
+    "return_tokens": Refused(False),
+    "n_probs": Refused(0, instead="use logprobs and top_logprobs"),
+    "top_n_tokens": Refused(0, instead="use logprobs and top_logprobs"),
+    "add_special_tokens": Refused(False),
+    "spaces_between_special_tokens": Refused(True),
+    "prompt_embeds": Refused(),
+    "input_ids": Refused(),
+    "kv_transfer_params": Refused(),
+    "vllm_xargs": Refused({}),
+    "adapter_id": Refused(),
+    "n_predict": Refused(-1, instead="use max_completion_tokens"),
+    "num_predict": Refused(-1, instead="use max_completion_tokens"),
+    "max_new_tokens": Refused(instead="use max_completion_tokens"),
+    "max_output_tokens": Refused(instead="use max_completion_tokens"),
+    "options": Refused({}, instead="use its members as fields of the request"),
+    "sampling_params": Refused({}, instead="use its members as fields of the request"),
+    "system": Refused("", instead="use a message with role system"),
+    "images": Refused([], instead="use content parts of the type image_url"),
+}
+"""Fields of other servers' chat requests."""
+
+_UPLOAD = "upload the voice (POST /v1/audio/voices) and name it as voice"
+NOT_SPOKEN = {
+    "ref_audio": Refused(instead=_UPLOAD),
+    "ref_text": Refused(instead=_UPLOAD),
+    "prompt_audio": Refused(),
+    "prompt_text": Refused(),
+    "min_len": Refused(),
+    "max_new_tokens": Refused(instead="use max_len"),
+    "split_granularity": Refused(),
+    "timestamp_granularities": Refused(),
+}
+"""Fields of a speech request that a spoken answer cannot have."""
+
+
+def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str, at: str = "") -> None:
+    """Raise ApiError 400 for the first field that would change the output. at: what precedes its name in its path."""
+    for name, one in refused.items():
+        value = getattr(given, name)
+        if value is not None and not any(_alike(value, harmless) for harmless in one.neutral):
+            instead = f"; {one.instead}" if one.instead else ""
+            message = f"{at}{name}: not supported {where}{instead}."
+            raise bad_request(message, f"{at}{name}", "unsupported_parameter")
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same: 0 is not false, though Python takes one for the other."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _fields(name: str, refused: Mapping[str, Refused], *bases: type[msgspec.Struct]) -> Any:
+    described = [(field, Annotated[Any, Meta(description=one.description)], None) for field, one in refused.items()]
+    return msgspec.defstruct(name, described, bases=bases, frozen=True, kw_only=True)
+
+
+if TYPE_CHECKING:
+
+    class RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
+        """A field for each name in REFUSED."""
+
+    class UnspokenFields(VoiceOptions, frozen=True, kw_only=True):
+        """Fields of speech that a spoken answer has, and one for each name in NOT_SPOKEN."""
+else:
+    RefusedFields = _fields("RefusedFields", REFUSED)
+    UnspokenFields = _fields("UnspokenFields", NOT_SPOKEN, VoiceOptions)
+
+
+# Answers that are spoken, as in OpenAI's API, and extensions
+
+Modality = Literal["text", "audio"]
+
+
+class AudioParams(UnspokenFields, frozen=True, kw_only=True):
+    """voice and format are OpenAI's.
+
+    pcm16 has 24 kHz unless sample_rate says otherwise, ulaw and alaw (G.711) have 8 kHz.
+    """
+
+    format: SpokenFormat
+    sample_rate: SampleRate | None = None
+
+
+class PastAudio(msgspec.Struct, frozen=True):
+    """Reference to a past spoken answer: the model reads its transcript, found by its id while it is kept."""
+
+    id: str | None = None
+    transcript: str | None = None
+
+
+class AnswerAudio(msgspec.Struct, frozen=True):
+    """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
+    finish_reason: "length" if a segment of the speech ended at its cap, or the speech ended before the text. steps:
+    those of the speech model. unspoken: letters and digits that the speech model cannot speak, each once, if any."""
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+    finish_reason: Literal["stop", "length"] = "stop"
+    steps: StepReport | UnsetType = UNSET
+    unspoken: str | UnsetType = UNSET
+
+
+class DeltaAudio(msgspec.Struct, frozen=True):
+    """id: in the first one. transcript, data: the next pieces; each data is valid base64, and all joined are the base64
+    of the whole. expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
+
+    id: str | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    expires_at: int | UnsetType = UNSET
+    finish_reason: Literal["stop", "length"] | UnsetType = UNSET
+    steps: StepReport | UnsetType = UNSET
+    unspoken: str | UnsetType = UNSET
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True):
+    """parameters: JSON Schema of an object; without it the function has none. PHP writes an empty one as []. strict:
+    refuses a schema with keywords that are not supported, which are otherwise not enforced."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | list[Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
+    function: NamedFunction
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    """mode: auto: text, or text followed by calls of these tools; required: only calls of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    """The prompt names all tools of the request; some of them may be called."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """name: in the first delta of a call, whose arguments are empty. arguments: the next characters of the JSON."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """index: of the call in its answer. id, type: in the first delta of a call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """arguments: a JSON object, as a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallEntry(msgspec.Struct, frozen=True):
+    """A call of an answer, in the form in which the next request sends it back."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] | None = "function"
+
 
 # Requests
 
@@ -214,6 +482,21 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
 
 
 # Responses
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -16,19 +16,26 @@ from msgspec import UNSET
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.refused_fields import NOT_SPOKEN, refuse
-from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs, reasoned
-from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
+from service.api.chat.schema import (
+    NOT_SPOKEN,
+    AnswerAudio,
+    AudioParams,
+    ChatRequestBody,
+    ChunkChoice,
+    DeltaAudio,
+    DeltaMessage,
+    Logprobs,
+    reasoned,
+    refuse,
+)
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import ApiError, as_api_error, bad_request
-from service.api.http.record import RequestRecord
-from service.api.speech.captions import with_pauses
-from service.api.speech.delivery import AudioChunk, AudioCounts, AudioFeed, PlaybackMeter, encode_chunk
+from service.api.http.middleware import RequestRecord
+from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare, solver_steps
 from service.api.speech.schema import SpeechOptions, VoiceOptions
-from service.api.speech.script import Script
 from service.api.speech.speaker import find_voice
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import FORMATS, SPOKEN, STREAMED
@@ -63,7 +70,7 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     if body.stream and FORMATS[SPOKEN[audio.format]].has_header:
         *names, last = STREAMED.values()
         raise bad_request(f"audio.format: must be {', '.join(names)} or {last} in a stream.", "audio.format")
-    options = _options(audio, _speech_model(context, audio), body.seed)
+    options = _options(audio, _named_model(context, audio), body.seed)
     try:
         job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
     except (ApiError, InputError) as error:
@@ -101,32 +108,16 @@ def _named_model(context: ServerContext, audio: AudioParams) -> HostedModel | No
     return model
 
 
-def _speech_model(context: ServerContext, audio: AudioParams) -> str:
-    named = _named_model(context, audio)
-    if named is not None:
-        return named.name
-    hosted = context.catalog.of_kind("speech")
-    if len(hosted) > 1:
-        message = (
-            f"audio.model: required: {len(hosted)} speech models are served, and the setting spoken_answer_model names "
-            "none."
-        )
-        raise bad_request(message, "audio.model")
-    return hosted[0].name
-
-
-def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
+def _options(audio: AudioParams, model: HostedModel | None, seed: int | None) -> SpeechOptions:
     given = {name: getattr(audio, name) for name in VoiceOptions.__struct_fields__}
+    given |= {"model": model and model.name, "seed": seed if audio.seed is None else audio.seed}
     pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
-    return SpeechOptions(
-        response_format=SPOKEN[audio.format],
-        sample_rate=pcm_rate if audio.sample_rate is None else audio.sample_rate,
-        **{**given, "model": model, "seed": seed if audio.seed is None else audio.seed},
-    )
+    sample_rate = pcm_rate if audio.sample_rate is None else audio.sample_rate
+    return SpeechOptions(response_format=SPOKEN[audio.format], sample_rate=sample_rate, **given)
 
 
 def _within_audio(error: ApiError) -> ApiError:
-    """Turns an error of a speech request's field into one with the field's name in a chat request."""
+    """Turn an error of a speech request's field into one with the field's name in a chat request."""
     if error.param is None or error.status >= 500:
         return error
     field = "audio.format" if error.param == "response_format" else f"audio.{error.param}"
@@ -153,7 +144,7 @@ class SpokenAnswer:
         self._logprobs = logprobs
         self._most_characters = max_written_chars(context, live=streamed)
         self._encoder = job.encoder()
-        self._counts = AudioCounts(job)
+        self._delivery = Delivery(context, job, live=streamed)
         self._too_long = False
         """Whether the text has a part that was not spoken because of its length."""
         self._file = bytearray()
@@ -161,7 +152,7 @@ class SpokenAnswer:
     @property
     def patches(self) -> int:
         """Number of audio tokens so far."""
-        return self._counts.patches
+        return self._delivery.patches
 
     @property
     def unspoken(self) -> str:
@@ -171,14 +162,14 @@ class SpokenAnswer:
     @property
     def truncated(self) -> bool:
         """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
-        return self._too_long or self._counts.truncated
+        return self._too_long or self._delivery.truncated
 
     async def audio(self, transcript: str) -> AnswerAudio:
         """The whole file, after `heard` has ended."""
         self._encoder.complete(self._file)
         expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
-        steps = step_report(self._counts.steps)
+        steps = step_report(self._delivery.steps)
         return AnswerAudio(self.id, data, expiry, transcript, self._ending, steps, self.unspoken or UNSET)
 
     @property
@@ -226,7 +217,7 @@ class SpokenAnswer:
                 data=base64.b64encode(sound).decode() if sound else UNSET,
                 expires_at=await self._context.keep_transcript(self.id, "".join(transcript)),
                 finish_reason=self._ending,
-                steps=step_report(self._counts.steps),
+                steps=step_report(self._delivery.steps),
                 unspoken=self.unspoken or UNSET,
             )
             ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
@@ -299,54 +290,39 @@ class SpokenAnswer:
     async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
         """The encoded audio of the text, piece by piece as it is made."""
         feed = await text.feed
-        if feed is not None:
-            async with aclosing(self._encoded(feed, text)) as pieces:
-                async for data in pieces:
-                    yield data
-        if tail := await self._context.encoders.finish(self._encoder):
-            yield tail
-
-    async def _encoded(self, feed: AudioFeed, text: LiveText) -> AsyncGenerator[bytes]:
-        """The same, but for what the encoder still holds at the end."""
-        context, job = self._context, self._job
+        if feed is None:
+            if tail := await self._context.encoders.finish(self._encoder):
+                yield tail
+            return
         assert text.arrival is not None
-        meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
-        spoken = self._named(feed.chunks())
-        async with aclosing(spoken), aclosing(with_pauses(spoken, text.script, job.heard_rate)) as chunks:
-            try:
-                async for chunk in chunks:
-                    if not self._counts.samples and len(chunk.audio) and self._streamed:
-                        waited = time.monotonic() - job.record.arrival
-                        context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                    self._count(chunk)
-                    if data := await encode_chunk(context, job, self._encoder, chunk, meter):
-                        yield data
-            finally:
-                job.record.notes["audio_seconds"] = round(meter.seconds, 2)
-        meter.finish()
+        self._delivery.arrival = text.arrival
+        async with aclosing(self._delivery.file(self._followed(feed.chunks()), self._encoder)) as pieces:
+            async for data in pieces:
+                yield data
 
-    async def _named(self, chunks: AsyncGenerator[AudioChunk]) -> AsyncGenerator[AudioChunk]:
-        """The chunks. A text that is too long to be spoken is no field of a chat request: what can be shorter is how to
-        speak it."""
+    async def _followed(self, chunks: AsyncGenerator[AudioChunk]) -> AsyncGenerator[AudioChunk]:
+        """The chunks; notes when each segment is heard."""
+        job, delivery = self._job, self._delivery
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    if not delivery.samples and len(chunk.audio) and self._streamed:
+                        waited = time.monotonic() - job.record.arrival
+                        self._context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
+                    if not chunk.silent and self.begun is None:
+                        self.begun = delivery.seconds
+                    if chunk.segment_done and self.begun is not None:
+                        self.segments.append((self.begun, delivery.seconds + len(chunk.audio) / job.heard_rate))
+                        self.begun = None
                     yield chunk
         except EngineError as error:
             if error.field is None:
                 raise
+            # A text that is too long to be spoken is no field of a chat request: how to speak it can be shorter.
             field = f"audio.{error.field}"
             if error.field == "input":
-                field = "audio.instructions" if self._job.speaker.design else "audio"
+                field = "audio.instructions" if job.speaker.design else "audio"
             raise EngineError(error.status, error.code, error.message, field, error.retry_after) from error
-
-    def _count(self, chunk: AudioChunk) -> None:
-        if not chunk.silent and self.begun is None:
-            self.begun = self._counts.seconds
-        self._counts.add(chunk)
-        if chunk.segment_done and self.begun is not None:
-            self.segments.append((self.begun, self._counts.seconds))
-            self.begun = None
 
 
 def _sound(data: bytes) -> ChunkChoice:

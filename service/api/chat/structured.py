@@ -13,8 +13,13 @@ import msgspec
 from service.api.chat.schema import ChatRequestBody, ResponseFormat, StructuredOutputs
 from service.api.http.errors import bad_request
 from service.api.http.json_body import check_values
-from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.api.structured.grammar_checks import GrammarChecks
+from service.api.structured.grammar import (
+    GrammarChecks,
+    choice_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
 
 
 async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> tuple[str, list[str]]:

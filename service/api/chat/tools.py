@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from models.interfaces.media import CallFormat, Tool, ToolCall
 from models.text.tools import CALL_END, CALL_START
-from service.api.chat.schema import ChatRequestBody, Message
-from service.api.chat.tool_calls import CALL_HEAD, ToolCallParser
-from service.api.chat.tool_schema import AllowedToolsChoice, FunctionDefinition, NamedToolChoice, ToolCallEntry
+from service.api.chat.detokenizer import CALL_HEAD, ToolCallParser
+from service.api.chat.schema import (
+    AllowedToolsChoice,
+    ChatRequestBody,
+    FunctionDefinition,
+    Message,
+    NamedToolChoice,
+    ToolCallEntry,
+)
 from service.api.chat.xml_calls import FUNCTION, XmlFunction
 from service.api.chat.xml_calls import RULES as XML_RULES
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
-from service.api.structured.grammar import form_grammar, formed_lark_grammar
-from service.api.structured.grammar_checks import GrammarChecks, refusal
+from service.api.structured.grammar import GrammarChecks, form_grammar, formed_lark_grammar, refusal
 from service.api.structured.grammar_worker import Tried
 from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown, without
 
 # The grammar of answers that may call tools: text, then calls in the format of models/text/tools.py. Also the grammar
 # of answers that must match something after reasoning.
-
-log = logging.getLogger(__name__)
 
 _BLANK = r"[\s\x1c-\x1f]"
 """Characters that may precede the opening marker of reasoning: Python's white space."""
@@ -111,9 +113,6 @@ async def checked_tool_grammar(
         usable = [await _usable(checks, use, tool, client, unenforced) for tool in use.callable]
         use = replace(use, callable=tuple(usable))
         grammar = await checks.checked(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
-    for tool in use.callable if unenforced else ():
-        if count := sum(path.startswith(_field(use, tool)) for path in unenforced):
-            _tell(tool.name, count)
     return use, grammar, unenforced
 
 
@@ -150,12 +149,6 @@ async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str, 
         tool = replace(tool, parameters=without(tool.parameters, tried.path))
         unenforced.append(f"{field}.{shown(tried.path)}")
     raise _naming(tool, refusal(field, tried))
-
-
-@lru_cache(1024)
-def _tell(name: str, count: int) -> None:
-    """Once for each tool: agents send the same ones with every request."""
-    log.warning("tool %s: %d keywords of its schema are not enforced; answers name them as unenforced", name, count)
 
 
 def _field(use: ToolUse, tool: Tool) -> str:

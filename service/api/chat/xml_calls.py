@@ -17,13 +17,14 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 
 from models.interfaces.media import Tool
 from models.text.tools import CALL_END
-from service.api.chat.tool_schema import FunctionDelta
-from service.api.structured.schema_form import MAX_DEPTH, as_grammar, target
+from service.api.chat.schema import FunctionDelta
+from service.api.structured.schema_form import MAX_DEPTH, as_grammar
 
 FUNCTION = "\n<function="
 """What follows the opening tag of a call."""
@@ -93,7 +94,7 @@ class XmlFunction:
     def _resolved(self, part: dict[str, Any]) -> dict[str, Any]:
         """The schema that a reference leads to, with what stands beside the reference."""
         for _ in range(MAX_DEPTH):
-            found = target(self._schema, part["$ref"]) if "$ref" in part else None
+            found = _target(self._schema, part["$ref"]) if "$ref" in part else None
             if not isinstance(found, dict):
                 break
             part = {**found, **{name: value for name, value in part.items() if name != "$ref"}}
@@ -119,8 +120,16 @@ class XmlFunction:
     def _of_reference(self, reference: str) -> tuple[Types, bool]:
         if reference not in self._of_references:
             self._of_references[reference] = _ALL, False  # for what refers to itself
-            self._of_references[reference] = self._types(target(self._schema, reference))
+            self._of_references[reference] = self._types(_target(self._schema, reference))
         return self._of_references[reference]
+
+
+def _target(schema: Mapping[str, Any], reference: str) -> Any:
+    """The part of the schema that a JSON pointer names; None if there is none."""
+    found: Any = schema
+    for step in unquote(reference).removeprefix("#").split("/")[1:]:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
 
 
 def _type(value: Any) -> str:

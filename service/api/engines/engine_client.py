@@ -37,8 +37,8 @@ from service.link.messages import (
     SpeechRequest,
     Stop,
 )
-from service.link.silence import Silence
 from service.metrics.metrics import Metrics
+from service.system.children import Silence
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ SleepState = Literal["awake", "asleep", "waking"]
 class EngineSleep:
     """The state of one engine, and the commands that are held for it.
 
-    after: seconds without a request after which the engine is stopped; None: never, or another process decides.
+    after: seconds without a request after which the engine is stopped; None: never.
     clock: the clock of these seconds.
     metrics: None if another process reports the engine's metrics.
     """
@@ -63,8 +63,6 @@ class EngineSleep:
     def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
         self.state: SleepState = "awake"
         """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
-        self.on_call: Callable[[], None] = lambda: None
-        """Called when the first request is held for a sleeping engine."""
         self._after = after
         self._clock = clock
         self._metrics = metrics
@@ -78,7 +76,7 @@ class EngineSleep:
         return self.state == "awake"
 
     def note_work(self) -> None:
-        """Records that requests are in progress, or that the engine has just become ready."""
+        """Record that requests are in progress, or that the engine has just become ready."""
         self._busy_at = self._clock()
 
     @property
@@ -87,13 +85,13 @@ class EngineSleep:
         return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
 
     def begin(self) -> None:
-        """Starts to hold commands: the engine has been told to stop, or will be."""
+        """Start to hold commands: the engine has been told to stop, or will be."""
         self.state = "asleep"
         self._called.clear()
         self._observe("engine_asleep", 1.0)
 
     def hold(self, command: Command) -> None:
-        """Keeps a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
+        """Keep a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
         it is for; other commands are dropped if no request is held."""
         if isinstance(command, Abort):
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
@@ -104,18 +102,17 @@ class EngineSleep:
             self._held.append(command)
 
     def call(self) -> None:
-        """Wakes the engine, since a request needs it."""
+        """Wake the engine, since a request needs it."""
         if self.state == "asleep" and not self._called.is_set():
             self._called.set()
             self._called_at = self._clock()
-            self.on_call()
 
     async def called(self) -> None:
-        """Waits until a request needs the engine."""
+        """Wait until a request needs the engine."""
         await self._called.wait()
 
     def started(self) -> None:
-        """Records that the engine is starting."""
+        """Record that the engine is starting."""
         if self.state == "asleep":
             self.state = "waking"
 
@@ -126,7 +123,7 @@ class EngineSleep:
         return [_arriving(command) for command in self._awake()]
 
     def give_up(self) -> None:
-        """Drops the held commands, since the engine could not be started."""
+        """Drop the held commands, since the engine could not be started."""
         self._awake()
 
     def _awake(self) -> list[Command]:
@@ -214,7 +211,7 @@ class InFlightRequests:
             stream.fail(error)
 
     def fail_all(self, error: EngineError) -> None:
-        """Fails all requests, except for those that another engine takes over."""
+        """Fail all requests, except for those that another engine takes over."""
         streams, self._streams = self._streams, {}
         self.on_load(0)
         for stream in streams.values():
@@ -289,7 +286,7 @@ class EngineClient:
     # Life
 
     def start(self) -> None:
-        """Starts the engine in the background."""
+        """Start the engine in the background."""
         self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self._name)
 
     @property
@@ -297,11 +294,11 @@ class EngineClient:
         return self._started_elsewhere is None
 
     async def wait_launched(self) -> None:
-        """Waits until the engine's process runs, or could not be started. The engine loads afterwards."""
+        """Wait until the engine's process runs, or could not be started. The engine loads afterwards."""
         await self._launched.wait()
 
     def tell_earlier_starts(self, restarts: int) -> None:
-        """Records the past of an engine that another process supervises: it was ready before, and was restarted this
+        """Record the past of an engine that another process supervises: it was ready before, and was restarted this
         many times."""
         self.was_ready, self.restarts = True, restarts
         self._on_changed()
@@ -311,12 +308,12 @@ class EngineClient:
         self.on_change()
 
     def fail(self, reason: str) -> None:
-        """Treats the engine as one that cannot be started, because this process cannot serve for `reason`."""
+        """Treat the engine as one that cannot be started, because this process cannot serve for `reason`."""
         self.failure = EngineExit(reason)
         self._on_changed()
 
     async def wait_ready(self) -> None:
-        """Waits until the engine accepts requests; EngineError if it cannot be started."""
+        """Wait until the engine accepts requests; EngineError if it cannot be started."""
         while not self.ready:
             if self.failure is not None:
                 raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure.reason}.")
@@ -324,12 +321,12 @@ class EngineClient:
             await self._changed.wait()
 
     def drain(self) -> None:
-        """Tells the engine to accept no new requests, unless others go on using it."""
+        """Tell the engine to accept no new requests, unless others go on using it."""
         if self._supervises:
             self.send(Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Stops the engine, or leaves it to others; requests that are still running fail."""
+        """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
         for request_id in self.requests if not self._supervises else ():
             self.send(Abort(request_id))
@@ -376,34 +373,16 @@ class EngineClient:
     # Sleep
 
     def fall_asleep(self) -> None:
-        """Stops the engine, which is ready and idle, until it is called."""
+        """Stop the engine, which is ready and idle, until it is called."""
         assert self._link is not None
         log.info("%s: no requests; it is stopped until the next one", self._name)
         self.sleep.begin()
         self._link.send(Stop())
 
-    def doze(self) -> None:
-        """Holds requests: another process has stopped the engine to sleep, or is about to. None may be in flight."""
-        if self.sleep.awake:
-            self.sleep.begin()
-            self._launched.set()  # there may be no launch to wait for
-            self._on_changed()
-
-    def stay_awake(self) -> None:
-        """Sends held requests: the engine was not stopped after all."""
-        if self.sleep.state == "asleep" and self._link is not None:
-            self._wake()
-
-    def fail_wake(self) -> None:
-        """Fails held requests: the engine ended before this process had seen it start."""
-        if self.sleep.state == "asleep":
-            self._fail_streams()
-            self._on_changed()
-
     # Requests
 
     def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
-        """Sends a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
+        """Send a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
         if not self.ready:
             raise unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
         stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id), group)
@@ -411,13 +390,13 @@ class EngineClient:
         return stream
 
     def adopt(self, stream: RequestStream) -> None:
-        """Sends a request, also one that was sent to another engine and not answered."""
+        """Send a request, also one that was sent to another engine and not answered."""
         stream.abort = self._abort
         self.requests.add(stream)
         self.send(stream.request)
 
     def send(self, command: Command) -> None:
-        """Sends a command, such as one about a request that was submitted (SpeechAppend, Pause). It is held while the
+        """Send a command, such as one about a request that was submitted (SpeechAppend, Pause). It is held while the
         engine sleeps, and lost while there is none."""
         if not self.sleep.awake:
             self.sleep.hold(command)
@@ -455,14 +434,14 @@ class EngineClient:
             log.warning("%s: restart %d", self._name, self.restarts)
 
     async def _follow(self) -> None:
-        """Follows all starts and ends of an engine that another process supervises."""
+        """Follow all starts and ends of an engine that another process supervises."""
         assert self._started_elsewhere is not None
         while not self._stopping:
             await self._started_elsewhere()
             await self._run_once()
 
     async def _run_once(self) -> EngineExit:
-        """Runs the engine once, from its start to its end; returns how it ended."""
+        """Run the engine once, from its start to its end; return how it ended."""
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()
@@ -482,7 +461,7 @@ class EngineClient:
             self._on_changed()
 
     def _fail_streams(self) -> None:
-        """Fails the requests of an engine that has ended unexpectedly."""
+        """Fail the requests of an engine that has ended unexpectedly."""
         message = STOPPED
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
@@ -490,7 +469,7 @@ class EngineClient:
         self.requests.fail_all(unavailable(message, EngineLost))
 
     def _wake(self) -> None:
-        """Sends the held requests to the engine, which was started for them and is ready."""
+        """Send the held requests to the engine, which was started for them and is ready."""
         for command in self.sleep.end():
             self.send(command)
 

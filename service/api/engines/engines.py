@@ -103,7 +103,7 @@ MOVABLE = frozenset({"overloaded", "out_of_memory"})
 
 
 class Engines:
-    """Sends each request to one of `clients` (engine_choice.py).
+    """Sends each request to one of `clients`.
 
     If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
     goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
@@ -130,11 +130,11 @@ class Engines:
             client.start()
 
     async def wait_launched(self) -> None:
-        """Waits until each engine's process runs or cannot be started."""
+        """Wait until each engine's process runs or cannot be started."""
         await asyncio.gather(*(client.wait_launched() for client in self.clients))
 
     async def wait_ready(self) -> None:
-        """Waits until requests are answered; EngineError if an engine cannot be started."""
+        """Wait until requests are answered; EngineError if an engine cannot be started."""
         while not self.ready:
             for client in self.clients:
                 if client.failure is not None:
@@ -174,6 +174,11 @@ class Engines:
         return self.clients[0].state if self.ready else self._awaited.state
 
     @property
+    def states(self) -> list[EngineState]:
+        """The newest state of each engine that has sent one since its start."""
+        return [client.state for client in self.clients if client.state is not None]
+
+    @property
     def _awaited(self) -> EngineClient:
         new = next((client for client in self.clients if not client.was_ready), None)
         return new or next((client for client in self.clients if not client.ready), self.clients[0])
@@ -194,7 +199,7 @@ class Engines:
     # Requests
 
     def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:
-        """Sends a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
+        """Send a request to an engine, one of a group or one alone; EngineError (503) when none is ready."""
         if len(self.clients) == 1:
             stream = self.clients[0].submit(request, group)
             stream.note_sent(0)
@@ -213,7 +218,7 @@ class Engines:
         return stream
 
     def send(self, command: Command) -> None:
-        """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
+        """Send a command about a request that was submitted (SpeechAppend, Pause)."""
         for client in self.clients:
             if (stream := client.requests.find(getattr(command, "request_id", ""))) is not None:
                 if isinstance(command, SpeechAppend):
@@ -231,7 +236,7 @@ class Engines:
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
-        """Gives a request to an engine that has not had it. False if there is none, or if that would not help."""
+        """Give a request to an engine that has not had it. False if there is none, or if that would not help."""
         others = stream.group.engines(without=stream)
         if isinstance(error, EngineLost):
             stream.group.note_end(error)

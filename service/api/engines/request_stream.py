@@ -50,7 +50,7 @@ def observe_tokens(
 
 
 def count_rejection(metrics: Metrics, request: Request, code: str) -> None:
-    """Counts queue timeouts, and full queues of chat; those of speech are counted in the engine."""
+    """Count queue timeouts, and full queues of chat; those of speech are counted in the engine."""
     endpoint = "chat" if isinstance(request, ChatRequest) else "speech"
     if code == "queue_timeout" or (code == "overloaded" and endpoint == "chat"):
         reason = "queue_full" if code == "overloaded" else code
@@ -221,7 +221,7 @@ class RequestStream(Generic[Delta]):
         self._wake()
 
     def cut(self, last: Delta) -> None:
-        """Aborts a request that has not ended. Its reader gets the deltas that came before, then `last`."""
+        """Abort a request that has not ended. Its reader gets the deltas that came before, then `last`."""
         if not self._ended:
             self.abort(self.request.request_id)
             self.deliver(last, last=True)
@@ -245,7 +245,7 @@ class RequestStream(Generic[Delta]):
 
 
 def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
-    """Merges as many of the first deltas as one delta can hold; returns it and the rest."""
+    """Merge as many of the first deltas as one delta can hold; return it and the rest."""
     first, rest = deltas[0], deltas[1:]
     if not rest:
         return first, rest

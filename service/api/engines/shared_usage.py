@@ -48,17 +48,9 @@ class UsageTable:
         """Clears the row of a process that has ended."""
         self._table[process] = 0
 
-    def requests(self) -> int:
-        """Usage in flight, all processes and kinds together."""
-        return int(self._table[:, :, 0].sum())
-
-    def changes(self) -> int:
-        """A number that changes with every request, however short."""
-        return int(self._table[:, :, 2].sum())
-
-    def row(self, process: int) -> UsageRow:
-        """The table as the process of that index sees it."""
-        return UsageRow(self._table, process, self._kinds)
+    def row(self, process: int, kinds: Sequence[str] | None = None) -> UsageRow:
+        """The columns of these kinds, or all, as the process of that index sees them."""
+        return UsageRow(self._table, process, {kind: self._kinds[kind] for kind in kinds or self._kinds})
 
 
 class UsageRow:
@@ -87,6 +79,6 @@ class UsageRow:
         return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
 
     def tell(self, kind: str, requests: int, size: int) -> None:
-        """Tells the other processes this one's requests in flight of a kind, and their bytes."""
+        """Tell the other processes this one's requests in flight of a kind, and their bytes."""
         own = self._table[self._process, self._kinds[kind]]
         own[:] = (requests, size, own[2] + 1)

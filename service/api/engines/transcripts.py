@@ -39,7 +39,7 @@ class Transcripts:
         return int(self._clock() + self._lifetime)
 
     def add(self, id: str, text: str) -> None:
-        """Keeps a transcript, unless it is larger than the room for all."""
+        """Keep a transcript, unless it is larger than the room for all."""
         size = len(text.encode(errors="replace"))
         if size > self._most_bytes:
             return

@@ -15,9 +15,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 
+from models.interfaces.errors import InputError
 from service.api.engines.shared_usage import UsageRow
 from service.api.http.errors import ApiError
+from service.media.fetch import FetchesBusy
+from service.media.loader import NoRoom
 from service.metrics.metrics import Metrics
 
 AT_ONCE = 4
@@ -37,7 +42,7 @@ class Turns:
         self._passed = 0
 
     async def wait(self) -> None:
-        """Returns when it is the caller's turn."""
+        """Return when it is the caller's turn."""
         loop = asyncio.get_running_loop()
         if self._passed == 0:
             loop.call_soon(self._next)
@@ -173,7 +178,7 @@ class Admission:
             raise self.refusal(ticket.endpoint, "in_flight", "Too many requests in progress; retry shortly.")
 
     def charge(self, turn: Turn, *, waits: bool = True) -> bool:
-        """Charges bytes if there is room for them. waits: the request could also wait, so it does not overtake others,
+        """Charge bytes if there is room for them. waits: the request could also wait, so it does not overtake others,
         and may use the part set aside."""
         ticket, size = turn.ticket, turn.size
         queue, exceeds = self._waiting[ticket.kind], self._exceeding is ticket
@@ -192,7 +197,7 @@ class Admission:
         return True
 
     def give_back(self, ticket: Ticket, size: int) -> None:
-        """Gives bytes back, those of the part set aside first, or charges more whatever the limits (size < 0)."""
+        """Give bytes back, those of the part set aside first, or charge more whatever the limits (size < 0)."""
         excess = min(ticket.excess, size) if size > 0 else 0
         ticket.excess -= excess
         ticket.size -= size
@@ -221,7 +226,7 @@ class Admission:
         self._metrics.observe("admitted_bytes", self.pending_bytes)
 
     def count_loading(self, ticket: Ticket, change: int) -> None:
-        """Counts a request that begins or ceases to load media. ApiError 503 where too many do."""
+        """Count a request that begins or ceases to load media. ApiError 503 where too many do."""
         loading = self._num_loading + (0 if self._others is None else self._others.requests()[EXCESS])
         if change > 0 and loading >= max(1, int(LARGE_SHARE * self.max_requests(ticket.kind))):
             raise self.refusal(ticket.endpoint, "media", "Too many requests with media in progress; retry shortly.")
@@ -229,7 +234,7 @@ class Admission:
         self._tell_excess()
 
     async def wait(self, turn: Turn) -> None:
-        """Charges bytes when it is the request's turn. ApiError 503 where the queue is full, or after `max_wait`."""
+        """Charge bytes when it is the request's turn. ApiError 503 where the queue is full, or after `max_wait`."""
         ticket = turn.ticket
         queue = self._waiting[ticket.kind]
         with self.lock:
@@ -257,7 +262,7 @@ class Admission:
             raise
 
     def note_duration(self, kind: str, seconds: float) -> None:
-        """Learns how long requests take."""
+        """Learn how long requests take."""
         mean = self._seconds.get(kind, seconds)
         self._seconds[kind] = mean + DURATION_WEIGHT * (seconds - mean)
 
@@ -288,7 +293,7 @@ class Admission:
         return self._exceeding is ticket and (not ticket.decoding or ticket.excess + size <= self._excess_bytes)
 
     def _leave_excess(self) -> None:
-        """Frees the part set aside if the request that uses it has nothing there, or now fits into the rest."""
+        """Free the part set aside if the request that uses it has nothing there, or now fits into the rest."""
         ticket = self._exceeding
         if ticket is None or ticket.decoding:
             return
@@ -342,7 +347,7 @@ class Ticket:
             self.admission.check_requests(self, 1)
 
     def grow(self, requests: int = 0, size: int = 0) -> None:
-        """Takes more, or raises ApiError 503 and keeps what it has."""
+        """Take more, or raise ApiError 503 and keep what it has."""
         with self.admission.lock:
             self.admission.check_requests(self, requests)
             if size and not self.admission.charge(Turn(self, size, decoding=False), waits=False):
@@ -352,16 +357,16 @@ class Ticket:
             self.admission.hold(self.kind, requests)
 
     def take_decoding(self, size: int) -> bool:
-        """Takes bytes of media that are decoded now, if there is room for them."""
+        """Take bytes of media that are decoded now, if there is room for them."""
         with self.admission.lock:
             return self.admission.charge(Turn(self, size, decoding=True))
 
     async def wait(self, size: int, *, decoding: bool = False) -> None:
-        """Takes more bytes when there is room for them. ApiError 503 where too many requests wait, or for too long."""
+        """Take more bytes when there is room for them. ApiError 503 where too many requests wait, or for too long."""
         await self.admission.wait(Turn(self, size, decoding))
 
     def load(self, change: int) -> None:
-        """Counts media that the request is loading. ApiError 503 where too many requests do."""
+        """Count media that the request is loading. ApiError 503 where too many requests do."""
         with self.admission.lock:
             if not self._loading or not self._loading + change:
                 self.admission.count_loading(self, change)
@@ -372,7 +377,7 @@ class Ticket:
         return self.admission.refusal(self.endpoint, reason, message)
 
     def adjust(self, size: int) -> None:
-        """Adds bytes that are already in memory, whatever the limits, or gives some back (size < 0)."""
+        """Add bytes that are already in memory, whatever the limits, or give some back (size < 0)."""
         with self.admission.lock:
             self.admission.give_back(self, -size)
 
@@ -383,3 +388,84 @@ class Ticket:
             self.admission.hold(self.kind, -self._requests)
             self._requests = 0
             self.admission.give_back(self, self.size)
+
+
+class Decoding:
+    """The bytes of one picture, video or audio, from the first that is fetched to what is kept of it. take() is called
+    by the thread that decodes it; all else belongs to the event loop, which may leave the block (a client that has
+    gone) while the thread is still at work. FetchesBusy leaves the block as ApiError 503.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.refused = False
+        """Whether there was no room for it."""
+        self._ticket = ticket
+        self._lock = ticket.admission.lock
+        self._fetched = 0
+        self._size = 0
+        """Bytes charged for decoding it."""
+        self._taken = 0
+        """Those of them that take() has asked for."""
+        self._open = True
+
+    def __enter__(self) -> Decoding:
+        self._ticket.load(1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give back what is not kept."""
+        with self._lock:
+            self._open = False
+            self._end(0)
+            self._ticket.load(-1)
+        if isinstance(error, FetchesBusy):
+            raise self._ticket.refusal("fetches", str(error)) from error
+
+    async def reserve(self, size: int) -> None:
+        """Charge the most bytes that a fetch may bring, when it is its turn. ApiError 503 if that does not come."""
+        await self._wait(size)
+        self._fetched = size
+
+    def fetched(self, size: int) -> None:
+        """Charge what was fetched in place of what was reserved for it, until it is decoded."""
+        self._ticket.adjust(size - self._fetched)
+        self._fetched = size
+
+    def take(self, size: int) -> None:
+        """Charge `size` bytes. NoRoom if they have to wait for their turn. InputError if nobody waits for the picture
+        any more: it is not decoded then."""
+        with self._lock:
+            if not self._open:
+                raise InputError("", "the request has ended")
+            missing = self._taken + size - self._size
+            if not self._size and not self._ticket.take_decoding(size):
+                raise NoRoom(partial(self._turn, size))
+            if self._size and missing > 0:  # of a later frame, beside those that are decoded already
+                self._ticket.adjust(missing)
+                self._ticket.decoding += missing
+            self._size += max(0, missing)
+            self._taken += size
+
+    def keep(self, size: int) -> None:
+        """Charge `size` decoded bytes in place of the bytes that were taken and fetched."""
+        with self._lock:
+            self._end(size)
+
+    async def _turn(self, size: int) -> None:
+        await self._wait(size, decoding=True)
+        self._size = size
+
+    async def _wait(self, size: int, *, decoding: bool = False) -> None:
+        try:
+            await self._ticket.wait(size, decoding=decoding)
+        except ApiError:
+            self.refused = True
+            raise
+
+    def _end(self, kept: int) -> None:
+        self._ticket.decoding -= self._size
+        if kept != self._fetched + self._size:
+            self._ticket.adjust(kept - self._fetched - self._size)
+        self._fetched = self._size = 0

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ from websockets.frames import Frame
 
 from service.api.http.admission import FREE_BYTES
 from service.api.http.errors import ApiError, ResponseCut
-from service.api.http.record import record_of
+from service.api.http.middleware import record_of
 from service.api.http.streaming import ClientTimeout
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # WebSocket connections with bounds on tiny frames, each of which costs the event loop as much as thousands of bytes,
 # and on the bytes of messages that no route has taken yet.
 #
-# Whole messages are held back until a route takes them; fragments and control frames reach no route.
+# Fragments and control frames reach no route.
 
 FREE_FRAGMENTS, MIN_FRAGMENT = 1024, 64
 """A message in more fragments than that must have so many bytes a fragment on average."""
@@ -51,12 +51,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         """Bytes of the message that is arriving in fragments."""
         self._controls = 0
         """Pings and pongs since the last message began."""
-        self._arriving = 0
-        """Bytes since the last whole message."""
-        self._whole = deque[int]()
-        """Bytes of each message that waits for the route."""
-        self._waiting = 0
-        """Bytes of all of them."""
+        self._pending = 0
+        """Bytes since the route took a message. uvicorn reads nothing while a whole one waits for the route."""
         self._charged = 0
 
     def data_received(self, data: bytes) -> None:
@@ -64,7 +60,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             if self.transport.is_closing():
                 return
             piece = data[start : start + SLICE]
-            self._arriving += len(piece) if self.handshake_complete else 0
+            self._pending += len(piece) if self.handshake_complete else 0
             super().data_received(piece)
         self._charge()
 
@@ -74,10 +70,9 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         async def take() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive":
-                self._waiting -= self._whole.popleft()
-                if (freed := self._charged - self._arriving - self._waiting) > 0:
-                    record_of(scope).ticket.adjust(-freed)
-                    self._charged -= freed
+                if self._charged:
+                    record_of(scope).ticket.adjust(-self._charged)
+                self._pending = self._charged = 0
             return message
 
         self._scope = scope
@@ -88,7 +83,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def _charge(self) -> None:
         """Small amounts are free: most messages are a line of text."""
-        more = self._arriving + self._waiting - self._charged
+        more = self._pending - self._charged
         if more <= FREE_BYTES or self.transport.is_closing():
             return
         if self._scope is None:  # the route has ended
@@ -104,19 +99,10 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     def handle_text(self, event: Frame) -> None:
         self._controls = 0
         super().handle_text(event)
-        self._count_message(event, len(event.data))
 
     def handle_bytes(self, event: Frame) -> None:
         self._controls = 0
         super().handle_bytes(event)
-        self._count_message(event, len(event.data))
-
-    def _count_message(self, last: Frame, size: int) -> None:
-        if last.fin:
-            self._arriving = 0
-            if not self.close_sent:  # otherwise it was dropped
-                self._whole.append(size)
-                self._waiting += size
 
     def handle_cont(self, event: Frame) -> None:
         if self.transport.is_closing():
@@ -127,7 +113,6 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._refuse("too many small fragments")
         else:
             super().handle_cont(event)
-            self._count_message(event, self._size)
 
     def handle_ping(self) -> None:
         if self._admits_control():
@@ -352,7 +337,7 @@ class BoundedConnection(H11Protocol):
             super().shutdown()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Refuses handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
+        """Refuse handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
         lines."""
         if event.method != b"GET" or event.http_version != b"1.1" or self._has_body():
             self._refuse(ApiError(400, "A WebSocket handshake must be an HTTP/1.1 GET request without a body."))
@@ -369,7 +354,7 @@ class BoundedConnection(H11Protocol):
         return any(name in LENGTHS and value != b"0" for name, value in self.headers)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a request that h11 cannot parse with an error object; uvicorn would send plain text."""
+        """Answer a request that h11 cannot parse with an error object; uvicorn would send plain text."""
         problem = sys.exception()
         if isinstance(problem, SmallChunks):
             self._refuse(ApiError(400, str(problem)))
@@ -378,7 +363,7 @@ class BoundedConnection(H11Protocol):
         self._refuse(ApiError(status, UNREADABLE.get(status, "The request is not valid HTTP/1.1.")))
 
     def _refuse(self, error: ApiError) -> None:
-        """Sends an error object, if a response can still be started, and closes the connection."""
+        """Send an error object, if a response can still be started, and close the connection."""
         log.info("refused: %s", error.message)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             answer = error.response()

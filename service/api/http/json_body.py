@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from service.api.http.errors import bad_request
-from service.api.http.validation import TRUNCATED, explain, kinds, one_of
+from service.api.http.errors import bad_request, explain, kinds, one_of
 
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
@@ -21,12 +20,6 @@ MAX_SIGNS = 1 << 19
 """Commas and opening brackets of a JSON text at most, also within its strings, which may be JSON. The values between
 them take many times the memory of their text, and nothing else runs while they are made. A text that fills
 the context of a model has fewer."""
-
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-HALF_A_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?\Z)")
-LONGEST_END = 12
-"""Bytes of the escape and of what is too short for another one."""
 
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
 """A value of a type that the field has, but too large, small, long or short."""
@@ -44,7 +37,7 @@ describe = cache(inspect.type_info)
 
 
 def prepare(*kinds: Any) -> None:
-    """Makes msgspec read the annotations of these types. It would do so at the first value of each, which takes the
+    """Make msgspec read the annotations of these types. It would do so at the first value of each, which takes the
     body of a chat request several milliseconds."""
     for kind in kinds:
         msgspec.json.Decoder(kind)
@@ -53,7 +46,8 @@ def prepare(*kinds: Any) -> None:
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
     fit."""
-    raw = _without_mark(raw) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
+    # Tools of Windows write a byte order mark into files; RFC 8259, 8.1, lets it be ignored.
+    raw = raw.removeprefix(codecs.BOM_UTF8) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
     check_values(raw)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -62,27 +56,6 @@ def parse(raw: bytes | str, kind: Any) -> Any:
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
             raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
         raise
-    except msgspec.DecodeError as error:
-        if str(error) == TRUNCATED and (half := _half_a_pair(raw)) is not None:
-            raise msgspec.DecodeError(f"unexpected end of escaped utf-16 surrogate pair (byte {half})") from error
-        raise
-
-
-def _half_a_pair(raw: bytes | str) -> int | None:
-    """Where the last characters hold the first half of a surrogate pair without the second, as of an emoji that was cut
-    in two; None if they do not. msgspec says that the text ends too early if fewer than six bytes follow it."""
-    data = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
-    start = max(0, len(data) - LONGEST_END)
-    half = HALF_A_PAIR.search(data, start)
-    return None if half is None else half.end()
-
-
-def _without_mark(raw: bytes) -> bytes:
-    """JSON without the byte order mark that tools of Windows write into files (RFC 8259, 8.1, lets it be ignored).
-    ApiError 400 for UTF-16, which they write, too."""
-    if raw.startswith(UTF_16):
-        raise bad_request("The JSON is not valid: it is UTF-16, not UTF-8.", code="invalid_json")
-    return raw.removeprefix(codecs.BOM_UTF8)
 
 
 def check_values(raw: bytes | str) -> None:

@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.http.admission import SMALL_BYTES, Admission
-from service.api.http.auth import HostRule
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, refuse_socket, shutting_down
-from service.api.http.record import RequestRecord
-from service.api.tracing import Tracing, enter
+from service.api.http.admission import SMALL_BYTES, Admission, Ticket
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, shutting_down
+from service.api.tracing import RequestTrace, Tracing, enter
 from service.metrics.metrics import Metrics
+
+Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "error"]
+
+
+@dataclass
+class RequestRecord:
+    """One request in progress."""
+
+    request_id: str
+    endpoint: str
+    ticket: Ticket
+    client: str = ""
+    """Who sent it, for code in which clients take turns: the address, or the digest of the API key if keys are
+    required."""
+    arrival: float = field(default_factory=time.monotonic)
+    model: str = "unknown"
+    """Name of the model, once it is known."""
+    outcome: Outcome | None = None
+    """Set if the request ends otherwise than its HTTP status says, as a stream may."""
+    trace: RequestTrace | None = None
+    """None if the request is not traced."""
+    notes: dict[str, object] = field(default_factory=dict)
+    """Further fields of the access log line."""
+
+    def end_with(self, status: int) -> Outcome:
+        """The outcome for a response status."""
+        if self.outcome is not None:
+            return self.outcome
+        if status in (408, 504):
+            return "timeout"
+        if status == 503:
+            return "overloaded"
+        return "ok" if status < 400 else "client_error" if status < 500 else "error"
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record = scope["reprise.record"]
+    assert isinstance(record, RequestRecord)
+    return record
+
 
 log = logging.getLogger("reprise.access")
 
@@ -42,7 +85,7 @@ class RequestMiddleware:
         admission: Admission,
         metrics: Metrics,
         max_body: int,
-        hosts: HostRule,
+        guards: Guards,
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
@@ -50,7 +93,7 @@ class RequestMiddleware:
         self._admission = admission
         self._metrics = metrics
         self._max_body = max_body
-        self._hosts = hosts
+        self._guards = guards
         self._tracing = tracing
         self._active: Counter[str] = Counter()
 
@@ -65,93 +108,60 @@ class RequestMiddleware:
         address = (scope.get("client") or ("",))[0]
         record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint), address)
         scope["reprise.record"] = record
-        serve = self._websocket if scope["type"] == "websocket" else self._http
         if self._tracing is not None and endpoint != "other":
             method = scope.get("method", WEBSOCKET)
             record.trace = self._tracing.begin(method, scope["path"], headers, record.arrival)
-        with enter(record.trace):
-            await serve(scope, receive, send, headers, record)
+        enter(record.trace)
+        await self._serve(scope, receive, send, headers, record)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord) -> None:
-        endpoint = record.endpoint
-        status = 0
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            await send(message)
-
-        self._in_progress(endpoint, 1)
-        try:
-            body = self._bounded(receive, record, admitted=scope["method"] == "POST" and endpoint != "other")
-            try:
-                self._hosts.check(headers)
-                self._admit(scope["method"], headers, record)
-            except ApiError as error:
-                await error.response()(scope, receive, answer)
-            else:
-                await self._app(scope, body, answer)
-        except Exception:
-            if not status:
-                status = 500
-            record.outcome = record.outcome or "error"
-            raise
-        except asyncio.CancelledError:
-            # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
-            if status or not await _sent_at_once(shutting_down().response()(scope, receive, answer)):
-                record.outcome = "aborted"
-                raise ResponseCut from None
-        finally:
-            record.ticket.release()
-            self._in_progress(endpoint, -1)
-            self._close(scope, record, status or CLIENT_CLOSED)
-
-    async def _websocket(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord
-    ) -> None:
-        """A WebSocket. Its route takes admission itself, after the handshake."""
-        status = CLIENT_CLOSED
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: RequestRecord) -> None:
+        """Serve a request, or a WebSocket, whose route takes admission itself after the handshake."""
+        is_socket, status = scope["type"] == "websocket", 0
 
         async def answer(message: Message) -> None:
             nonlocal status
-            if message["type"] == "websocket.accept":
-                status = SWITCHED
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                status = message.get("status", SWITCHED)
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            elif message["type"] == "websocket.close" and status == CLIENT_CLOSED:
-                status = 403
-            elif message["type"] == "websocket.http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif message["type"] == "websocket.close":
+                status = status or 403
             await send(message)
 
         self._in_progress(record.endpoint, 1)
         try:
             try:
-                self._hosts.check(headers)
+                self._guards.check(scope, headers, record)
+                if not is_socket:
+                    self._admit(scope["method"], headers, record)
+                    receive = self._bounded(receive, record, scope["method"])
             except ApiError as error:
-                await refuse_socket(error, scope, receive, answer)
+                await error.respond(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
         except Exception:
-            record.outcome = "error"
+            status = status or 500
+            record.outcome = record.outcome or "error"
             raise
         except asyncio.CancelledError:
-            record.outcome = "aborted"
-            if status != SWITCHED:
-                raise
+            # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
+            if is_socket:
+                record.outcome = "aborted"
+                if status != SWITCHED:
+                    raise
+            elif status or not await _sent_at_once(shutting_down().respond(scope, receive, answer)):
+                record.outcome = "aborted"
+                raise ResponseCut from None
         finally:
             record.ticket.release()
             self._in_progress(record.endpoint, -1)
-            self._close(scope, record, status)
+            self._close(scope, record, status or CLIENT_CLOSED)
 
     def _in_progress(self, endpoint: str, change: int) -> None:
         self._active[endpoint] += change
         self._metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
 
     def _admit(self, method: str, headers: Headers, record: RequestRecord) -> None:
-        """Refuses by the headers, before any of the body is read. The request takes its place once the body has
+        """Refuse by the headers, before any of the body is read. The request takes its place once the body has
         come."""
         if method != "POST":
             return
@@ -170,10 +180,11 @@ class RequestMiddleware:
         message = f"The request body is too large: {size} bytes given, at most {self._max_body} allowed."
         return ApiError(413, message, code="body_too_large")
 
-    def _bounded(self, receive: Receive, record: RequestRecord, *, admitted: bool) -> Receive:
-        """`receive` that refuses bodies that are too large or too slow. admitted: the request takes its place when the
-        body has come."""
+    def _bounded(self, receive: Receive, record: RequestRecord, method: str) -> Receive:
+        """`receive` that refuses bodies that are too large or too slow. A request takes its place when its body has
+        come."""
         received, complete = 0, False
+        admitted = method == "POST" and record.endpoint != "other"
         deadline = time.monotonic() + BODY_TIMEOUT
 
         async def bounded() -> Message:
@@ -237,10 +248,136 @@ class RequestMiddleware:
 
 
 async def _sent_at_once(answer: Awaitable[None]) -> bool:
-    """Sends an answer unless the client must first read what was sent before: nobody waits for it any more."""
+    """Send an answer unless the client must first read what was sent before: nobody waits for it any more."""
     try:
         async with asyncio.timeout(0):
             await answer
     except (TimeoutError, asyncio.CancelledError):
         return False
     return True
+
+
+# Checks the Host header, against DNS rebinding: a web page can make its own domain resolve to an address of the
+# reader's machine. Its requests then look like requests of the same origin; only the name in Host is foreign.
+
+ANY = "*"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class HostRule:
+    """Accepts loopback names, the bound address and the allowed hosts.
+
+    bound: address or name that the server is bound to. When it is bound to all addresses (0.0.0.0), any IP address in
+    Host is accepted: only names can be rebound. keyed: the server requires API keys. A foreign page has none, so all
+    hosts are accepted unless `allowed` lists some.
+    """
+
+    def __init__(self, bound: str, allowed: Collection[str], *, keyed: bool) -> None:
+        self._active = ANY not in allowed and (bool(allowed) or not keyed)
+        self._names = {"localhost", *map(host_of, (bound, *allowed))}
+        address = _address(bound)
+        self._any_address = address is not None and address.is_unspecified
+
+    def check(self, headers: Headers) -> None:
+        """ApiError 421 for a host that is not accepted. A request without a Host header is accepted: browsers send
+        one."""
+        value = headers.get("host")
+        if not self._active or value is None:
+            return
+        host = host_of(value)
+        if host in self._names:
+            return
+        address = _address(host)
+        if address is not None and (self._any_address or address.is_loopback):
+            return
+        message = "Host: this host name is not allowed; the operator can add it to the setting allowed_host."
+        raise ApiError(421, message, code="host_not_allowed")
+
+
+def host_of(value: str) -> str:
+    """The name or address in a Host header, without its port, in lower case."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    name, _, _ = value.partition(":") if value.count(":") == 1 else (value, "", "")
+    return name.removesuffix(".")
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Prefix of a subprotocol that is a key, since pages cannot set headers of a WebSocket. OpenAI's clients send it."""
+
+
+class KeyRing:
+    """Compares digests, always all of them, so that timing reveals neither the length nor the position of a key."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def admits(self, key: bytes) -> bool:
+        digest = _digest(key)
+        found = False
+        for known in self._digests:
+            found |= hmac.compare_digest(known, digest)
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class Guards:
+    """Who may send requests, by Host, Origin and API key.
+
+    origins: web pages that may send requests with side effects, besides the server's own. CORS only keeps others from
+    reading a response, not from making the request, and does not cover WebSockets: any web page could use a server on
+    loopback that has no API key. Clients other than browsers send no Origin header. open_paths: those that require no
+    key, matched by scope["path"] alone; all others do.
+    """
+
+    def __init__(self, hosts: HostRule, origins: Collection[str], keys: KeyRing, open_paths: Collection[str]) -> None:
+        self._hosts = hosts
+        self._origins = frozenset(origins)
+        self._keys = keys
+        self._open_paths = frozenset(open_paths)
+
+    def check(self, scope: Scope, headers: Headers, record: RequestRecord) -> None:
+        """Raise ApiError 421, 403 or 401. A key becomes the client of the record."""
+        self._hosts.check(headers)
+        method = scope.get("method")
+        origin = headers.get("origin")
+        own = origin is None or origin.partition("://")[2] == headers.get("host")
+        if method not in SAFE_METHODS and not own and not self._origins & {ANY, origin}:
+            problem = "web pages of this origin are not allowed; the operator can add it to the setting cors_origin"
+            raise ApiError(403, f"Origin: {problem}.", code="origin_not_allowed")
+        if not self._keys or scope["path"] in self._open_paths or method == "OPTIONS":  # a preflight carries no key
+            return
+        key = _bearer(scope) or _offered(scope)
+        if key is None or not self._keys.admits(key):
+            needed = "An API key is required: send the header Authorization: Bearer KEY."
+            raise ApiError(401, "The API key is invalid." if key else needed, code="invalid_api_key")
+        record.client = _digest(key).hex()
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, key = values[0].partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" and key.strip() else None
+
+
+def _offered(scope: Scope) -> bytes | None:
+    """The key among the subprotocols of a WebSocket."""
+    keys = [name.removeprefix(KEY_PROTOCOL) for name in scope.get("subprotocols", ()) if name.startswith(KEY_PROTOCOL)]
+    return keys[0].encode() if len(keys) == 1 and keys[0] else None

@@ -27,7 +27,7 @@ DESCRIPTIONS = {
     403: "The web page's origin is not allowed.",
     404: "No such model, voice or path.",
     408: "Timed out reading the request body.",
-    409: "A voice of this name exists, or max_voices is reached.",
+    409: "A voice of this name exists, or there are too many.",
     413: "The request body is too large.",
     415: "Compressed request bodies are not supported.",
     421: "The host name in Host is not allowed.",

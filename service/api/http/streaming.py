@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.http.errors import ApiError, ClientLeft, ResponseCut, as_api_error
-from service.api.http.record import record_of
+from service.api.http.middleware import record_of
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class LiveResponse(Response):
             await self._stop_monitor()
 
     def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
-        """Sends keep-alive comments, and ends the stream when the client has read nothing for the write timeout.
+        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout.
 
         A single timer checks periodically: setting one for each chunk would cost more than sending the chunk.
         """
@@ -208,7 +208,7 @@ class LiveResponse(Response):
         self._sending = False
 
     async def _send_last(self, send: Send, chunk: bytes) -> None:
-        """Has a timeout of its own, since the monitor may have stopped."""
+        """Send the last chunk within a timeout of its own: the monitor may have stopped."""
         try:
             async with asyncio.timeout(self._write_timeout):
                 await self._send(send, chunk, more=False)

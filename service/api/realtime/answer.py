@@ -3,42 +3,155 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
 from models.interfaces.errors import InputError
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
-from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.schema import (
+    ChatRequestBody,
+    FunctionDefinition,
+    Message,
+    NamedFunction,
+    NamedToolChoice,
+    ToolCallDelta,
+    ToolDefinition,
+    Usage,
+)
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.chat.tool_schema import ToolCallDelta
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.record import RequestRecord
-from service.api.realtime.conversation import Conversation
-from service.api.realtime.events import (
+from service.api.http.middleware import RequestRecord
+from service.api.realtime.conversation import (
+    Conversation,
+    Playback,
+    SourcedMessage,
+    renamed,
+    renamed_field,
+    renamed_message,
+)
+from service.api.realtime.schema import (
+    ConversationItem,
+    ItemContent,
+    Metadata,
+    OutputPart,
+    RealtimeAudio,
+    RealtimeConfig,
+    RealtimeErrorDetail,
     RealtimeFailure,
+    RealtimeFormat,
+    RealtimeInputDetails,
+    RealtimeOutputDetails,
     RealtimeResponse,
     RealtimeUsage,
-    ResponseCreated,
-    ResponseDone,
     ResponseStatus,
+    RetentionRatio,
+    ServerEvent,
+    Status,
     StatusDetails,
-    error_event,
-    realtime_usage,
+    new_id,
+    server_event,
 )
-from service.api.realtime.items import ConversationItem, Status, new_id
-from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
-from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, RetentionRatio, chat_tools
-from service.api.realtime.to_messages import SourcedMessage, renamed, renamed_message
-from service.api.realtime.truncation import truncated
 from service.api.sockets import StreamClosed
 
 log = logging.getLogger("reprise.access")
+
+Emit = Callable[[ServerEvent], Awaitable[None]]
+
+
+class Output:
+    """An item of a response: a message of one part, written or spoken, or a call of a function.
+
+    index: among the items of the response. conversation: where it is added, unless that is None. item: as it begins.
+    format: how the audio of a spoken message is sent; its text is then the transcript.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        index: int,
+        emit: Emit,
+        conversation: Conversation | None,
+        item: ConversationItem,
+        format: RealtimeFormat | None = None,
+    ) -> None:
+        self._emit = emit
+        self._conversation = conversation
+        self._item = item
+        self._format = format
+        self._place: dict[str, Any] = {"response_id": response_id, "output_index": index}
+        if self._is_call:
+            self._where = {**self._place, "item_id": item.id, "call_id": item.call_id}
+            self._event, self._field = "response.function_call_arguments", "arguments"
+        else:
+            self._where = {**self._place, "item_id": item.id, "content_index": 0}
+            self._event = "response.output_audio_transcript" if format else "response.output_text"
+            self._field = "transcript" if format else "text"
+        self._previous: str | None = None
+        self._text: list[str] = []
+        self._sound_bytes = 0
+
+    @property
+    def _is_call(self) -> bool:
+        return self._item.type == "function_call"
+
+    async def begin(self) -> None:
+        if self._conversation is not None:
+            self._previous = self._conversation.put_answer(self._item)
+        await self._tell("response.output_item.added", **self._place, item=self._item)
+        if self._conversation is not None:
+            await self._tell("conversation.item.added", item=self._item, previous_item_id=self._previous)
+        if not self._is_call:
+            await self._tell("response.content_part.added", **self._where, part=self._part(""))
+
+    async def write(self, text: str) -> None:
+        self._text.append(text)
+        await self._tell(f"{self._event}.delta", **self._where, delta=text)
+
+    async def sound(self, data: bytes) -> None:
+        """data: whole samples."""
+        self._sound_bytes += len(data)
+        await self._tell("response.output_audio.delta", **self._where, delta=base64.b64encode(data).decode())
+
+    async def end(self, status: Status, speech: SpokenAnswer | None) -> ConversationItem:
+        text = "".join(self._text)
+        if self._format:
+            unspoken = (speech and speech.unspoken) or UNSET
+            await self._tell("response.output_audio.done", **self._where, unspoken=unspoken)
+        named = {"name": self._item.name} if self._is_call else {}
+        await self._tell(f"{self._event}.done", **self._where, **named, **{self._field: text})
+        playback = None
+        if self._is_call:
+            item = msgspec.structs.replace(self._item, status=status, arguments=text)
+        else:
+            await self._tell("response.content_part.done", **self._where, part=self._part(text))
+            kind = "output_audio" if self._format else "output_text"
+            content = msgspec.convert({"type": kind, self._field: text}, ItemContent)
+            item = msgspec.structs.replace(self._item, status=status, content=[content])
+            if speech is not None and self._format:
+                texts = tuple(line.text for line in speech.script.lines)
+                seconds = self._sound_bytes / self._format.bytes_per_second
+                playback = Playback(texts, tuple(speech.segments), seconds, status == "completed", speech.begun)
+        if self._conversation is not None:
+            self._conversation.put_answer(item, playback)
+            await self._tell("conversation.item.done", item=item, previous_item_id=self._previous)
+        await self._tell("response.output_item.done", **self._place, item=item)
+        return item
+
+    async def _tell(self, type: str, **fields: Any) -> None:
+        await self._emit(server_event(type, **fields))
+
+    def _part(self, text: str) -> OutputPart:
+        return OutputPart(type="audio", transcript=text) if self._format else OutputPart(type="text", text=text)
 
 
 class Answer:
@@ -85,9 +198,9 @@ class Answer:
         self._job: ChatJob | None = None
         self._spoken: SpokenAnswer | None = None
         self._begun = False
-        self._message: MessageOutput | None = None
-        self._calls: list[CallOutput] = []
-        self._outputs: list[MessageOutput | CallOutput] = []
+        self._message: Output | None = None
+        self._calls: list[Output] = []
+        self._outputs: list[Output] = []
         """The message and the calls, in order."""
         self._cancelled = False
         self._ending = False
@@ -186,28 +299,29 @@ class Answer:
 
     async def _begin(self) -> None:
         self._begun = True
-        await self._emit(ResponseCreated(response=self._response("in_progress", [])))
+        await self._emit(server_event("response.created", response=self._response("in_progress", [])))
 
-    async def _begun_message(self) -> MessageOutput:
+    async def _begun_message(self) -> Output:
         """The message, which is announced with its first text or sound."""
         if self._message is None:
-            spoken = self._config.format if self._config.spoken else None
-            self._message = MessageOutput(self._next_place(), spoken=spoken)
-            self._outputs.append(self._message)
-            await self._message.begin()
+            format = self._config.format if self._config.spoken else None
+            self._message = await self._output(format, type="message", role="assistant", content=[])
         return self._message
 
     async def _call(self, delta: ToolCallDelta) -> None:
         if delta.id is not UNSET:
-            call = CallOutput(self._next_place(), str(delta.id), str(delta.function.name))
-            self._calls.append(call)
-            self._outputs.append(call)
-            await call.begin()
+            named: dict[str, Any] = {"call_id": delta.id, "name": delta.function.name, "arguments": ""}
+            self._calls.append(await self._output(type="function_call", **named))
         if delta.function.arguments:
             await self._calls[delta.index].write(delta.function.arguments)
 
-    def _next_place(self) -> Place:
-        return Place(self.id, len(self._outputs), self._emit, self._conversation)
+    async def _output(self, format: RealtimeFormat | None = None, **fields: Any) -> Output:
+        """Begin the next item."""
+        item = ConversationItem(id=new_id("item"), object="realtime.item", status="in_progress", **fields)
+        output = Output(self.id, len(self._outputs), self._emit, self._conversation, item, format)
+        self._outputs.append(output)
+        await output.begin()
+        return output
 
     async def _refuse(self, error: ApiError) -> None:
         self._ending = self.ended = True
@@ -223,7 +337,7 @@ class Answer:
         output = [await one.end(status, self._spoken) for one in self._outputs]
         self._observe(details.type)
         self.ended = True
-        await self._emit(ResponseDone(response=self._response(details.type, output, details)))
+        await self._emit(server_event("response.done", response=self._response(details.type, output, details)))
 
     def _response(
         self, status: ResponseStatus, output: list[ConversationItem], details: StatusDetails | None = None
@@ -238,12 +352,9 @@ class Answer:
             audio=RealtimeAudio(output=self._config.output),
             metadata=self._metadata,
             status_details=details,
-            usage=None if details is None else self._usage(),
+            usage=None if details is None or self._job is None else _usage(self._job, self._spoken),
+            unenforced=UNSET if self._job is None else unenforced(self._job.unenforced, "response"),
         )
-
-    def _usage(self) -> RealtimeUsage | None:
-        audio_tokens = 0 if self._spoken is None else self._spoken.patches
-        return None if self._job is None else realtime_usage(self._job.usage(audio_tokens))
 
     def _observe(self, status: str) -> None:
         record = self._record
@@ -252,15 +363,138 @@ class Answer:
         log.info("realtime response %s", status, extra=extra)
 
 
+def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
+    """event_id: of the client's event that caused it."""
+    fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
+    return server_event("error", error=RealtimeErrorDetail(event_id=event_id, **fields))
+
+
+def unenforced(paths: Sequence[str] | UnsetType, within: str) -> list[str] | UnsetType:
+    """Paths of keywords in the tools' schemas that calls may break, under the names that they have here."""
+    return UNSET if paths is UNSET or not paths else [renamed_field(path, within) for path in paths]
+
+
+def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> RealtimeUsage:
+    usage: Usage = job.usage(0 if spoken is None else spoken.patches)
+    prompt, audio_tokens = usage.prompt_tokens_details, usage.completion_tokens_details.audio_tokens
+    return RealtimeUsage(
+        total_tokens=usage.total_tokens,
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        input_token_details=RealtimeInputDetails(
+            cached_tokens=prompt.cached_tokens, text_tokens=prompt.text_tokens, image_tokens=prompt.image_tokens
+        ),
+        output_token_details=RealtimeOutputDetails(
+            text_tokens=usage.completion_tokens - audio_tokens, audio_tokens=audio_tokens
+        ),
+    )
+
+
 def _request(model: str, config: RealtimeConfig, messages: list[Message]) -> ChatRequestBody:
     return ChatRequestBody(
         model=model,
         messages=messages,
         stream=True,
         max_completion_tokens=None if config.max_output_tokens == "inf" else config.max_output_tokens,
-        temperature=config.temperature,
-        seed=config.seed,
+        temperature=None if config.temperature is UNSET else config.temperature,
+        seed=None if config.seed is UNSET else config.seed,
         modalities=["text", "audio"] if config.spoken else None,
-        audio=config.audio if config.spoken else None,
+        audio=config.speech if config.spoken else None,
         **chat_tools(config),
     )
+
+
+def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
+    """The fields of a chat request that describe the tools."""
+    asked = config.tool_choice
+    if not config.tools and asked in ("none", "auto"):
+        return {}
+    choice = asked if isinstance(asked, str) else NamedToolChoice(NamedFunction(asked.name))
+    tools = [
+        ToolDefinition("function", FunctionDefinition(tool.name, tool.description, tool.parameters))
+        for tool in config.tools
+    ]
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": config.parallel_tool_calls}
+
+
+# truncation: leaves out the oldest turns of a request that does not fit the context, or a smaller KV cache
+
+ANSWER_SHARE, LARGEST_SHARE = 8, 2
+"""These fractions (1 / n) of the context are kept free for an answer without max_output_tokens, and at most for one
+with."""
+Attempt = Callable[[ChatRequestBody], Awaitable[ChatJob]]
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Limits of a prompt. beside: its tokens that do not belong to the conversation. most: limit of the conversation's
+    tokens, if it is lower than what the context can hold with an answer."""
+
+    beside: int = 0
+    most: int | None = None
+
+    def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
+        """share: fraction of the allowed tokens."""
+        context = job.max_model_len
+        answer = min(body.max_completion_tokens or context // ANSWER_SHARE, context // LARGEST_SHARE)
+        allowed = context - answer - self.beside
+        allowed = allowed if self.most is None else min(allowed, self.most)
+        return len(job.prompt.token_ids) - self.beside <= share * allowed
+
+
+async def truncated(body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None) -> tuple[ChatJob, int]:
+    """The job with as many of the last turns as fit, and how many turns were left out. ratio: the share of the allowed
+    tokens that is kept of a conversation that does not fit. ApiError if even the last turn does not fit."""
+    limits = None if ratio is None else ratio.token_limits
+    room = _Room(most=None if limits is None else limits.post_instructions)
+    job = await _fitting(body, attempt, room)
+    if job is not None:
+        return job, 0
+    messages = body.messages
+    instructions = 1 if messages[0].role == "system" else 0
+    share = 1.0
+    if ratio is not None:
+        share, room = ratio.retention_ratio, _Room(await _beside(body, instructions, attempt), room.most)
+        if room.most is not None and (job := await _fitting(body, attempt, room)) is not None:
+            return job, 0
+    starts = turn_starts(messages)
+    turns = [n for n in starts if n > instructions]
+    if not turns:
+        return await attempt(body), 0
+    first, last = 0, len(turns) - 1
+    while first < last:
+        middle = (first + last) // 2
+        if await _fitting(_from(body, instructions, turns[middle]), attempt, room, share) is None:
+            first = middle + 1
+        else:
+            last = middle
+    # With only the last turn, the answer may be short, or the error says what does not fit.
+    return await attempt(_from(body, instructions, turns[first])), starts.index(turns[first])
+
+
+def turn_starts(messages: Sequence[Message]) -> list[int]:
+    """Places where the conversation may begin: at the user's messages. Calls and their results stay together."""
+    return [n for n, message in enumerate(messages) if message.role == "user"]
+
+
+def _from(body: ChatRequestBody, instructions: int, start: int) -> ChatRequestBody:
+    messages = [*body.messages[:instructions], *body.messages[start:]]
+    return msgspec.structs.replace(body, messages=messages)
+
+
+async def _beside(body: ChatRequestBody, instructions: int, attempt: Attempt) -> int:
+    """Tokens of the instructions, the tools and what the template puts around an empty message."""
+    nothing = [*body.messages[:instructions], Message("user", "")]
+    job = await attempt(msgspec.structs.replace(body, messages=nothing))
+    return len(job.prompt.token_ids)
+
+
+async def _fitting(body: ChatRequestBody, attempt: Attempt, room: _Room, share: float = 1.0) -> ChatJob | None:
+    """None if there is no room for the prompt and an answer."""
+    try:
+        job = await attempt(body)
+    except ApiError as error:
+        if error.code != "context_length_exceeded":
+            raise
+        return None
+    return job if room.holds(job, body, share) else None

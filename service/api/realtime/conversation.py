@@ -1,23 +1,194 @@
-"""The items of one connection, within the limits of the chat request that carries them to the model."""
+"""The items of one connection, within the limits of the chat request that carries them to the model: what clients may
+create, how much of a spoken answer was heard, and the chat messages that items stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
+from models.interfaces.processor import ChatProcessor
 from service.api.chat import prompt as prompt_messages
+from service.api.chat.prompt_media import MediaReference, PromptMedia, VideoSampling
+from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
+from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
+from service.api.context import ServerContext
 from service.api.http.admission import Ticket
-from service.api.http.errors import bad_request
-from service.api.realtime.items import ConversationItem, new_id, pictures
-from service.api.realtime.playback_position import Playback, heard
-from service.api.realtime.to_messages import Source, SourcedMessage, as_messages
+from service.api.http.errors import ApiError, bad_request
+from service.api.realtime.schema import (
+    NO_RECOGNITION,
+    ContentType,
+    ConversationItem,
+    ItemContent,
+    ItemType,
+    Role,
+    new_id,
+)
+from service.media.data_url import is_data_url
 from service.settings.settings import Settings
+
+# Items that clients create
+
+ALLOWED: dict[Role, tuple[ContentType, ...]] = {
+    "user": ("input_text", "input_image"),
+    "system": ("input_text",),
+    "assistant": ("output_text",),
+}
+"""Kinds of content that a client may create, by role."""
+CALL_FIELDS: dict[ItemType, tuple[str, ...]] = {
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+
+
+def invalid(field: str, problem: str, code: str | None = None) -> ApiError:
+    return bad_request(f"{field}: {problem}.", field, code)
+
+
+def created_item(given: ConversationItem, field: str) -> ConversationItem:
+    """Return the item as it is kept. ApiError names the invalid field below `field`."""
+    settled: dict[str, Any] = {"id": given.id or new_id("item"), "object": "realtime.item", "status": "completed"}
+    if given.type in CALL_FIELDS:
+        names = CALL_FIELDS[given.type]
+        _require(given, names, field)
+        # Reported here, since an error at the next response could only point somewhere into the conversation.
+        check_call_id(given.call_id or "", f"{field}.call_id")
+        if given.type == "function_call":
+            check_name(given.name or "", f"{field}.name")
+            arguments_of(given.arguments or "", f"{field}.arguments")
+        return ConversationItem(type=given.type, **{name: getattr(given, name) for name in names}, **settled)
+    if given.type != "message":
+        raise invalid(f"{field}.type", "must be message, function_call or function_call_output")
+    _require(given, ("role",), field)
+    if not given.content or given.role is None:
+        raise invalid(f"{field}.content", "at least one part is required")
+    content = [_created_content(part, given.role, f"{field}.content[{n}]") for n, part in enumerate(given.content)]
+    return ConversationItem(type=given.type, role=given.role, content=content, **settled)
+
+
+def _require(given: ConversationItem | ItemContent, names: Sequence[str], field: str) -> None:
+    for name in names:
+        if getattr(given, name) is None:
+            raise invalid(f"{field}.{name}", "this field is required")
+
+
+def _created_content(part: ItemContent, role: Role, field: str) -> ItemContent:
+    if part.type == "input_audio":
+        raise invalid(f"{field}.type", NO_RECOGNITION, "unsupported_parameter")
+    if part.type not in ALLOWED[role]:
+        raise invalid(f"{field}.type", f"must be {' or '.join(ALLOWED[role])} in an item with role {role}")
+    if part.type == "input_image":
+        _require(part, ("image_url",), field)
+        if not is_data_url(part.image_url or ""):
+            raise invalid(f"{field}.image_url", "must be a data: URL")
+        return ItemContent(type=part.type, image_url=part.image_url, detail=part.detail)
+    _require(part, ("text",), field)
+    return ItemContent(type=part.type, text=part.text)
+
+
+def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
+    """The parts of an item that are pictures, with their places."""
+    return ((place, part) for place, part in enumerate(item.content or ()) if part.type == "input_image")
+
+
+async def check_pictures(
+    context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str, client: str
+) -> None:
+    """Load the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
+    the server is full."""
+    references = [
+        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at, VideoSampling(at))
+        for place, part in pictures(item)
+        for at in [f"{field}.content[{place}].image_url"]
+    ]
+    if not references:
+        return
+    ticket = context.admission.ticket("realtime")
+    media = PromptMedia(context, processor, references, client, ticket)
+    try:
+        ticket.grow(1)
+        for reference in references:
+            await media.load(reference)
+    finally:
+        ticket.release()
+
+
+# How much of a spoken answer was heard: exact between segments, estimated from the lengths of words within one
+
+WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
+"""A word, or a character of a script without spaces. Underscores are not part of words: the first character of a word
+never matches what lies between words, so a search takes linear time."""
+CLOSING = re.compile(r"[^\w\s]*")
+CHARACTERS_PER_SECOND = 15.0
+"""Characters per second assumed while no segment of the speech is complete."""
+NEAR, FAR = 200, 4096
+"""Characters of a transcript in which the next word, and the beginning of the next segment, are searched: unspoken text
+(code, links) may lie in between."""
+OPENING_WORDS = 3
+"""Number of a segment's first words that locate its begin in the transcript."""
+
+
+@dataclass(frozen=True)
+class Playback:
+    """The timing of a spoken answer. texts: those of its segments as they were spoken: without markup, numbers in
+    words. segments: begin and end of each complete one, in seconds of audio, with pauses between them. seconds: length
+    of the audio. whole: the whole transcript was spoken. begun: begin of the next segment, if it has begun."""
+
+    texts: Sequence[str]
+    segments: Sequence[tuple[float, float]]
+    seconds: float
+    whole: bool
+    begun: float | None = None
+
+
+def heard(transcript: str, playback: Playback, seconds: float) -> str:
+    """The beginning of the transcript that is heard in the first `seconds` of its audio, in whole words."""
+    if playback.whole and seconds >= playback.seconds:
+        return transcript
+    cursor, last = 0, 0.0
+    for index, text in enumerate(playback.texts):
+        complete = index < len(playback.segments)
+        begin, end = playback.segments[index] if complete else _expected(playback, text, last)
+        words = list(WORD.finditer(text))
+        cursor = _segment_start(transcript, words, cursor)
+        for word in words:
+            if begin + (end - begin) * word.end() / len(text) > seconds:
+                return transcript[:cursor].rstrip()
+            at = transcript.find(word[0], cursor, cursor + NEAR)
+            cursor = cursor if at < 0 else at + len(word[0])
+        closing = CLOSING.match(transcript, cursor)
+        cursor = closing.end() if closing else cursor
+        if not complete:
+            break
+        last = end
+    return transcript[:cursor].rstrip()
+
+
+def _expected(playback: Playback, text: str, last: float) -> tuple[float, float]:
+    """Begin and end of the first segment that is not complete: at the pace of those before it, the last of which ended
+    at `last`, and not before the audio that is there."""
+    begin = last if playback.begun is None else playback.begun
+    spoken = sum(map(len, playback.texts[: len(playback.segments)]))
+    sounding = sum(end - start for start, end in playback.segments)
+    pace = sounding / spoken if spoken else 1 / CHARACTERS_PER_SECOND
+    return begin, max(begin + pace * len(text), playback.seconds)
+
+
+def _segment_start(transcript: str, words: Sequence[re.Match[str]], cursor: int) -> int:
+    """Where a segment begins at or after the cursor; the cursor itself if the segment is written differently from how
+    it is spoken."""
+    opening = r"[\W_]*".join(re.escape(word[0]) for word in words[:OPENING_WORDS])
+    found = re.compile(opening).search(transcript, cursor, cursor + FAR) if opening else None
+    return found.start() if found else cursor
+
+
+# The conversation
 
 ROOT = "root"
 """The previous_item_id that puts an item before all others."""
-
 ITEM_BYTES = 256
 """Bytes charged for an item in addition to its texts."""
 
@@ -52,7 +223,7 @@ class Conversation:
 
     def item(self, id: str, field: str = "item_id") -> ConversationItem:
         """ApiError 400 names the field whose id no item has."""
-        return self._entries[self._known(id, field)].item
+        return self._entry(id, field).item
 
     def size(self, id: str) -> int:
         """Approximate size of an item in bytes."""
@@ -67,7 +238,7 @@ class Conversation:
         return [str(item.id) for item in self._shown(shortened) if item.role == "user"]
 
     def leave_out(self, before: str, *, system: bool) -> None:
-        """Leaves out all items that now precede one. system: including a system message at the beginning."""
+        """Leave out all items that now precede one. system: including a system message at the beginning."""
         if before not in self._entries:
             return  # deleted while its response was being prepared; the next one looks again
         ids = list(self._entries)
@@ -90,35 +261,30 @@ class Conversation:
             ("bytes", self._size + _size(item), limits.max_body),
         ):
             if count > most:
-                message = f"item: too many {what} in this conversation: {count} with this item, at most {most} allowed."
-                raise bad_request(f"{message} Delete some.", "item", "conversation_full")
+                problem = f"too many {what} in this conversation: {count} with this item, at most {most} allowed"
+                raise invalid("item", f"{problem}. Delete some", "conversation_full")
 
     def add(self, item: ConversationItem, previous: str | None = None) -> str | None:
-        """Puts an item after `previous` (None: at the end) and returns the id of the one before it. ApiError 400 for an
+        """Put an item after `previous` (None: at the end) and return the id of the one before it. ApiError 400 for an
         unknown `previous`, 503 if the server has no room."""
         self._check_new(item)
-        before = (
-            self.last_id
-            if previous is None
-            else None
-            if previous == ROOT
-            else self._known(previous, "previous_item_id")
-        )
+        ids = list(self._entries)
+        place = len(ids)
+        if previous == ROOT:
+            place = 0
+        elif previous is not None:
+            self._entry(previous, "previous_item_id")
+            place = ids.index(previous) + 1
         entry = _Entry(item, _size(item))
         self._ticket.grow(size=entry.size)
         self._size += entry.size
-        assert item.id is not None
-        if before == self.last_id:
-            self._entries[item.id] = entry
-            return before
-        ordered = list(self._entries.items())
-        place = 0 if before is None else list(self._entries).index(before) + 1
-        self._entries = dict([*ordered[:place], (item.id, entry), *ordered[place:]])
-        return before
+        entries = list(self._entries.items())
+        self._entries = dict([*entries[:place], (str(item.id), entry), *entries[place:]])
+        return ids[place - 1] if place else None
 
     def put_answer(self, item: ConversationItem, playback: Playback | None = None) -> str | None:
-        """Adds an answer that has begun at the end, or replaces it, and returns the id of the item before it. An answer
-        of the server is never refused; the limits stop the next item instead."""
+        """Add an answer that has begun at the end, or replace it, and return the id of the item before it. An answer of
+        the server is never refused; the limits stop the next item instead."""
         assert item.id is not None
         held, before = self._entries.get(item.id), self.last_id
         entry = _Entry(item, _size(item), playback)
@@ -133,41 +299,36 @@ class Conversation:
         self._left_out.discard(id)
 
     def truncate(self, id: str, content_index: int, milliseconds: int) -> None:
-        """Keeps the part of a spoken answer that was heard until then. ApiError 400 if its audio is shorter than
+        """Keep the part of a spoken answer that was heard until then. ApiError 400 if its audio is shorter than
         that."""
         self._check_settled(id)
         entry = self._entry(id)
         playback, content = entry.playback, entry.item.content
         if playback is None or not content:
-            raise bad_request("item_id: only an answer that was spoken can be truncated.", "item_id")
+            raise invalid("item_id", "only an answer that was spoken can be truncated")
         if content_index != 0:
-            raise bad_request("content_index: must be 0: a spoken answer has one part.", "content_index")
+            raise invalid("content_index", "must be 0: a spoken answer has one part")
+        if milliseconds > (longest := round(playback.seconds * 1000)):
+            raise invalid("audio_end_ms", f"{milliseconds} given, the item has {longest} ms of audio")
         seconds = milliseconds / 1000
-        if milliseconds > round(playback.seconds * 1000):
-            longest = round(playback.seconds * 1000)
-            message = f"audio_end_ms: {milliseconds} given, the item has {longest} ms of audio."
-            raise bad_request(message, "audio_end_ms")
         part = msgspec.structs.replace(content[0], transcript=heard(content[0].transcript or "", playback, seconds))
         item = msgspec.structs.replace(entry.item, content=[part])
         self.put_answer(item, replace(playback, seconds=seconds))
 
-    def _entry(self, id: str) -> _Entry:
-        return self._entries[self._known(id, "item_id")]
-
-    def _known(self, id: str, field: str) -> str:
+    def _entry(self, id: str, field: str = "item_id") -> _Entry:
         if id not in self._entries:
-            raise bad_request(f"{field}: no item of this conversation has this id.", field, "item_not_found")
-        return id
+            raise invalid(field, "no item of this conversation has this id", "item_not_found")
+        return self._entries[id]
 
     def _check_new(self, item: ConversationItem) -> None:
         if item.id == ROOT:
-            raise bad_request(f"item.id: {ROOT} stands for the beginning of the conversation.", "item.id")
+            raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
         if item.id in self._entries:
-            raise bad_request("item.id: another item of this conversation has this id.", "item.id")
+            raise invalid("item.id", "another item of this conversation has this id")
 
     def _check_settled(self, id: str) -> None:
         if self._entry(id).item.status == "in_progress":
-            raise bad_request("item_id: this answer is in progress; send response.cancel first.", "item_id")
+            raise invalid("item_id", "this answer is in progress; send response.cancel first")
 
     def _charge(self, size: int) -> None:
         self._ticket.adjust(size)
@@ -181,8 +342,7 @@ def check_counts(given: Sequence[ConversationItem], field: str) -> None:
         ("content parts", sum(len(item.content or ()) for item in given), prompt_messages.MAX_PARTS),
     ):
         if count > most:
-            message = f"{field}: too many {what}: {count} given, at most {most} allowed."
-            raise bad_request(message, field, "conversation_full")
+            raise invalid(field, f"too many {what}: {count} given, at most {most} allowed", "conversation_full")
 
 
 def max_items() -> int:
@@ -195,3 +355,144 @@ def _size(item: ConversationItem) -> int:
     texts += [item.call_id, item.name, item.arguments, item.output]
     # Base64 of a picture is ASCII, so its megabytes can be counted without a copy.
     return ITEM_BYTES + sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text)
+
+
+# The chat messages that items stand for, and what an error in them is called in the client's events
+
+CONVERSATION = "conversation"
+INPUT = "response.input"
+
+RENAMED = (
+    (r"audio((?:\..*)?)", r"response.audio.output\1"),
+    (r"max_completion_tokens", "response.max_output_tokens"),
+    (r"tools\[(\d+)\]\.function(.*)", r"response.tools[\1]\2"),
+    (r"tool_choice\.function\.(.*)", r"response.tool_choice.\1"),
+    (r"(tools|tool_choice)", r"response.\1"),
+    (r"modalities", "response.output_modalities"),
+    (r"(temperature|seed)", r"response.\1"),
+)
+"""Fields of a chat request, and the names that they have here."""
+
+MESSAGES = re.compile(r"messages\b.*")
+IN_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(.*)")
+IN_ITEM = (
+    (r"(\.content\[\d+\]\.image_url)\.url", r"\1"),
+    (r"\.tool_call_id|\.id", ".call_id"),
+    (r"\.function(\..*)", r"\1"),
+)
+"""The same for fields of messages and of calls."""
+PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Ids that errors may repeat."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An item. field: its path in the client's event, or "conversation" for an item of the conversation. given: its
+    fields are in the event."""
+
+    item: ConversationItem
+    field: str = CONVERSATION
+    given: bool = False
+
+
+@dataclass(frozen=True)
+class SourcedMessage:
+    """source: None for the instructions, and for an answer that is nothing but calls. calls: sources of its calls."""
+
+    message: Message
+    source: Source | None = None
+    calls: tuple[Source, ...] = ()
+
+
+def as_messages(sources: Iterable[Source]) -> list[SourcedMessage]:
+    """The items as chat messages. Calls belong to the answer before them. A call that was cut off is left out, and so
+    is an answer that nobody heard any of."""
+    messages: list[SourcedMessage] = []
+    for source in sources:
+        item = source.item
+        if item.type == "function_call":
+            if item.status != "completed":
+                continue
+            call = ToolCallEntry(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
+            after_answer = bool(messages) and messages[-1].message.role == "assistant"
+            answer = messages.pop() if after_answer else SourcedMessage(Message("assistant"))
+            calls = [*(answer.message.tool_calls or ()), call]
+            message = msgspec.structs.replace(answer.message, tool_calls=calls)
+            messages.append(replace(answer, message=message, calls=(*answer.calls, source)))
+        elif item.type == "function_call_output":
+            messages.append(SourcedMessage(Message("tool", item.output, tool_call_id=item.call_id), source))
+        elif (said := _as_message(item)) is not None:
+            messages.append(SourcedMessage(said, source))
+    return messages
+
+
+def _as_message(item: ConversationItem) -> Message | None:
+    assert item.role is not None and item.content is not None
+    if item.role != "user":
+        text = "".join(part.text or part.transcript or "" for part in item.content)
+        return Message(item.role, text) if text else None
+    return Message(item.role, [_as_part(part) for part in item.content])
+
+
+def _as_part(part: ItemContent) -> ContentPart:
+    if part.type == "input_text":
+        return ContentPart(type="text", text=part.text)
+    assert part.image_url is not None
+    return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
+
+
+def renamed_field(param: str, within: str) -> str:
+    """The name that a field of a chat request has here. within: session or response."""
+    for pattern, name in RENAMED:
+        if found := re.fullmatch(pattern, param):
+            return found.expand(name.replace("response.", f"{within}.", 1))
+    return param
+
+
+def renamed(error: ApiError, within: str) -> ApiError:
+    """The error for a field of a chat request, under the name that the field has here."""
+    if error.param is None or (param := renamed_field(error.param, within)) == error.param:
+        return error
+    return _moved(error, param)
+
+
+def renamed_message(error: ApiError, messages: Sequence[SourcedMessage | None], whole: str) -> ApiError:
+    """The same for an error in a request's messages. whole: CONVERSATION or INPUT, which an error that is not about one
+    item names."""
+    if error.param is None or not MESSAGES.fullmatch(error.param):
+        return error
+    found = IN_MESSAGE.fullmatch(error.param)
+    message = messages[int(found[1])] if found and int(found[1]) < len(messages) else None
+    if found is None or message is None:
+        return _moved(error, whole)
+    source = message.source if found[2] is None else message.calls[int(found[2])]
+    if source is None:
+        return _moved(error, whole)
+    rest = found[3]
+    for pattern, name in IN_ITEM:
+        if inside := re.fullmatch(pattern, rest):
+            rest = inside.expand(name)
+            break
+    return _moved(error, source.field + rest if source.given else source.field, source.item)
+
+
+def _moved(error: ApiError, param: str, item: ConversationItem | None = None) -> ApiError:
+    """The error under another name. item: where it is, if that is one item."""
+    problem = error.message.removeprefix(f"{error.param}: ")
+    if item is not None:
+        problem = _in_words_of_items(problem, item)
+    return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code, retry_after=error.retry_after)
+
+
+def _in_words_of_items(problem: str, item: ConversationItem) -> str:
+    call_id = f"call_id {item.call_id}" if PLAIN.fullmatch(item.call_id or "") else "call_id"
+    if problem == f"{NO_CALL}.":
+        return (
+            f"this function_call_output has the {call_id}, which no function_call before it has; nothing but other "
+            "calls and outputs may be between the two."
+        )
+    if problem == f"{NO_RESULT}.":
+        return (
+            f"this function_call, with the {call_id}, must be followed by a function_call_output of the same call_id."
+        )
+    return problem

@@ -7,64 +7,71 @@ after another; a response runs beside them.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, WebSocket
-from starlette.websockets import WebSocketDisconnect
+from msgspec import UNSET, UnsetType
 
 from models.interfaces.errors import InputError
-from service.api.chat.schema import Message
+from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.spoken import check_audio
+from service.api.chat.tools import MAX_TOOLS, checked_tool_grammar, tool_use
 from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
-from service.api.http.record import RequestRecord, record_of
-from service.api.realtime.answer import Answer
-from service.api.realtime.conversation import Conversation, check_counts, max_items
-from service.api.realtime.events import (
-    AnyClientEvent,
-    AnyServerEvent,
-    ConversationEvent,
-    Envelope,
-    ItemAdded,
-    ItemCreate,
-    ItemDelete,
-    ItemDeleted,
-    ItemDone,
-    ItemRetrieve,
-    ItemRetrieved,
-    ItemTruncate,
-    ItemTruncated,
-    OutputAudioClear,
-    ResponseCancel,
-    ResponseCreate,
-    SessionCreated,
-    SessionUpdate,
-    SessionUpdated,
-    Unsupported,
-    error_event,
-)
-from service.api.realtime.items import (
-    NO_RECOGNITION,
-    ConversationItem,
+from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
+from service.api.realtime.conversation import (
+    CONVERSATION,
+    INPUT,
+    Conversation,
+    Source,
+    SourcedMessage,
+    as_messages,
+    check_counts,
     check_pictures,
     created_item,
-    new_id,
+    invalid,
+    max_items,
+    renamed,
 )
-from service.api.realtime.session_config import (
+from service.api.realtime.schema import (
+    AUDIO_CHUNK,
+    NO_RECOGNITION,
+    UNSUPPORTED_EVENTS,
+    AnyClientEvent,
+    AnyServerEvent,
+    ConversationItem,
+    Envelope,
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    Overrides,
+    RealtimeAudio,
     RealtimeConfig,
+    RealtimeFormat,
+    RealtimeInput,
+    RealtimeOutput,
+    RealtimeSession,
+    RealtimeToolChoice,
+    ResponseCancel,
+    ResponseCreate,
     ResponseParams,
     RetentionRatio,
+    ServerEvent,
+    SessionParams,
+    SessionUpdate,
     UnsupportedField,
-    check_update,
-    shown,
-    take_unsupported,
-    updated,
+    new_id,
+    server_event,
 )
-from service.api.realtime.to_messages import CONVERSATION, INPUT, Source, SourcedMessage, as_messages
-from service.api.sockets import GOING_AWAY, NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
+from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
 
 router = APIRouter()
@@ -103,14 +110,31 @@ class Session:
         self._conversation = Conversation(context.settings, record.ticket)
         self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
         self._answer: Answer | None = None
+        self._told_deaf = False
+        """Whether the client was told that its audio is not heard. It sends dozens of chunks a second."""
         self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
 
     async def run(self) -> None:
         self._context.require_ready()
         self._model = self._requested_model()
-        await self._emit(SessionCreated(session=shown(self._config, self._id, self._model.name)))
+        await self._tell("session.created", session=self._shown)
         while True:
-            await self._take(await self._next())
+            answer = self._answer
+            task, idle = (None, IDLE) if answer is None else (answer.task, None)
+            busy = answer is not None and not answer.ended
+            event = await self._events.next_during(self._context, task, idle, busy=busy)
+            if event is not None:
+                await self._take(event)
+            elif task is None:
+                raise StreamClosed(POLICY, "idle")
+            else:
+                self._answer = None
+                await task  # raises if its last event could not be sent
+
+    @property
+    def _shown(self) -> RealtimeSession:
+        fields = {name: getattr(self._config, name) for name in self._config.__struct_fields__}
+        return RealtimeSession(id=self._id, model=self._model.name, **fields)
 
     def _requested_model(self) -> HostedModel:
         query = self._socket.query_params
@@ -121,41 +145,20 @@ class Session:
             raise bad_request("model: required in the query, as in /v1/realtime?model=NAME.", "model")
         return self._context.model(query["model"], "chat", self._record)
 
-    async def _next(self) -> str | bytes:
-        """The next event. The session ends when a response cannot be sent, when the client is silent while nothing is
-        being answered, and at a shutdown between two responses."""
-        waiting = asyncio.create_task(self._events.next())
-        draining = asyncio.create_task(self._context.drain_begun.wait())
-        try:
-            while not waiting.done():
-                other = draining if self._answer is None else self._answer.task
-                idle = IDLE if self._answer is None else None
-                done, _ = await asyncio.wait({waiting, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    raise StreamClosed(POLICY, "idle")
-                if draining in done:
-                    raise StreamClosed(GOING_AWAY, "shutting down")
-                if other in done:
-                    self._answer = None
-                    await other
-            event = waiting.result()
-        finally:
-            waiting.cancel()
-            draining.cancel()
-        if event is None:
-            if self._events.goodbye and (self._answer is None or self._answer.ended):
-                raise StreamClosed
-            raise WebSocketDisconnect
-        return event
-
     async def _take(self, raw: str | bytes) -> None:
-        """Handles one event. Errors are reported to the client, and the session goes on."""
+        """Handle one event. Errors are reported to the client, and the session goes on."""
         event_id = None
         try:
             envelope = await self._envelope(raw)
             event_id = envelope.event_id[:512] if isinstance(envelope.event_id, str) else None
             if envelope.type == "session.update":
                 await self._update(raw)
+            elif envelope.type == AUDIO_CHUNK and self._told_deaf:
+                return
+            elif isinstance(envelope.type, str) and envelope.type in UNSUPPORTED_EVENTS:
+                self._told_deaf = self._told_deaf or envelope.type == AUDIO_CHUNK
+                message = f"{envelope.type}: not supported: {UNSUPPORTED_EVENTS[envelope.type]}."
+                raise bad_request(message, "type", "unsupported_event")
             else:
                 await self._obey(await self._decoded(raw, AnyClientEvent), len(raw))
         except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
@@ -179,50 +182,47 @@ class Session:
             return await self._context.in_thread(lambda: parse(raw, kind))
         return parse(raw, kind)
 
-    async def _obey(self, event: ConversationEvent, size: int) -> None:
-        """size: bytes of the event."""
+    async def _obey(self, event: Any, size: int) -> None:
+        """size: bytes of the event, one of AnyClientEvent."""
+        conversation = self._conversation
         match event:
             case ItemCreate():
                 await self._create_item(event, size)
             case ItemRetrieve():
-                item = self._conversation.item(event.item_id)
-                await self._emit(ItemRetrieved(item=item), self._conversation.size(event.item_id))
+                item = conversation.item(event.item_id)
+                await self._tell("conversation.item.retrieved", conversation.size(event.item_id), item=item)
             case ItemDelete():
-                self._conversation.delete(event.item_id)
-                await self._emit(ItemDeleted(item_id=event.item_id))
+                conversation.delete(event.item_id)
+                await self._tell("conversation.item.deleted", item_id=event.item_id)
             case ItemTruncate():
-                await self._truncate(event)
+                place: dict[str, Any] = {"item_id": event.item_id, "content_index": event.content_index}
+                conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
+                await self._tell("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
             case ResponseCreate():
                 await self._respond(event.response or ResponseParams(), event.event_id, size)
             case ResponseCancel():
                 await self._cancel(event.response_id)
-            case _:
-                raise _unsupported(event)
 
     async def _update(self, raw: str | bytes) -> None:
         """raw: a session.update, of which everything that is supported takes effect."""
         if len(raw) > MAX_UPDATE:
-            message = f"session: too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed."
-            raise bad_request(message, "session")
+            raise invalid("session", f"too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed")
         fields = parse(raw, dict[str, Any])
         session = fields.get("session")
         unsupported = take_unsupported(session, "session") if isinstance(session, dict) else []
         given = parse(msgspec.json.encode(fields), SessionUpdate).session
         if given.type != "realtime":
-            message = f"session.type: must be realtime: {NO_RECOGNITION}."
-            raise bad_request(message, "session.type", "unsupported_parameter")
+            raise invalid("session.type", f"must be realtime: {NO_RECOGNITION}", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
-            raise bad_request("session.model: cannot be changed; open another connection.", "session.model")
+            raise invalid("session.model", "cannot be changed; open another connection")
         config = updated(self._config, given, "session")
         if config.spoken and not self._context.catalog.of_kind("speech"):
-            field = "session.output_modalities"
-            unsupported.append(UnsupportedField(param=field, message=f"{field}: no speech model is served."))
+            unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
-        await check_update(self._context, given, config, self._record.client)
+        broken = await check_update(self._context, given, config, self._record.client)
         self._config = config
-        shown_session = shown(self._config, self._id, self._model.name)
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
-        await self._emit(SessionUpdated(session=shown_session, unsupported=unsupported or msgspec.UNSET))
+        await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET, unenforced=broken)
 
     async def _create_item(self, event: ItemCreate, size: int) -> None:
         check_counts([event.item], "item")
@@ -230,15 +230,8 @@ class Session:
         self._conversation.check_room(item)
         await check_pictures(self._context, self._model.chat_processor, item, "item", self._record.client)
         previous = self._conversation.add(item, event.previous_item_id)
-        await self._emit(ItemAdded(item=item, previous_item_id=previous), size)
-        await self._emit(ItemDone(item=item, previous_item_id=previous), size)
-
-    async def _truncate(self, event: ItemTruncate) -> None:
-        self._conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
-        truncated = ItemTruncated(
-            item_id=event.item_id, content_index=event.content_index, audio_end_ms=event.audio_end_ms
-        )
-        await self._emit(truncated)
+        for type in ("conversation.item.added", "conversation.item.done"):
+            await self._tell(type, size, item=item, previous_item_id=previous)
 
     async def _respond(self, given: ResponseParams, event_id: str | None, size: int) -> None:
         context, conversation = self._context, self._conversation
@@ -306,9 +299,12 @@ class Session:
             raise bad_request("There is no such response in progress.", code="response_cancel_not_active")
         await answer.cancel()
 
-    async def _emit(self, event: AnyServerEvent, size: int = 0) -> None:
+    async def _emit(self, event: ServerEvent, size: int = 0) -> None:
         """size: bytes of what the event shows of a client's, about."""
         await send(self._context, self._socket, event, size)
+
+    async def _tell(self, type: str, size: int = 0, **fields: Any) -> None:
+        await self._emit(server_event(type, **fields), size)
 
     async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
         """event_id: of the client's event that is the cause."""
@@ -326,7 +322,124 @@ def _speaks(context: ServerContext) -> bool:
     return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
 
 
-def _unsupported(event: Unsupported) -> ApiError:
-    name = event.__struct_config__.tag
-    reason = "only WebRTC has this buffer" if isinstance(event, OutputAudioClear) else NO_RECOGNITION
-    return bad_request(f"{name}: not supported: {reason}.", "type", "unsupported_event")
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tracing": ({},),
+    "prompt": ({},),
+    "include": ([],),
+    "reasoning": ({},),
+    "audio.input.turn_detection": (False,),
+    "audio.input.transcription": (),
+    "audio.input.noise_reduction": (),
+}
+"""Unsupported fields of a session, with the values beside null that change nothing and are accepted."""
+NESTED: dict[str, type[msgspec.Struct]] = {
+    "audio": RealtimeAudio,
+    "audio.input": RealtimeInput,
+    "audio.output": RealtimeOutput,
+}
+"""Objects of a session in which unsupported fields are looked for."""
+OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
+"""Types of tools that OpenAI's servers run themselves."""
+MAX_PATH = 100
+"""Characters of the path of a field that a client names."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def check_update(
+    context: ServerContext, given: SessionParams, config: RealtimeConfig, client: str
+) -> list[str] | UnsetType:
+    """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
+    client: identifies the client, since clients take turns at the check of grammars. Return what is not enforced of the
+    schemas of tools."""
+    try:
+        output = None if given.audio is None else given.audio.output
+        named = () if output is None else (output.model, output.voice, output.inference_timesteps)
+        if any(value is not None for value in named):
+            check_audio(context, config.speech, client)
+        return unenforced(await _check_tools(context, given, config, client), "session")
+    except ApiError as error:
+        raise renamed(error, "session") from error
+
+
+async def _check_tools(context: ServerContext, given: SessionParams, config: RealtimeConfig, client: str) -> list[str]:
+    """A choice of the session that a later update may still provide with tools is left to the response."""
+    named = given.tool_choice if isinstance(given.tool_choice, RealtimeToolChoice) else None
+    if given.tools is None and named is None:
+        return []
+    fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
+    body = ChatRequestBody(model="", messages=[Message("user", "")], **fields)
+    use = await context.in_thread(partial(tool_use, body))
+    if use is None or given.tools is None:
+        return []
+    try:
+        use = replace(use, callable=use.tools, forced=False)
+        _, _, broken = await checked_tool_grammar(context.grammars, use, client)
+    except ApiError as error:
+        if error.status < 500:  # if the server is busy, the response is checked
+            raise
+        return []
+    return broken
+
+
+def updated(config: RealtimeConfig, given: Overrides, field: str) -> RealtimeConfig:
+    """The configuration with the fields that `given` sets. ApiError names the unsupported field below `field`."""
+    hearing = None if given.audio is None else given.audio.input
+    fields = {"prompt": given.prompt, "reasoning": given.reasoning, "audio": {"input": msgspec.to_builtins(hearing)}}
+    for refused in take_unsupported(fields, field):
+        raise bad_request(refused.message, refused.param, "unsupported_parameter")
+    if given.tools is not None and len(given.tools) > MAX_TOOLS:
+        raise invalid(f"{field}.tools", f"too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed")
+    output = config.output
+    if given.audio is not None and given.audio.output is not None:
+        output = _overlaid(output, given.audio.output)
+        format = output.format
+        if format is not None:
+            if format.rate not in (None, format.sample_rate):
+                problem = f"{format.rate} given, must be {format.sample_rate} for {format.type}"
+                raise invalid(f"{field}.audio.output.format.rate", problem)
+            format = RealtimeFormat(type=format.type, rate=format.sample_rate)
+            output = msgspec.structs.replace(output, format=format)
+    modalities = given.output_modalities or given.modalities or config.output_modalities
+    return msgspec.structs.replace(
+        _overlaid(config, given),
+        audio=msgspec.structs.replace(config.audio, output=output),
+        output_modalities=["audio" if "audio" in modalities else "text"],
+    )
+
+
+def _overlaid(base: T, given: msgspec.Struct) -> T:
+    """`base`, with the fields that `given` sets."""
+    values = {name: getattr(given, name, None) for name in base.__struct_fields__}
+    return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
+
+
+def take_unsupported(
+    given: dict[str, Any], field: str, kind: type[msgspec.Struct] = SessionParams, below: str = ""
+) -> list[UnsupportedField]:
+    """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
+    kind: the type of `given`, which is at the path `below` of the session."""
+    taken = []
+    for name, value in list(given.items()):
+        path = f"{below}{name}"
+        inner = NESTED.get(path)
+        if value is None:
+            continue
+        if path == "tools" and isinstance(value, list):
+            others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]
+            taken += [_unsupported(f"{field}.tools[{n}]", "only functions are supported") for n in others]
+            given[name] = [tool for n, tool in enumerate(value) if n not in others]
+        elif inner is not None and isinstance(value, dict):
+            taken += take_unsupported(value, field, inner, f"{path}.")
+        elif name not in kind.__struct_fields__:
+            taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
+            del given[name]
+        elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
+            reason = f"must be null: {NO_RECOGNITION}" if below else "not supported by this server"
+            taken.append(_unsupported(f"{field}.{path}", reason))
+            del given[name]
+    return taken
+
+
+def _unsupported(param: str, reason: str) -> UnsupportedField:
+    return UnsupportedField(param=param, message=f"{param}: {reason}.")

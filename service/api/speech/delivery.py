@@ -5,62 +5,103 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
 
+from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestStream
 from service.api.speech.request import SpeechJob
+from service.api.speech.schema import CaptionWord, SpeechAudioSegment
+from service.api.spoken_text.writing import Line
 from service.link.messages import Pause, SpeechDelta, SpeechRequest, StepCounts
 from service.media.audio_out import StreamingEncoder
+
+AUDIBLE = 0.01
+"""-40 dBFS: softer audio at the ends of a segment is not part of a word."""
+SILENCE = 48_000
+"""Samples of a pause in one chunk: a client that does not read holds one."""
+
+
+@dataclass
+class Script:
+    """Segments of a text, perhaps still being written. pause: seconds of silence after the last one."""
+
+    lines: list[Line] = field(default_factory=list)
+    pause: float = 0.0
+
+    def add(self, part: Line | float) -> None:
+        """part: the next segment, or seconds of silence."""
+        if isinstance(part, float):
+            self.pause += part
+        else:
+            self.lines.append(replace(part, pause=self.pause))
+            self.pause = 0.0
+
+    @property
+    def pauses(self) -> float:
+        """Seconds of all pauses together."""
+        return sum(line.pause for line in self.lines) + self.pause
+
+    @property
+    def characters(self) -> int:
+        return sum(len(line.text) for line in self.lines)
+
+    def unspoken(self, processor: SpeechProcessor) -> str:
+        """Letters and digits that the model cannot speak, each once."""
+        return processor.unspoken("".join(line.text for line in self.lines))
 
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """Audio of one segment, float32 [samples]. arrived: time.monotonic() of its first samples from the engine."""
+    """Audio of one segment, float32 [samples]. arrived: time.monotonic() of its first samples from the engine. silent:
+    a pause of the text, which ends no segment."""
 
     audio: np.ndarray
     arrived: float
     segment: int
-    segment_done: bool
-    finished: bool
-    truncated: bool
-    steps: StepCounts | None
+    segment_done: bool = False
+    truncated: bool = False
+    steps: StepCounts | None = None
     silent: bool = False
-    """A pause of the text, not audio of the segment."""
 
 
 class AudioFeed:
     """Audio chunks of one request. Audio that the client has not read yet is merged, up to the end of a segment.
 
     The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. Use as a
-    context manager: leaving it aborts a request that has not ended.
+    context manager: leaving it aborts a request that has not ended. script: says where the pauses are; may grow.
 
     A callback takes the deltas, not a task: when the first patches of 64 streams come in one message, none waits for 64
     tasks to wake up.
     """
 
-    def __init__(self, context: ServerContext, request: SpeechRequest, sample_rate: int, max_ahead: float) -> None:
+    def __init__(
+        self, context: ServerContext, job: SpeechJob, request: SpeechRequest, script: Script, max_ahead: float
+    ) -> None:
         self._engine = context.engine
         self._request_id = request.request_id
+        self._script = script
+        self._rate = job.heard_rate
         self._stream: RequestStream[SpeechDelta] = context.engine.submit(request)
-        self._max_ahead_samples = int(max_ahead * sample_rate)
+        self._max_ahead_samples = int(max_ahead * job.processor.sample_rate)
         self._waiting: deque[tuple[SpeechDelta, float]] = deque()
         self._samples = 0
         self._paused = False
         self._segment = 0
         self._reader: asyncio.Future[None] | None = None
-        """Awaited by chunks() while there are none."""
+        """Awaited while no delta waits."""
         self._stream.on_update = self._take
 
     async def __aenter__(self) -> AudioFeed:
         return self
 
     def end(self) -> None:
-        """Aborts a request that has not ended; its chunks end with those that have come."""
+        """End the chunks with those that have come, and abort a request that has not ended."""
         nothing = np.zeros(0, np.float32)
         self._stream.cut(SpeechDelta(self._request_id, nothing, self._segment, finished=True))
 
@@ -85,7 +126,35 @@ class AudioFeed:
             self._engine.send(Pause(self._request_id, paused))
 
     async def chunks(self) -> AsyncGenerator[AudioChunk]:
-        """Raises the error of a failed request, usually EngineError."""
+        """Yield the audio with silence in front of each segment and after the last. A pause comes as soon as the
+        segment before it has ended, or with the segment after it where that was not written yet. Raises the error of a
+        failed request, usually EngineError."""
+        lines, silent = self._script.lines, 0
+        """silent: segments whose pause has come."""
+        last: AudioChunk | None = None
+        async with aclosing(self._spoken()) as spoken:
+            async for chunk in spoken:
+                if len(chunk.audio) and silent == chunk.segment:
+                    for silence in self._silence(chunk, lines[silent].pause):
+                        yield silence
+                    silent += 1
+                yield chunk
+                if chunk.segment_done and silent < len(lines):
+                    for silence in self._silence(chunk, lines[silent].pause):
+                        yield silence
+                    silent += 1
+                last = chunk
+        if last is not None:
+            for silence in self._silence(last, self._script.pause):
+                yield silence
+
+    def _silence(self, beside: AudioChunk, seconds: float) -> Iterator[AudioChunk]:
+        samples = round(seconds * self._rate)
+        for start in range(0, samples, SILENCE):
+            audio = np.zeros(min(SILENCE, samples - start), np.float32)
+            yield AudioChunk(audio, beside.arrived, beside.segment, silent=True)
+
+    async def _spoken(self) -> AsyncGenerator[AudioChunk]:
         while True:
             while not self._waiting:
                 if self._stream.error is not None:
@@ -107,92 +176,170 @@ class AudioFeed:
             parts.append(last.audio)
         audio = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self._samples -= len(audio)
-        return AudioChunk(audio, arrived, first.segment, last.segment_done, last.finished, last.truncated, last.steps)
+        return AudioChunk(audio, arrived, first.segment, last.segment_done, last.truncated, last.steps)
 
 
-class AudioCounts:
-    """What the audio of an answer has so far."""
+class Captions:
+    """When each segment is heard, counted in samples, and when its words are, estimated.
 
-    def __init__(self, job: SpeechJob) -> None:
-        self._job = job
+    lines: those of the segments; may grow. rate: SpeechJob.heard_rate. granularities: timestamp_granularities. kind:
+    type of the events.
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        rate: float,
+        granularities: frozenset[str],
+        kind: type[SpeechAudioSegment] = SpeechAudioSegment,
+    ) -> None:
+        self._kind = kind
+        self._lines = lines
+        self._rate = rate
+        self._granularities = granularities
+        self._samples = 0
+        self._start: int | None = None
+        """Sample at which the current segment begins."""
+        self._audible: tuple[int, int] | None = None
+        """Samples from the first to the last audible one of the current segment."""
+        self._complete: list[SpeechAudioSegment] = []
+
+    def add(self, chunk: AudioChunk) -> None:
+        start, self._samples = self._samples, self._samples + len(chunk.audio)
+        if chunk.silent:
+            return
+        self._start = start if self._start is None else self._start
+        loud = np.flatnonzero(np.abs(chunk.audio) >= AUDIBLE)
+        if len(loud):
+            first = start + int(loud[0]) if self._audible is None else self._audible[0]
+            self._audible = first, start + int(loud[-1]) + 1
+        if chunk.segment_done:
+            self._complete.append(self._caption(chunk.segment, self._start))
+            self._start = self._audible = None
+
+    def take(self) -> list[SpeechAudioSegment]:
+        """Return the captions of the segments that were completed since the last call."""
+        taken, self._complete = self._complete, []
+        return taken
+
+    def _caption(self, index: int, start: int) -> SpeechAudioSegment:
+        line = self._lines[index]
+        begin, end = (start, self._samples) if self._audible is None else self._audible
+        words = None
+        if "word" in self._granularities:
+            words = tuple(
+                CaptionWord(word.text, self._seconds(begin, end, word.begin), self._seconds(begin, end, word.end))
+                for word in line.words
+            )
+        return self._kind(index, start / self._rate, self._samples / self._rate, line.written, words)
+
+    def _seconds(self, begin: int, end: int, part: float) -> float:
+        return round((begin + (end - begin) * part) / self._rate, 3)
+
+
+class Delivery:
+    """Encode the audio of an answer, count it, and measure it as heard by a listener who plays it as it arrives.
+
+    live: somebody listens. arrival: time.monotonic() from which the first audio is awaited.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        job: SpeechJob,
+        *,
+        live: bool,
+        arrival: float = 0.0,
+        captions: Captions | None = None,
+    ) -> None:
+        self.arrival = arrival
+        self.captions = captions
         self.samples = 0
         """Samples before they are encoded, pauses included."""
-        self.silence = 0
-        """Samples of pauses."""
         self.truncated = False
         """Whether a segment ended at its cap, not by itself."""
         self.steps: tuple[StepCounts, ...] = ()
         """Set once the engine has ended the request."""
-
-    def add(self, chunk: AudioChunk) -> None:
-        self.samples += len(chunk.audio)
-        self.silence += len(chunk.audio) if chunk.silent else 0
-        if chunk.steps is not None:
-            self.steps = (chunk.steps,)
-        if chunk.truncated:
-            self.truncated = self._job.record.notes["truncated"] = True
+        self._context = context
+        self._job = job
+        self._live = live
+        self._silence = 0
+        """Samples of pauses."""
+        self._end: float | None = None
+        """When playback of all chunks so far ends."""
+        self._last_chunk = 0.0
+        self._underrun = 0.0
 
     @property
     def patches(self) -> int:
-        return (self.samples - self.silence) // self._job.processor.samples_per_patch
+        return (self.samples - self._silence) // self._job.processor.samples_per_patch
 
     @property
     def seconds(self) -> float:
         """Seconds as a listener hears them."""
         return self.samples / self._job.heard_rate
 
+    async def file(self, chunks: AsyncGenerator[AudioChunk], encoder: StreamingEncoder) -> AsyncGenerator[bytes]:
+        """Yield the encoded file of all chunks, piece by piece as it is made."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if data := await self.encode(encoder, chunk):
+                        yield data
+        finally:
+            self.note()
+        self.finish()
+        if tail := await self._context.encoders.finish(encoder):
+            yield tail
 
-class PlaybackMeter:
-    """Simulates a listener that plays audio as it arrives: time to first audio, gaps, underruns."""
+    async def encode(self, encoder: StreamingEncoder, chunk: AudioChunk) -> bytes:
+        metrics, job = self._context.metrics, self._job
+        self.samples += len(chunk.audio)
+        self._silence += len(chunk.audio) if chunk.silent else 0
+        if self.captions is not None:
+            self.captions.add(chunk)
+        if chunk.steps is not None:
+            self.steps = (chunk.steps,)
+        if chunk.truncated:
+            self.truncated = job.record.notes["truncated"] = True
+            metrics.observe("speech_truncated_total", model=job.model.name)
+        began = time.monotonic()
+        data = await self._context.encoders.encode(encoder, chunk.audio)
+        took = time.monotonic() - began
+        metrics.observe("audio_encode_duration_seconds", took, format=job.response_format)
+        if len(chunk.audio):
+            # From its arrival: time that a chunk waited for a slow client is not an underrun of the server.
+            self._heard(chunk.arrived + took, len(chunk.audio) / job.heard_rate)
+        return data
 
-    def __init__(self, context: ServerContext, model: str, arrival: float, *, live: bool) -> None:
-        self._metrics = context.metrics
-        self._model = model
-        self._arrival = arrival
-        self._live = live
-        self._end: float | None = None
-        """When playback of all chunks so far ends."""
-        self._last_chunk = arrival
-        self._underrun = 0.0
-        self.seconds = 0.0
-
-    def chunk_ready(self, at: float, seconds: float) -> None:
-        """Records that `seconds` of audio were ready to be sent at time `at`."""
+    def _heard(self, at: float, seconds: float) -> None:
+        """`seconds` of audio were ready to be sent at the time `at`."""
         if self._live:
+            metrics, model = self._context.metrics, self._job.model.name
             if self._end is None:
-                self._metrics.observe("time_to_first_audio_seconds", at - self._arrival, model=self._model)
+                metrics.observe("time_to_first_audio_seconds", at - self.arrival, model=model)
                 self._end = at
             else:
-                self._metrics.observe("audio_chunk_gap_seconds", max(0.0, at - self._last_chunk), model=self._model)
+                metrics.observe("audio_chunk_gap_seconds", max(0.0, at - self._last_chunk), model=model)
                 late = max(0.0, at - self._end)
                 self._underrun += late
                 self._end += late
             self._end += seconds
         self._last_chunk = at
-        self.seconds += seconds
+
+    def note(self) -> None:
+        """Add what was spoken to the access log line of the request or connection."""
+        notes = self._job.record.notes
+        before = notes.get("audio_seconds", 0.0)
+        assert isinstance(before, float)
+        notes["audio_seconds"] = round(before + self.seconds, 2)
 
     def finish(self) -> None:
-        if not self.seconds:
+        """Observe the metrics of audio that was delivered to its end."""
+        if not self.samples:
             return
-        factor = (self._last_chunk - self._arrival) / self.seconds
-        self._metrics.observe("audio_realtime_factor", factor, model=self._model)
+        metrics, model = self._context.metrics, self._job.model.name
+        metrics.observe("audio_realtime_factor", (self._last_chunk - self.arrival) / self.seconds, model=model)
         if self._live:
-            self._metrics.observe("audio_underrun_seconds", self._underrun, model=self._model)
-            underrun = "true" if self._underrun > 0 else "false"
-            self._metrics.observe("audio_streams_total", model=self._model, underrun=underrun)
-
-
-async def encode_chunk(
-    context: ServerContext, job: SpeechJob, encoder: StreamingEncoder, chunk: AudioChunk, meter: PlaybackMeter
-) -> bytes:
-    """The encoded bytes of a chunk; reports to the meter when they were ready."""
-    began = time.monotonic()
-    data = await context.encoders.encode(encoder, chunk.audio)
-    took = time.monotonic() - began
-    context.metrics.observe("audio_encode_duration_seconds", took, format=job.response_format)
-    if chunk.truncated:
-        context.metrics.observe("speech_truncated_total", model=job.model.name)
-    if len(chunk.audio):
-        # From its arrival: time that a chunk waited for a slow client is not an underrun of the server.
-        meter.chunk_ready(chunk.arrived + took, len(chunk.audio) / job.heard_rate)
-    return data
+            metrics.observe("audio_underrun_seconds", self._underrun, model=model)
+            metrics.observe("audio_streams_total", model=model, underrun="true" if self._underrun > 0 else "false")

@@ -1,5 +1,4 @@
-"""A text that is spoken while it is being written: it is cut into segments that go to the engine as soon as they are
-complete."""
+"""The text of a speech request, whole or as it is written -> segments to speak and the silence between them."""
 
 from __future__ import annotations
 
@@ -10,11 +9,99 @@ from collections.abc import Sequence
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
-from service.api.speech.delivery import AudioFeed
+from service.api.speech.delivery import AudioFeed, Script
 from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, max_spoken_chars
-from service.api.speech.script import Line, Script, ScriptReader
-from service.api.spoken_text.text_splitting import Granularity
+from service.api.spoken_text.lexicon import MAX_GROWTH, LexiconFilter
+from service.api.spoken_text.markup import clean_text, speakable
+from service.api.spoken_text.normaliser import TextNormaliser
+from service.api.spoken_text.passages import PassageReader
+from service.api.spoken_text.text_splitting import Granularity, TextSplitter
+from service.api.spoken_text.writing import Line, Pair, Writing, spoken_of
 from service.link.messages import SpeechAppend, SpeechSegment
+
+
+class ScriptReader:
+    """Read a text in chunks. However it is cut into chunks, the segments are the same.
+
+    ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. first: granularity
+    of the first segment, if it differs, so that the first audio is ready sooner.
+    """
+
+    def __init__(
+        self, job: SpeechJob, *, ssml: bool = True, written: bool = False, first: Granularity | None = None
+    ) -> None:
+        self.speakable = False
+        """Whether the last chunk had something to speak, even if its segment is not complete."""
+        self._job = job
+        self._passages = PassageReader(ssml=ssml)
+        self._lexicon = LexiconFilter(*job.lexicons) if job.lexicons else None
+        normaliser = TextNormaliser() if job.normalised else None
+        self._filters = [step for step in (self._lexicon, normaliser) if step is not None]
+        self._writing = Writing(1 + len(self._filters)) if written else None
+        self._splitter = TextSplitter(job.granularity, max_length=job.segment_length, first=first)
+        self._begun = False
+        """Whether the first segment is complete."""
+
+    @property
+    def error(self) -> InputError | None:
+        """What could not be read of the last chunk; text continues after it, SSML does not."""
+        return self._passages.error
+
+    @property
+    def lexicon_full(self) -> bool:
+        """Whether words were not replaced because the text would have become too long."""
+        return self._lexicon is not None and self._lexicon.full
+
+    def feed(self, text: str, *, final: bool = False) -> list[Line | float]:
+        """Return the segments that are complete, and pauses in seconds. final: a segment ends here."""
+        self.speakable = False
+        parts: list[Line | float] = []
+        for piece in self._passages.feed(text, final=final):
+            if isinstance(piece, float):
+                parts += [*self._segments((), final=True), piece]
+            else:
+                self.speakable = self.speakable or speakable(piece[1])
+                parts += self._segments((piece,), final=False)
+        return [*parts, *self._segments((), final=True)] if final else parts
+
+    def _segments(self, pairs: Sequence[Pair], *, final: bool) -> list[Line]:
+        steps = [pairs]
+        for step in self._filters:
+            steps.append(step.feed(spoken_of(steps[-1]), final=final))
+        cut = self._splitter.feed(spoken_of(steps[-1]), final=final)
+        texts = [cleaned for part in cut if speakable(cleaned := clean_text(part).strip())]
+        if self._writing is None:
+            return [Line(text) for text in texts]
+        for index, rewritten in enumerate(steps):
+            self._writing.add(index, rewritten)
+        lines: list[Line] = []
+        if texts:
+            lines = self._writing.lines(texts, "" if self._begun else self._job.control_of(texts[0]))
+            self._begun = True
+        if final:
+            self._writing.clear()
+        return lines
+
+
+def read_script(job: SpeechJob, text: str, *, written: bool) -> Script:
+    """Read a whole text. written: also find out how the segments were written. InputError names what does not fit."""
+    reader, script = ScriptReader(job, written=written), Script()
+    for part in reader.feed(text, final=True):
+        script.add(part)
+    if reader.error is not None:
+        raise reader.error
+    if reader.lexicon_full:
+        raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
+    if not script.lines:
+        raise InputError("input", f"nothing to speak: {_reason(text)}")
+    return script
+
+
+def _reason(text: str) -> str:
+    """Why nothing of the text is spoken."""
+    if not speakable(text):
+        return "the text has neither words nor numbers, and signs by themselves are not spoken"
+    return "blocks of code, tags, link targets and emoji are removed from it, which leaves no word or number"
 
 
 class LiveText:
@@ -60,7 +147,7 @@ class LiveText:
         self._ended = False
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
-        """Adds text. pause: something else follows before more text, so a segment ends here. InputError if a segment
+        """Add text. pause: something else follows before more text, so a segment ends here. InputError if a segment
         cannot be spoken; the others are, and the text continues."""
         self.complete = last
         begun = len(self.script.lines)
@@ -127,12 +214,12 @@ class LiveText:
                 number=self._number,
             )
             self._request_id = request.request_id
-            self.feed.set_result(AudioFeed(context, request, job.processor.sample_rate, context.settings.speech_ahead))
+            self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))
         elif last:
             self.feed.set_result(None)
 
     def end(self) -> None:
-        """Ends the speech with what has been spoken; text that is still written is not spoken."""
+        """End the speech with what has been spoken; text that is still written is not spoken."""
         self._ended = True
         if not self.feed.done():
             self.feed.set_result(None)
@@ -140,7 +227,7 @@ class LiveText:
             feed.end()
 
     async def close(self) -> None:
-        """Aborts speech that has not ended."""
+        """Abort speech that has not ended."""
         self._ended = True
         if self.feed.done() and not self.feed.cancelled() and (feed := self.feed.result()) is not None:
             await feed.__aexit__(None, None, None)

@@ -6,14 +6,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
-from service.api.http.record import RequestRecord
-from service.api.speech.references import check_room
+from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
-from service.api.speech.speaker import Speaker, resolve_speaker
+from service.api.speech.speaker import Speaker, check_room, resolve_speaker
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.text_splitting import CONTROL, Granularity
 from service.hub.catalog import HostedModel
@@ -56,20 +57,16 @@ thread."""
 class SpeechJob:
     """The validated fields of a request except its text."""
 
-    id: str
     model: HostedModel
     speaker: Speaker
-    seed: int
-    cfg_value: float
-    solver_steps: int
-    temperature: float
+    template: SpeechRequest
+    """The engine's request without segments."""
     min_patches: int
     max_patches: int | None
     """None: the model's cap for the length of each text."""
     response_format: str
     sample_rate: int
     """Samples per second of what the client gets."""
-    speed: float
     granularity: Granularity
     """Where a text is cut into segments."""
     normalised: bool
@@ -77,8 +74,6 @@ class SpeechJob:
     lexicons: tuple[Lexicon, ...]
     segment_length: int
     """Limit of a segment, as text_splitting.spoken_length counts."""
-    retries: int
-    """SpeechRequest.retries."""
     record: RequestRecord
 
     @property
@@ -88,10 +83,11 @@ class SpeechJob:
     @property
     def heard_rate(self) -> float:
         """Samples of the model's audio that a listener hears in a second."""
-        return self.processor.sample_rate * self.speed
+        return self.processor.sample_rate * self.template.speed
 
     def encoder(self) -> StreamingEncoder:
-        return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
+        rate, speed = self.processor.sample_rate, self.template.speed
+        return StreamingEncoder(self.response_format, rate, self.sample_rate, speed)
 
     def segment(self, text: str) -> SpeechSegment:
         """InputError if the text cannot be tokenized."""
@@ -125,23 +121,14 @@ class SpeechJob:
     ) -> SpeechRequest:
         """transcript_ids: see the method of that name. number: counts the texts of this job (utterances of a
         WebSocket)."""
-        return SpeechRequest(
-            request_id=f"{self.id}-{number}",
-            model=self.model.name,
+        return msgspec.structs.replace(
+            self.template,
+            request_id=f"{self.template.request_id}-{number}",
             segments=tuple(segments),
-            seed=self.seed,
-            cfg_value=self.cfg_value,
-            solver_steps=self.solver_steps,
-            live=live,
-            arrival=arrival,
-            temperature=self.temperature,
-            open=open,
             transcript_ids=transcript_ids,
-            reference=self.speaker.reference,
-            prompt=self.speaker.prompt,
-            speed=self.speed,
-            retries=self.retries,
-            adapter=self.speaker.adapter,
+            live=live,
+            open=open,
+            arrival=arrival,
         )
 
 
@@ -153,16 +140,16 @@ async def prepare(
     default_format: str,
     default_granularity: Granularity,
 ) -> SpeechJob:
-    """Validates all fields but the text, and loads or encodes the voice.
+    """Validate all fields but the text, and load or encode the voice.
 
     default_format, default_granularity: where the request names none. Raises ApiError or InputError that names the
     invalid field.
     """
     model = speech_model(context, options.model, record)
-    processor, settings = model.speech_processor, context.settings
+    processor = model.speech_processor
     steps = solver_steps(context, model, options.inference_timesteps)
     name = options.response_format or default_format
-    native = settings.pcm_sample_rate if name == "pcm" else processor.sample_rate
+    native = context.pcm_rate if name == "pcm" else processor.sample_rate
     rates = FORMATS[name].rates
     sample_rate = options.sample_rate or (native if native in rates else rates[0])
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
@@ -175,24 +162,34 @@ async def prepare(
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
-    return SpeechJob(
-        id=f"speech-{secrets.token_hex(16)}",
-        model=model,
-        speaker=speaker,
+    template = SpeechRequest(
+        request_id=f"speech-{secrets.token_hex(16)}",
+        model=model.name,
+        segments=(),
         seed=secrets.randbits(63) if options.seed is None else options.seed & (2**63 - 1),
         cfg_value=processor.cfg_value if options.cfg_value is None else options.cfg_value,
         solver_steps=steps,
+        live=False,
+        arrival=record.arrival,
         temperature=1.0 if options.temperature is None else options.temperature,
+        reference=speaker.reference,
+        prompt=speaker.prompt,
+        speed=speed,
+        retries=RETRIES if max_patches is None else 0,  # a length that is asked for is not a runaway
+        adapter=speaker.adapter,
+    )
+    return SpeechJob(
+        model=model,
+        speaker=speaker,
+        template=template,
         min_patches=processor.min_patches if options.min_len is None else options.min_len,
         max_patches=max_patches,
         response_format=name,
         sample_rate=sample_rate,
-        speed=speed,
         granularity=options.split_granularity or default_granularity,
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
-        segment_length=settings.speech_segment_length,
-        retries=RETRIES if max_patches is None else 0,  # a length that is asked for is not a runaway
+        segment_length=context.segment_length,
         record=record,
     )
 

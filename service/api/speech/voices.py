@@ -12,6 +12,8 @@ from collections.abc import Collection
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
 
 from models.checkpoints.lora_folders import adapter_folders
@@ -19,20 +21,29 @@ from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, bad_request
-from service.api.http.forms import Form, FormLimits, form_boundary, read_form
+from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
-from service.api.http.record import record_of
 from service.api.http.streaming import unless_disconnected
-from service.api.speech.named_voices import described_reference, named_reference, spoken_text
-from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
-from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, Adapter, as_design, find_voice
+from service.api.speech.speaker import (
+    DEFAULT_VOICE,
+    OPENAI_VOICES,
+    Adapter,
+    as_design,
+    check_room,
+    described_reference,
+    encode_reference,
+    encoder_of,
+    find_voice,
+    named_reference,
+    spoken_text,
+)
 from service.hub.catalog import Catalog, HostedModel
 from service.media.reference_level import level_reference
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
-from service.voices.store import ID, Voice, VoiceStoreError, is_name, name_key
+from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +81,8 @@ LOOKING_INTERVAL = 0.25
 
 
 async def make_voices(context: ServerContext) -> None:
-    """Make, or read from disk, the voices that the setting voices_at_start names, one after another and only while
-    the server answers no request. A voice that fails is made at its first use."""
+    """Make, or read from disk, the built-in voices, one after another and only while the server answers no
+    request. A voice that fails is made at its first use."""
     models = context.catalog.of_kind("speech")
     if not models:
         return
@@ -91,14 +102,11 @@ async def make_voices(context: ServerContext) -> None:
 
 
 def names(context: ServerContext) -> tuple[str, ...]:
-    settings = context.settings
-    if not settings.fixed_voices or settings.voices_at_start == "none":
-        return ()
-    return (DEFAULT_VOICE, *OPENAI_VOICES) if settings.voices_at_start == "all" else (DEFAULT_VOICE,)
+    return (DEFAULT_VOICE, *OPENAI_VOICES) if context.settings.fixed_voices == "at_start" else ()
 
 
 async def _idle(context: ServerContext) -> None:
-    """Waits until no request is in progress in any process of the server."""
+    """Wait until no request is in progress in any process of the server."""
     while True:
         if context.ready and context.admission.idle:
             return
@@ -112,7 +120,10 @@ NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
 SEED = re.compile(r"[0-9]{1,18}")
 SAMPLE = "audio_sample"
-FORM = FormLimits(VoiceUpload.__struct_fields__, SAMPLE, max_fields=16, max_characters=4096)
+MAX_FIELDS, MAX_CHARACTERS = 16, 4096
+"""Of a form: fields beside the file, and characters of each."""
+CHARSET = re.compile(r";\s*charset=[^;]*", re.IGNORECASE)
+"""Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578)."""
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
@@ -171,13 +182,13 @@ async def upload_voice(request: Request) -> Response:
     return _json(_object(context, voice))
 
 
-async def _store(context: ServerContext, form: Form, request: Request) -> Voice:
+async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
     record = record_of(request.scope)
     model = speech_model(context, _field(form, "model"), record)
     name = _new_name(context, form)
     consent = _field(form, "consent")
-    sample = form.files.get(SAMPLE)
-    if form.texts.get(SAMPLE):
+    sample = form.get(SAMPLE) or None
+    if isinstance(sample, str):
         raise bad_request(f"{SAMPLE}: must be a file.", SAMPLE)
     ref_text = _field(form, "ref_text")
     description = _field(form, "speaker_description")
@@ -215,7 +226,7 @@ async def _store(context: ServerContext, form: Form, request: Request) -> Voice:
         raise
 
 
-def _new_name(context: ServerContext, form: Form) -> str:
+def _new_name(context: ServerContext, form: FormData) -> str:
     name = _field(form, "name")
     if name is None:
         raise bad_request("name: this field is required.", "name")
@@ -259,19 +270,32 @@ async def _described(
     return {"reference": patches}, seconds
 
 
-async def _parse_form(request: Request) -> Form:
+async def _parse_form(request: Request) -> FormData:
     """The parsed body; max_body limits it."""
-    boundary = form_boundary(request.headers.get("content-type", ""))
-    if boundary is None:
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
         raise bad_request("The body must be multipart/form-data, with name, and audio_sample or speaker_description.")
-    return await read_form(boundary, request.stream(), FORM)
+    parser = MultiPartParser(
+        Headers({"content-type": CHARSET.sub("", content_type)}),
+        request.stream(),
+        max_files=1,
+        max_fields=MAX_FIELDS,
+        max_part_size=4 * MAX_CHARACTERS,
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise bad_request(f"The form is not valid: {error.message}") from error
 
 
-def _field(form: Form, name: str) -> str | None:
+def _field(form: FormData, name: str) -> str | None:
     """A text field; None when it is missing or empty."""
-    if name in form.files:
+    text = form.get(name, "")
+    if isinstance(text, UploadFile):
         raise bad_request(f"{name}: must be text, not a file.", name)
-    return form.texts.get(name, "").strip() or None
+    if len(text) > MAX_CHARACTERS:
+        raise bad_request(f"{name}: too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed.", name)
+    return text.strip() or None
 
 
 def _store_error(error: VoiceStoreError) -> ApiError:

@@ -24,11 +24,10 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
-from service.api.http.record import RequestRecord, record_of
-from service.api.sockets import GOING_AWAY, POLICY, Inbox, StreamClosed, run_session, send
-from service.api.speech.captions import Captions, with_pauses
-from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
+from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
+from service.api.speech.delivery import AudioFeed, Captions, Delivery
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare
 from service.api.speech.schema import Granularities, SpeechAudioSegment, SpeechOptions
@@ -142,42 +141,25 @@ class Session:
     async def run(self) -> None:
         self._context.require_ready()
         while True:
-            raw = await self._next()
-            try:
-                message = self._parse(raw)
-                await self._handle(message)
-                if isinstance(message, SessionConfig):
-                    self._active = time.monotonic()
-            except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                answer = as_api_error(error)
-                if answer.status >= 500:
-                    raise answer from error
-                await self.send_error(answer)
+            if (left := self._idle_left()) <= 0:
+                raise StreamClosed(POLICY, "idle")
+            utterance = self._utterance
+            task = None if utterance is None else utterance.task
+            raw = await self._messages.next_during(self._context, task, left, busy=utterance is not None)
+            if raw is not None:
+                await self._take(raw)
+            elif task is not None and task.done():
+                await self._finish_utterance()
 
-    async def _next(self) -> str | bytes:
-        """The next message. The session ends if the utterance fails, if the client is idle while nothing is being
-        spoken, and at a shutdown between two utterances."""
-        waiting = asyncio.create_task(self._messages.next())
-        draining = asyncio.create_task(self._context.drain_begun.wait())
+    async def _take(self, raw: str | bytes) -> None:
+        """Handle a message. Errors are reported to the client, and the session goes on."""
         try:
-            while not waiting.done():
-                if (left := self._idle_left()) <= 0:
-                    raise StreamClosed(POLICY, "idle")
-                other = draining if self._utterance is None else self._utterance.task
-                await asyncio.wait({waiting, other}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if self._utterance is not None and self._utterance.task.done():
-                    await self._finish_utterance()
-                elif self._utterance is None and draining.done():
-                    raise StreamClosed(GOING_AWAY, "shutting down")
-            message = waiting.result()
-        finally:
-            waiting.cancel()
-            draining.cancel()
-        if message is None:
-            if self._messages.goodbye and self._utterance is None:
-                raise StreamClosed
-            raise WebSocketDisconnect
-        return message
+            await self._handle(self._parse(raw))
+        except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            answer = as_api_error(error)
+            if answer.status >= 500:
+                raise answer from error
+            await self.send_error(answer)
 
     def _idle_left(self) -> float:
         """Seconds until the client may have been idle for too long. Other messages than a configuration and text to
@@ -199,6 +181,7 @@ class Session:
                 await self._finish_utterance(interrupted=True)
                 self._job = await self._prepare(message)
                 self._captions = frozenset[str](message.timestamp_granularities or ())
+                self._active = time.monotonic()
             case InputText():
                 await self._say(message.text, last=False)
             case InputDone():
@@ -224,7 +207,7 @@ class Session:
             await self._finish_utterance()
 
     async def _finish_utterance(self, *, interrupted: bool = False) -> None:
-        """Waits for the current utterance, or stops it if it is interrupted before its text has ended."""
+        """Wait for the current utterance, or stop it if it is interrupted before its text has ended."""
         utterance, self._utterance = self._utterance, None
         if utterance is None:
             return
@@ -260,25 +243,24 @@ class Utterance:
     def __init__(
         self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int, captions: frozenset[str]
     ) -> None:
+        arrival = time.monotonic()
         self._context = context
         self._socket = socket
         self._job = job
-        self._arrival = time.monotonic()
-        self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True, written=bool(captions))
-        self._captions = None
-        if captions:
-            self._captions = Captions(
-                self._text.script.lines, job.heard_rate, words="word" in captions, kind=AudioSegment
-            )
+        self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True, written=bool(captions))
+        self._script = self._text.script
+        followed = Captions(self._script.lines, job.heard_rate, captions, AudioSegment) if captions else None
+        self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=followed)
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
+        self._size = 0
+        """Bytes of the current file."""
         self._characters = 0
-        self._truncated = False
         self._spoken = 0
         """Segments whose audio has been sent."""
         self._sent = -math.inf
         """When audio was last sent to its end."""
-        self.task = asyncio.create_task(self._send())
+        self.task = asyncio.create_task(self._run())
 
     @property
     def complete(self) -> bool:
@@ -289,89 +271,72 @@ class Utterance:
     def active(self) -> float:
         """time.monotonic() when there was last something to send, or text to speak was given; infinity while there is
         something to send."""
-        if not self.task.done() and (self.complete or self._spoken < len(self._text.script.lines)):
+        if not self.task.done() and (self.complete or self._spoken < len(self._script.lines)):
             return math.inf
         return max(self._sent, self._text.given)
 
     async def write(self, text: str, *, last: bool) -> None:
-        """Adds text. InputError or ApiError if it cannot be spoken; the utterance continues without it."""
+        """Add text. InputError or ApiError if it cannot be spoken; the utterance continues without it."""
         given, most = self._characters + len(text), self._context.settings.max_speech_chars
         if given > most:
             raise bad_request(f"text: utterance too long: {given} characters given, at most {most} allowed.", "text")
         self._characters = given
         await self._text.write(text, last=last)
 
-    async def _send(self) -> None:
+    async def _run(self) -> None:
         try:
             feed = await self._text.feed
             if feed is not None:
-                meter = PlaybackMeter(self._context, self._job.model.name, self._arrival, live=True)
                 try:
-                    await self._speak(feed, meter)
+                    await self._speak(feed)
                 finally:
-                    self._note(meter.seconds)
-                meter.finish()
+                    self._delivery.note()
+                self._delivery.finish()
                 self._sent = time.monotonic()
         finally:
             await self._text.close()
-        await send(self._context, self._socket, SessionDone(self._files, "length" if self._truncated else "stop"))
+        await self._send(SessionDone(self._files, "length" if self._delivery.truncated else "stop"))
 
-    async def _speak(self, feed: AudioFeed, meter: PlaybackMeter) -> None:
-        """Sends each segment as a complete file between audio.start and audio.done."""
+    async def _speak(self, feed: AudioFeed) -> None:
+        """Send each segment as a complete file between audio.start and audio.done."""
         encoder: StreamingEncoder | None = None
-        size = 0
-        spoken = feed.chunks()
-        rate = self._job.heard_rate
-        async with aclosing(spoken), aclosing(with_pauses(spoken, self._text.script, rate)) as chunks:
+        async with aclosing(feed.chunks()) as chunks:
             async for chunk in chunks:
                 if encoder is None:
                     if not len(chunk.audio):
                         continue  # input.done came after the last segment had been spoken
-                    encoder, size = await self._start(), 0
-                data = await encode_chunk(self._context, self._job, encoder, chunk, meter)
-                size += await self._send_audio(data)
-                if self._captions is not None:
-                    self._captions.add(chunk)
+                    encoder = await self._start()
+                await self._send_audio(await self._delivery.encode(encoder, chunk))
                 if chunk.segment_done:
-                    size += await self._send_audio(await self._context.encoders.finish(encoder))
-                    await self._done(size, chunk)
+                    await self._done(encoder, "length" if chunk.truncated else "stop")
                     encoder = None
                     self._spoken, self._sent = self._spoken + 1, time.monotonic()
         if encoder is not None:
-            await self._done(size + await self._send_audio(await self._context.encoders.finish(encoder)), None)
-
-    def _note(self, seconds: float) -> None:
-        """Adds what was spoken to the access log line of the connection."""
-        notes = self._job.record.notes
-        before = notes.get("audio_seconds", 0.0)
-        assert isinstance(before, float)
-        notes["audio_seconds"] = round(before + seconds, 2)
-        if self._truncated:
-            notes["truncated"] = True
+            await self._done(encoder, "stop")
 
     async def _start(self) -> StreamingEncoder:
-        """Announces the next file: of a segment, or of the pause after the last one, which has no text."""
-        lines, job = self._text.script.lines, self._job
+        """Announce the next file: of a segment, or of the pause after the last one, which has no text."""
+        lines, job = self._script.lines, self._job
         text = lines[self._files].text if self._files < len(lines) else ""
         unspoken = job.processor.unspoken(text) or UNSET
         start = AudioStart(self._files, text, job.response_format, job.sample_rate, unspoken)
-        self._files += 1
-        await send(self._context, self._socket, start)
-        return self._job.encoder()
+        self._files, self._size = self._files + 1, 0
+        await self._send(start)
+        return job.encoder()
 
-    async def _send_audio(self, data: bytes) -> int:
+    async def _send_audio(self, data: bytes) -> None:
         if data:
-            await send(self._context, self._socket, data)
-        return len(data)
+            await self._send(data)
+            self._size += len(data)
 
-    async def _done(self, size: int, chunk: AudioChunk | None) -> None:
-        """chunk: the last one of the segment; None if the file was a pause."""
-        truncated = chunk is not None and chunk.truncated
-        reason: Literal["stop", "length"] = "length" if truncated else "stop"
-        self._truncated = self._truncated or truncated
-        await send(self._context, self._socket, AudioDone(self._files - 1, size, finish_reason=reason))
-        for caption in () if self._captions is None else self._captions.take():
-            await send(self._context, self._socket, caption)
+    async def _done(self, encoder: StreamingEncoder, reason: Literal["stop", "length"]) -> None:
+        await self._send_audio(await self._context.encoders.finish(encoder))
+        await self._send(AudioDone(self._files - 1, self._size, finish_reason=reason))
+        for caption in () if self._delivery.captions is None else self._delivery.captions.take():
+            await self._send(caption)
+
+    async def _send(self, message: msgspec.Struct | bytes) -> None:
+        await send(self._context, self._socket, message)
 
     async def stop(self) -> None:
         self.task.cancel()

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import Pair
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
+from service.api.spoken_text.writing import Pair
 from service.settings.reading import DuplicateKey, load_yaml
 
 MAX_FILE_ENTRIES = 5000
@@ -65,7 +65,7 @@ class Lexicon:
 
 
 class LexiconFilter:
-    """Replaces words by what is said for them, in a text that arrives in chunks: the output does not depend on how it
+    """Replace words by what is said for them, in a text that arrives in chunks: the output does not depend on how it
     is cut. If several lexicons have a word, the first one counts."""
 
     def __init__(self, *lexicons: Lexicon) -> None:
@@ -124,7 +124,7 @@ def fold(text: str) -> str:
 
 
 def load_lexicon(path: Path) -> Lexicon:
-    """Reads a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
+    """Read a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
     not fit, or is there twice."""
     try:
         entries = load_yaml(path.read_text("utf-8"))

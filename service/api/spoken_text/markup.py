@@ -232,7 +232,7 @@ class MarkupStripper:
         return self._release(self._place(len(pending)) or len(pending)) if len(pending) > self._longest else ""
 
     def _without_code(self, text: str) -> str:
-        """Drops the content of an open code fence, except for what may be the beginning of its end."""
+        """Drop the content of an open code fence, except for what may be the beginning of its end."""
         begin = _open(FENCED_CODE, text, "```", "```")
         return text if begin is None else text[: begin + 3] + text[max(begin + 3, len(text) - 2) :]
 

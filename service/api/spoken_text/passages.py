@@ -1,14 +1,23 @@
-"""The `input` of a speech request, in pieces -> texts and pauses, from SSML or from marks like [pause:1.5s]."""
+"""The `input` of a speech request, in pieces -> texts and pauses, from SSML or from marks like [pause:1.5s].
+
+SSML: a small part of SSML 1.1 (W3C): speak, p, s, break, sub and say-as, read by a tokenizer of its own: no DTD, no
+entities but the five of XML, no processing instructions, at most four elements inside each other. Unsupported elements
+are refused by name, not ignored.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import Pair
+from service.api.spoken_text.chinese import HAN_DIGITS
+from service.api.spoken_text.english import ONES, TABLES
 from service.api.spoken_text.lexicon import MAX_GROWTH
 from service.api.spoken_text.markup import MarkupStripper
-from service.api.spoken_text.ssml import SsmlReader, is_ssml, may_be_ssml, seconds_of
+from service.api.spoken_text.normaliser import Language, language_of
+from service.api.spoken_text.writing import Pair
 
 MAX_PAUSE = 10.0
 """Seconds of one pause at most."""
@@ -92,3 +101,259 @@ class PassageReader:
             raise InputError("input", f"its pauses are longer than {MAX_PAUSES:g} s together")
         if seconds > 0:
             self._read.append(seconds)
+
+
+# SSML
+
+BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<(?:!DOCTYPE )?speak[\s/>])")
+"""With a DTD in front it is SSML, too, and refused for that: as a text it would be spoken without its breaks."""
+DECLARATION = re.compile(r"<\?xml[^<>?]{0,200}(?:\?>\s*|\?)?")
+NAME = r"[A-Za-z_][\w.:-]{0,63}"
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+TAG = re.compile(rf"<(/?)({NAME})((?:\s+{NAME}\s*=\s*(?:\"[^\"<]*\"|'[^'<]*'))*)\s*(/?)>", re.ASCII)
+ATTRIBUTE = re.compile(rf"({NAME})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.ASCII)
+OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)?\Z")
+"""How a chunk of text may end inside a tag."""
+OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
+MAX_HEARD = 400
+"""Number of characters before something that is spelled, and behind it, that decide its language."""
+MAX_BEGIN = 1000
+"""Number of characters before <speak> at most."""
+MAX_OPEN = 4096
+"""Number of characters of a tag or comment at most."""
+DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IGNORECASE)
+ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
+TEXT = re.compile(r"[^<]+")
+SPACES = re.compile(r"\s+")
+
+IN_TEXT = frozenset({"break", "sub", "say-as"})
+CHILDREN = {
+    "": frozenset({"speak"}),
+    "speak": IN_TEXT | {"p", "s"},
+    "p": IN_TEXT | {"s"},
+    "s": IN_TEXT,
+    "break": frozenset[str](),
+    "sub": frozenset[str](),
+    "say-as": frozenset[str](),
+}
+ATTRIBUTES = {
+    "p": frozenset({"xml:lang"}),
+    "s": frozenset({"xml:lang"}),
+    "break": frozenset({"time", "strength"}),
+    "sub": frozenset({"alias"}),
+    "say-as": frozenset({"interpret-as"}),
+}
+"""Attributes of each element. Those of speak (version, namespaces, language) are not read."""
+STRENGTHS = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1.0, "x-strong": 1.25}
+"""Seconds of the strengths of a break, which SSML leaves to the processor."""
+ENTITIES = {"lt;": "<", "gt;": ">", "amp;": "&", "quot;": '"', "apos;": "'"}
+ENGLISH_SIGNS = TABLES.table("SPELLED")
+
+
+def is_ssml(text: str) -> bool:
+    """Whether it begins with a <speak> element."""
+    return BEGIN.match(text) is not None
+
+
+def may_be_ssml(text: str) -> bool:
+    """Whether a text with this beginning can still become SSML."""
+    if len(text) > MAX_BEGIN:
+        return False
+    start = text.lstrip()
+    declaration = DECLARATION.match(start)
+    if declaration is not None:
+        start = start[declaration.end() :]
+    return any(begin.startswith(start) for begin in ("<speak", "<?xml", "<!DOCTYPE speak"))
+
+
+@dataclass
+class _Element:
+    """spoken: the replacement of its text. text: the replaced text so far."""
+
+    name: str
+    spoken: str = ""
+    text: str = ""
+
+
+class SsmlReader:
+    """Read SSML in pieces. say: receives texts as written and as spoken. pause: receives seconds of silence."""
+
+    def __init__(self, say: Callable[[str, str], None], pause: Callable[[float], None]) -> None:
+        self._text = ""
+        """Text that has not been read yet."""
+        self._read = 0
+        self._heard = ""
+        """The last characters of the text so far."""
+        self._say_as = say
+        self._pause = pause
+        self._open: list[_Element] = [_Element("")]
+        self._begun = self._complete = False
+
+    def feed(self, text: str, *, final: bool = False) -> None:
+        """final: the text ends here. InputError names what is not supported or not well formed."""
+        self._text += text
+        place = 0
+        if not self._begun:
+            begin = BEGIN.match(self._text)
+            place, self._begun = 0 if begin is None else begin.end(), True
+        while place < len(self._text) and (final or not self._is_open(place)):
+            place = self._step(place, final)
+        self._text, self._read = self._text[place:], self._read + place
+        if final and len(self._open) > 1:
+            raise _error(f"<{self._open[-1].name}> is not closed")
+
+    def _is_open(self, place: int) -> bool:
+        """Whether the tag or entity at `place` may end in a later chunk."""
+        text = self._text
+        if text[place] != "<":
+            return text[place] == "&" and OPEN_ENTITY.match(text, place) is not None
+        if len(text) - place > MAX_OPEN:
+            return False
+        if text.startswith("<!--", place):
+            return COMMENT.match(text, place) is None
+        return "<!--".startswith(text[place:]) or OPEN_TAG.match(text, place) is not None
+
+    def _step(self, place: int, final: bool) -> int:
+        """Read the tag, entity or text at `place`; return where it ends."""
+        if match := TEXT.match(self._text, place):
+            entity = None if final else OPEN_ENTITY.search(match[0])
+            text = match[0] if entity is None or match.end() < len(self._text) else match[0][: entity.start()]
+            self._say(SPACES.sub(" ", _unescape(text)))
+            return place + len(text)
+        if match := COMMENT.match(self._text, place):
+            return match.end()
+        match = TAG.match(self._text, place)
+        if match is None and self._text.startswith(("<!", "<?"), place):
+            raise _error("declarations (<!...>) and processing instructions (<?...>) are not supported")
+        if match is None:
+            raise _error(f"the tag at character {self._read + place} is not well formed; write &lt; for <")
+        closing, name, attributes, empty = match.groups()
+        if not closing:
+            self._begin(name, attributes)
+        if closing or empty:
+            self._end(name, closing and (attributes or empty), match.end())
+        return match.end()
+
+    def _say(self, text: str) -> None:
+        element = self._open[-1]
+        if element.name in ("sub", "say-as"):
+            element.text += text
+        elif element.name in ("", "break"):
+            if text.strip():
+                raise _error("there is text outside of <speak>" if element.name == "" else "<break> holds no text")
+        else:
+            self._say_as(text, text)
+            self._heard = (self._heard + text)[-MAX_HEARD:]
+
+    def _begin(self, name: str, source: str) -> None:
+        parent = self._open[-1].name
+        if name not in CHILDREN:
+            raise _error(f"<{name}> is not supported; supported are {', '.join(sorted(filter(None, CHILDREN)))}")
+        if name not in CHILDREN[parent] or (parent == "" and self._complete):
+            raise _error(f"<{name}> cannot stand " + (f"inside <{parent}>" if parent else "outside of <speak>"))
+        attributes = self._attributes(name, source)
+        element = _Element(name)
+        match name:
+            case "break":
+                self._pause(_pause(attributes))
+            case "sub":
+                element.spoken = _required(attributes, name, "alias")
+            case "say-as":
+                if _required(attributes, name, "interpret-as") != "characters":
+                    raise _error("interpret-as of <say-as>: only characters is supported")
+            case "p" | "s":
+                self._say_as("\n\n", "\n\n")
+        self._open.append(element)
+
+    def _attributes(self, name: str, source: str) -> dict[str, str]:
+        attributes: dict[str, str] = {}
+        for key, double, single in ATTRIBUTE.findall(source):
+            if name in ATTRIBUTES and key not in ATTRIBUTES[name]:
+                raise _error(f"the attribute {key} of <{name}> is not supported")
+            if key in attributes:
+                raise _error(f"<{name}> has the attribute {key} twice")
+            attributes[key] = _unescape(double or single)
+        return attributes
+
+    def _end(self, name: str, malformed: str, end: int) -> None:
+        element = self._open[-1]
+        if malformed or element.name != name:
+            raise _error(f"</{name}> does not close " + (f"<{element.name}>" if element.name else "anything"))
+        self._open.pop()
+        match name:
+            case "sub":
+                self._say_as(element.text, element.spoken)
+            case "say-as":
+                self._say_as(element.text, spelled(element.text, self._language(end)))
+            case "p" | "s":
+                self._say_as("\n\n", "\n\n")
+            case "speak":
+                self._complete = True
+
+    def _language(self, end: int) -> Language:
+        """The language of the text before the element that ends at `end`, or else of what has arrived behind it."""
+        after = TAG.sub(" ", self._text[end : end + MAX_HEARD])
+        return language_of(self._heard, None) or language_of(after, None) or "english"
+
+
+def spelled(text: str, language: Language) -> str:
+    """Character by character: "W3C" -> "W three C". Signs and digits of other languages are left to the model."""
+    if language == "chinese":
+        words = [HAN_DIGITS[int(sign)] if _is_digit(sign) else sign.upper() for sign in text]
+    elif language == "english":
+        words = [ONES[int(sign)] if _is_digit(sign) else ENGLISH_SIGNS.get(sign, sign.upper()) for sign in text]
+    else:
+        words = [sign.upper() for sign in text]
+    return " ".join(word for word in words if not word.isspace())
+
+
+def _is_digit(sign: str) -> bool:
+    return sign.isascii() and sign.isdigit()
+
+
+def seconds_of(duration: str) -> float | None:
+    """ "1.5s", "300ms" -> seconds; None for any other text."""
+    match = DURATION.fullmatch(duration)
+    return None if match is None else float(match[1]) / (1000 if match[2].lower() == "ms" else 1)
+
+
+def _pause(attributes: dict[str, str]) -> float:
+    """Seconds of a <break>."""
+    strength = attributes.get("strength", "medium")
+    if strength not in STRENGTHS:
+        raise _error(f"strength of <break>: must be one of {', '.join(STRENGTHS)}")
+    if "time" not in attributes:
+        return STRENGTHS[strength]
+    seconds = seconds_of(attributes["time"])
+    if seconds is None:
+        raise _error("time of <break>: must be written as 1.5s or 300ms")
+    return seconds
+
+
+def _required(attributes: dict[str, str], name: str, key: str) -> str:
+    if not attributes.get(key, "").strip():
+        raise _error(f"<{name}> needs the attribute {key}")
+    return attributes[key]
+
+
+def _unescape(text: str) -> str:
+    return ENTITY.sub(_character, text) if "&" in text else text
+
+
+def _character(match: re.Match[str]) -> str:
+    name = match[1]
+    if name is None:
+        raise _error("& stands for itself only as &amp;")
+    if name in ENTITIES:
+        return ENTITIES[name]
+    if not name.startswith("#"):
+        raise _error(f"the entity &{name} is not supported")
+    digits = name[1:-1]
+    code = int(digits[1:], 16) if digits[0] in "xX" else int(digits)
+    if not 0 < code <= 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        raise _error(f"&{name} is no character")
+    return chr(code)
+
+
+def _error(message: str) -> InputError:
+    return InputError("input", f"SSML: {message}")

@@ -69,7 +69,7 @@ def spoken_length(text: str) -> int:
 
 
 class TextSplitter:
-    """Splits a text that arrives in chunks.
+    """Split a text that arrives in chunks.
 
     A segment is at most `max_length` long (spoken_length): it ends at its last sentence border, else at its last clause
     border, else between words; a single longer word is cut between characters. With granularity "clause", a clause
@@ -127,7 +127,7 @@ class TextSplitter:
         self._buffer += "".join(parts)
 
     def _restart(self, begin: int) -> None:
-        """Begins a new segment at buffer[begin]."""
+        """Begin a new segment at buffer[begin]."""
         self._begin = self._at = begin
         self._length, self._speakable, self._stop_at, self._best = 0, False, -1, {}
 

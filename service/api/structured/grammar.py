@@ -1,36 +1,50 @@
-"""The grammar that an answer must match, in llguidance's form, and the limits that keep every grammar cheap.
+"""The grammar that an answer must match: text in llguidance's JSON form, of bounded size.
 
-A grammar is text in llguidance's JSON form. This module makes the grammar and checks its size, depth, references and
-rules; then a confined process tries it (service/api/structured/grammar_worker.py), and the engine builds its matcher
-from it.
+A confined process tries it (grammar_worker.py), then the engine builds its matcher from it. Clients take turns at both,
+and none holds all processes: the grammars of one client delay nobody else's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any, TypeVar
 
 import llguidance
 import msgspec
 
-from service.api.structured.schema_form import MAX_DEPTH, Unfit, as_grammar, schema_form, target
-from service.link.sampling_limits import MAX_GRAMMAR_BYTES
+from service.api.http.errors import ApiError, bad_request
+from service.api.structured.grammar_worker import Tried, TryGrammar
+from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown
+from service.confined.channel import WorkerChannel
+from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
+from service.link.sampling_limits import MAX_GRAMMAR_BYTES, SLOW_SECONDS
+
+log = logging.getLogger(__name__)
 
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 """Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request
 may have as many together."""
-MAX_LEVELS = 1000
-"""Sum of the depths of a schema and of all definitions that it refers to: no chain of references can be deeper."""
-MAX_RULES = 200
-"""Rules of a Lark grammar; they may refer to each other in a chain."""
-
-_RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
-"""A line that begins with a name. Counts every rule, and some lines that are not rules."""
 _AROUND_CHOICE = len('"" | ')
 """Characters that a choice takes beside its own."""
 _EMBEDDED = re.compile(r"%json\s*")
+GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
+"""Limits of one check. The library's own budgets end almost every check within one second."""
+WAIT_SECONDS = 30.0
+"""Seconds that a request waits at most for its turn and its grammar, and as many for its turn and the check."""
+MAKING = 1
+"""Number of grammars that are made at a time, in a thread that shares the interpreter with the event loop."""
+PROCESSES, EACH = 3, 2
+"""Number of grammars that are tried at a time, each in its own process, and of one client."""
+_MOST_REMEMBERED = 1024
+_RETRY_AFTER = 2.0
 
 
 def json_schema_grammar(schema: Mapping[str, Any], unenforced: list[str] | None = None) -> str:
@@ -68,9 +82,13 @@ def lark_grammar(text: str) -> str:
     """Grammar of answers that match a grammar in llguidance's dialect of Lark. Schemas in it get their form."""
     check_size(len(text))
     parts, at = [], 0
-    for begin, end, schema in _embedded(text):
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            raise Unfit("%json must be followed by a JSON schema") from None
         formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
-        parts += [text[at:begin], json.dumps(formed, ensure_ascii=False)]
+        parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]
         at = end
     return formed_lark_grammar("".join([*parts, text[at:]]))
 
@@ -78,16 +96,6 @@ def lark_grammar(text: str) -> str:
 def formed_lark_grammar(text: str) -> str:
     """Grammar of a text in Lark whose schemas have their form already."""
     return _top_level({"lark_grammar": text})
-
-
-def check_bounds(text: str) -> None:
-    """Raises Unfit for a grammar that may cost too much, judging by what can be counted before it is built."""
-    check_size(len(text.encode(errors="replace")))
-    for grammar in msgspec.json.decode(text)["grammars"]:
-        if (schema := grammar.get("json_schema")) is not None:
-            _check_levels(schema)
-        else:
-            _check_lark(grammar["lark_grammar"])
 
 
 def check_size(size: int, most: int = MAX_GRAMMAR_BYTES) -> None:
@@ -100,67 +108,102 @@ def _top_level(grammar: dict[str, Any]) -> str:
     return msgspec.json.encode({"grammars": [grammar]}).decode()
 
 
-def _check_levels(schema: Any) -> None:
-    """Unfit for a schema that is too deep, together with all definitions that it refers to."""
-    # Thousands of references may name one part, such as the whole schema.
-    named = [part for reference in set(_references(schema)) if (part := target(schema, reference)) is not None]
-    depths = {place: _depth(part) for place, part in {id(part): part for part in named}.items()}
-    levels = _depth(schema) + sum(depths[id(part)] for part in named)
-    if levels > MAX_LEVELS:
-        raise Unfit(f"references too deep: {levels} levels given, at most {MAX_LEVELS} allowed")
+PROGRAM = Program("service.api.structured.grammar_worker", Tried)
+
+T = TypeVar("T")
 
 
-def _check_lark(text: str) -> None:
-    rules = len(_RULE.findall(text))
-    if rules > MAX_RULES:
-        raise Unfit(f"too many rules: {rules} given, at most {MAX_RULES} allowed")
-    levels = sum(1 + _brackets(rule) for rule in _RULE.split(text))
-    if levels > MAX_LEVELS:
-        raise Unfit(f"rules too deep: {levels} levels of brackets given, at most {MAX_LEVELS} allowed")
-    for _, _, schema in _embedded(text):
-        _check_levels(schema)
+class GrammarChecks:
+    """Belongs to one event loop. Its processes start with the first grammars that need them."""
 
+    def __init__(self) -> None:
+        self.workers = WorkerPool(PROCESSES, GRAMMAR_LIMITS, PROGRAM)
+        self._making, self._trying = FairSemaphore(MAKING), FairSemaphore(PROCESSES, EACH)
+        self._makers = ThreadPoolExecutor(MAKING, thread_name_prefix="grammars")
+        self._results: OrderedDict[bytes, Tried] = OrderedDict()
+        """Results for the grammars that were tried lately, by hash."""
 
-def _embedded(text: str) -> Iterator[tuple[int, int, Any]]:
-    """(begin, end, schema) of the schemas in a text in Lark."""
-    for found in _EMBEDDED.finditer(text):
+    async def checked(self, make: Callable[[], str], field: str, client: str = "") -> str:
+        """The grammar that `make` returns. ApiError 400 that names `field` and the reason if it cannot be used: it is
+        over a limit, cannot be built, matches nothing or costs too much; 503 if its turn does not come. client:
+        identifies the client, since clients take turns."""
+        grammar, tried = await self.tried(make, field, client)
+        if tried.problem:
+            raise refusal(field, tried)
+        return grammar
+
+    async def tried(self, make: Callable[[], str], field: str, client: str) -> tuple[str, Tried]:
+        """(the grammar that `make` returns, how it fared). ApiError as `checked` for one that could not be tried."""
         try:
-            schema, end = json.JSONDecoder().raw_decode(text, found.end())
-        except (ValueError, RecursionError):
-            raise Unfit("%json must be followed by a JSON schema") from None
-        yield found.end(), end, schema
+            grammar = await self.made(lambda: self._bounded(make), client)
+            return grammar, await self._result(grammar, client)
+        except (msgspec.DecodeError, RecursionError):
+            raise bad_request(f"{field}: not the text of a JSON object.", field) from None
+        except Unfit as unfit:
+            raise refusal(field, Tried(str(unfit))) from None
+
+    async def made(self, make: Callable[[], T], client: str) -> T:
+        """The result of `make`, which runs in a thread when it is the client's turn. ApiError 503 if it takes too
+        long until then."""
+        async with _in_time(), self._making.acquire(client):
+            return await asyncio.get_running_loop().run_in_executor(self._makers, make)
+
+    def _bounded(self, make: Callable[[], str]) -> str:
+        """The grammar that `make` returns. Unfit if it is too large."""
+        grammar = make()
+        check_size(len(grammar.encode(errors="replace")))
+        return grammar
+
+    def is_slow(self, grammar: str) -> bool:
+        """Whether trying it took long, as building it will; False if that is not known any more."""
+        tried = self._results.get(_digest(grammar))
+        return tried is not None and tried.cpu_seconds > SLOW_SECONDS
+
+    async def _result(self, grammar: str, client: str) -> Tried:
+        key = _digest(grammar)
+        if key not in self._results:
+            self._results[key] = await self._tried(grammar, client)
+            if len(self._results) > _MOST_REMEMBERED:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        return self._results[key]
+
+    async def _tried(self, grammar: str, client: str) -> Tried:
+        """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
+
+        def job(channel: WorkerChannel) -> Tried:
+            channel.send(TryGrammar(grammar))
+            answer: Tried = channel.receive()
+            return answer
+
+        try:
+            async with _in_time(), self._trying.acquire(client):
+                return await self.workers.run(job)
+        except WorkerLost as lost:
+            log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
+            raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
+
+    def close(self) -> None:
+        """End the processes and threads."""
+        self._makers.shutdown(wait=False, cancel_futures=True)
+        self.workers.close()
 
 
-def _brackets(rule: str) -> int:
-    """Depth of nested brackets, including those in strings."""
-    depth = deepest = 0
-    for character in rule:
-        if character in "([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]":
-            depth = max(0, depth - 1)
-    return deepest
+def refusal(field: str, tried: Tried) -> ApiError:
+    at = f"{shown(tried.path)}: " if tried.path else ""
+    return bad_request(f"{field}: {at}{tried.problem}.", field, "invalid_grammar")
 
 
-def _references(schema: Any) -> Iterator[str]:
-    stack = [schema]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            if isinstance(reference := value.get("$ref"), str):
-                yield reference
-            stack += value.values()
-        elif isinstance(value, list):
-            stack += value
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Bound the time inside it. ApiError 503 when it is over."""
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            yield
+    except TimeoutError:
+        message = "The server is busy with checking grammars; retry shortly."
+        raise ApiError(503, message, code="overloaded", retry_after=_RETRY_AFTER) from None
 
 
-def _depth(value: Any) -> int:
-    """Containers inside each other."""
-    depth, layer = 0, [value]
-    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise Unfit(f"nested too deeply: at most {MAX_DEPTH} levels allowed")
-        layer = [inner for outer in layer for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    return depth
+def _digest(grammar: str) -> bytes:
+    return sha256(grammar.encode(errors="surrogatepass")).digest()

@@ -9,7 +9,6 @@ reaches another one.
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import sys
 import threading
@@ -23,8 +22,7 @@ import llguidance
 import msgspec
 import numpy as np
 
-from service.api.structured.closed_objects import Path, children
-from service.api.structured.schema_form import without
+from service.api.structured.schema_form import Path, children, without
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
 from service.link.sampling_limits import CHECK_LIMITS, CHECK_STACK_BYTES
@@ -50,11 +48,9 @@ _BYTES = (1 << 256) - 1
 
 
 class TryGrammar(Struct, frozen=True):
-    """Answered by Tried. cpu_seconds: processor time after which SIGPROF ends the process; 0: only the process's own
-    limit."""
+    """Answered by Tried."""
 
     grammar: str
-    cpu_seconds: float = 0.0
 
 
 class Tried(Struct, frozen=True):
@@ -117,7 +113,7 @@ def _fails(schema: dict[str, Any], path: Path) -> bool:
 
 
 def _follow(matcher: llguidance.LLMatcher) -> None:
-    """Follows two answers, of the lowest and of the highest allowed bytes. They may end, or exceed their budget: in the
+    """Follow two answers, of the lowest and of the highest allowed bytes. They may end, or exceed their budget: in the
     engine that ends one answer with an error."""
     matchers = (matcher, matcher.deep_copy())
     masks = np.zeros((2, -(-(_Vocabulary.eos_token_id + 1) // 32)), np.int32)
@@ -177,10 +173,8 @@ def _serve(channel: WorkerChannel, cpu_seconds: int) -> None:
         except EOFError:
             return
         allow_cpu(cpu_seconds)
-        signal.setitimer(signal.ITIMER_PROF, asked.cpu_seconds)
         begun = time.process_time()
         found, path = problem(asked.grammar)
-        signal.setitimer(signal.ITIMER_PROF, 0)
         channel.send(Tried(found, time.process_time() - begun, path))
 
 

@@ -20,8 +20,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from service.cli.bench.spec import Assignment, Record
-from service.cli.bench.traffic import Connection, converse, payload, peer_of, questions
+from service.cli.bench.traffic import Assignment, Connection, Record, converse, payload, peer_of, questions
 
 READY = b"ready\n"
 

@@ -21,9 +21,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
-from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
-from service.cli.client import ApiClient, ServerError, counted
-from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
+from service.cli.bench.traffic import AnyLoad, ChatLoad, Record, SpeechLoad
+from service.cli.client import (
+    DEFAULT_URL,
+    ApiClient,
+    Key,
+    Model,
+    ServerError,
+    Url,
+    check_writable,
+    connect,
+    counted,
+    key_for,
+)
 from service.cli.serve_help import PlainCommand, PlainGroup
 from service.media.audio_formats import NAMES
 
@@ -44,7 +54,6 @@ class Options:
 
     url: Url = DEFAULT_URL
     key: Key = ""
-    local: Local = False
     model: Model = ""
     requests: Annotated[int, typer.Option(min=1, help="Number of requests to measure.")] = 32
     concurrency: Annotated[
@@ -69,7 +78,7 @@ class Options:
             raise typer.BadParameter("a closed loop (--concurrency) and an open one (--rate) exclude each other")
 
     def load(self, client: ApiClient, kind: Literal["chat", "speech"]) -> dict[str, Any]:
-        """The fields of spec.Load, against the server of `client`."""
+        """The fields of Load, against the server of `client`."""
         return {
             "url": client.url,
             "model": self.model or client.first(kind),
@@ -93,7 +102,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
         def command(**given: Any) -> None:
             options = Options(**{option.name: given.pop(option.name) for option in shared})
             check_writable(options.out)
-            with connect(options.url, options.key, options.local) as client:
+            with connect(options.url, options.key) as client:
                 _measure(make(options.load(client, kind), **given), options.processes, options.out)
 
         # Typer reads the options from this.

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from service.cli.bench.client import READY
-from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
-from service.cli.bench.traffic import shared_prompt
+from service.cli.bench.traffic import AnyLoad, Assignment, ChatLoad, Record, shared_prompt
 from service.system.children import python_command, python_environment
 
 CLIENT = python_command("service.cli.bench.client")

@@ -55,7 +55,9 @@ class ChatWorker:
         self.state_rows = self._num_state_rows(name, model, context) if self.state_row_bytes else 0
         if self.state_rows:
             slots = min(context.config.slots, (self.state_rows - 1) // ROWS_EACH)
-            context = replace(context, config=msgspec.structs.replace(context.config, max_running=slots))
+            tokens = max(context.config.max_step_tokens, STATE_INTERVAL)
+            config = msgspec.structs.replace(context.config, max_running=slots, max_step_tokens=tokens)
+            context = replace(context, config=config)
         config = context.config
         self.name, self.slots = name, config.slots
         self._context = context

@@ -7,16 +7,26 @@ import base64
 import io
 import json
 import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import httpx
 import pytest
-from openai import APIError, OpenAI
+from openai import APIError, AsyncOpenAI, OpenAI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, TokenizedChat, Tool
+from service.api.chat.prompt import SMALL_PROMPT
+from service.hub.catalog import Catalog
+from service.link.config import Channel, EngineConfig
+from service.link.messages import Command, Outputs
+from tests.support import fake_engine
+from tests.support.fake_chat import FakeProcessor, fake_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
@@ -247,10 +257,187 @@ def test_a_text_chat_enters_no_optional_feature() -> None:
     assert "service/api/chat/job.py" in visited
     assert len(rooms) <= 10, rooms
     assert not rooms & {"service/api/speech", "service/api/spoken_text", "service/api/structured", "service/media"}
-    features = ("spoken", "structured", "tools", "tool_calls", "tool_grammar", "prompt_media", "video_sampling")
+    features = ("spoken", "structured", "tools", "prompt_media")
     assert not visited & {f"service/api/chat/{name}.py" for name in features}
 
 
 def test_an_alias_is_answered_under_the_first_name(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny-alias", messages=[{"role": "user", "content": "x"}])
     assert answer.model == "tiny"
+
+
+PAGES, PAGE_SIZE = 100, 16
+HELD = PAGES * PAGE_SIZE
+
+
+@pytest.mark.parametrize(("pages", "longest"), [(PAGES, HELD), (fake_engine.PAGES, FakeProcessor.context_length)])
+def test_the_longest_sequence_is_what_context_and_cache_hold(
+    monkeypatch: pytest.MonkeyPatch, pages: int, longest: int
+) -> None:
+    monkeypatch.setattr(fake_engine, "PAGES", pages)
+    with running_server(num_engines=2) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for card in (client.models.list().data[0], client.models.retrieve("tiny")):
+            assert card.to_dict()["max_model_len"] == longest
+        body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x" * longest}]}
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+        assert refused["code"] == "context_length_exceeded" and f"{longest} tokens" in refused["message"]
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={**body, "messages": [{**body["messages"][0], "content": "x" * (longest - 20)}]},
+        )
+        assert answer.status_code == 200
+        server.wait_idle()
+
+
+USER = [{"role": "user", "content": "!endless words"}]
+
+
+@pytest.mark.slow
+async def test_answers_end_as_those_that_reach_their_length() -> None:
+    """None names a number of tokens, all would go on for longer than they may."""
+    with running_server(request_timeout=6) as server:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def streamed() -> tuple[str, set[str | None], int]:
+                text, reasons, tokens = "", set(), 0
+                options = {"include_usage": True}
+                async for chunk in await client.chat.completions.create(
+                    model="tiny", messages=USER, stream=True, stream_options=options
+                ):
+                    text += "".join(choice.delta.content or "" for choice in chunk.choices)
+                    reasons |= {choice.finish_reason for choice in chunk.choices}
+                    tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+                return text, reasons, tokens
+
+            whole, several, stream = await asyncio.gather(
+                client.chat.completions.create(model="tiny", messages=USER),
+                client.chat.completions.create(model="tiny", messages=USER, n=3),
+                streamed(),
+            )
+        for choice in (*whole.choices, *several.choices):
+            assert choice.finish_reason == "length" and choice.message.content.startswith("!endless wo")
+        assert whole.usage.completion_tokens == len(whole.choices[0].message.content)
+        text, reasons, tokens = stream
+        assert reasons == {None, "length"} and tokens == len(text) > 0
+        server.wait_idle()
+        text = (await asyncio.to_thread(httpx.get, f"{server.url}/metrics")).text
+        assert 'outcome="ok",status="200"} 3.0' in text and 'outcome="timeout"' not in text
+
+
+class Waiting(FakeProcessor):
+    """A picture is not ready before its prompt is tokenized."""
+
+    context_length = 2 * SMALL_PROMPT
+
+    def __init__(self) -> None:
+        self.tokenized = threading.Event()
+        self.kinds: list[MediaKind] = []
+
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        assert self.tokenized.wait(GENEROUS), "the text waits for the picture"
+        return super().image(picture, detail=detail, source=source)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        chat = super().apply_chat_template(messages, kinds, options=options, tools=tools)
+        self.kinds = list(kinds)
+        self.tokenized.set()
+        return chat
+
+
+@pytest.mark.parametrize(("pictures", "characters"), [(1, 5), (2, SMALL_PROMPT + 1)])
+def test_text_does_not_wait_for_pictures(pictures: int, characters: int) -> None:
+    processor = Waiting()
+    model = replace(fake_catalog().models[0], load=lambda: processor)
+    parts = [{"type": "image_url", "image_url": {"url": picture()}} for _ in range(pictures)]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "x" * characters}]}
+    with running_server(Catalog([model])) as server:
+        body = {"model": "tiny", "messages": [message], "max_tokens": 1}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=2 * GENEROUS)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == characters + 4 * pictures
+    assert processor.kinds == ["image"] * pictures
+
+
+TEXT = "abcdefgh" * 40
+SOME, MORE = 5, 60
+"""Tokens that come one by one, and those that all come while the event loop stands still."""
+
+
+class PacedChannel:
+    """An engine's channel: SOME tokens pass, the next when `behind` is set; `sent` is set when MORE have gone out."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.behind, self.sent = threading.Event(), threading.Event()
+        self._channel = channel
+        self._tokens = 0
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        return self._channel.receive(timeout)
+
+    def send(self, outputs: Outputs) -> None:
+        if outputs.chat:
+            if self._tokens == SOME:
+                assert self.behind.wait(GENEROUS)
+            self._tokens += 1
+        self._channel.send(outputs)
+        if self._tokens == SOME + MORE:
+            self.sent.set()
+
+    def hold_the_loop(self) -> None:
+        """Called in the event loop."""
+        self.behind.set()
+        assert self.sent.wait(GENEROUS)
+
+
+@pytest.fixture
+def paced() -> Iterator[tuple[RunningServer, PacedChannel]]:
+    channels: list[PacedChannel] = []
+
+    def serve(config: EngineConfig, channel: Channel) -> None:
+        channels.append(PacedChannel(channel))
+        fake_engine.serve(config, channels[-1])
+
+    with running_server(make_link=lambda config: InlineLink(config, serve)) as server:
+        yield server, channels[0]
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_tokens_that_wait_for_the_loop_share_an_event(
+    paced: tuple[RunningServer, PacedChannel], logprobs: bool
+) -> None:
+    server, channel = paced
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    fields = {"logprobs": True, "top_logprobs": 1} if logprobs else {}
+    chunks = []
+    for chunk in client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": TEXT + "STOP and no further"}],
+        stop=["STOP"],
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        **fields,
+    ):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            server.loop.call_soon_threadsafe(channel.hold_the_loop)
+    *said, ended, usage = chunks[1:]
+    contents = [chunk.choices[0].delta.content for chunk in said]
+    assert "".join(contents) == TEXT
+    assert max(map(len, contents)) >= MORE, "what came while the loop stood still was sent in pieces"
+    assert ended.choices[0].finish_reason == "stop" and not usage.choices
+    shown = 0
+    for chunk, content in zip(said, contents, strict=True):
+        shown += len(content)
+        # A token of the stop string may have been made already, but not be shown.
+        assert shown <= chunk.usage.completion_tokens <= len(TEXT) + len("STOP")
+        entries = chunk.choices[0].logprobs.content if logprobs else []
+        assert "".join(entry.token for entry in entries) == (content if logprobs else "")
+    assert usage.usage.completion_tokens == len(TEXT) + len("STOP")

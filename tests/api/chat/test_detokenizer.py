@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.chat.detokenizer import ReasoningSplitter, StopCutter, TextAssembler
+from service.api.chat.detokenizer import ReasoningSplitter, StopCutter, TextAssembler, ToolCallParser, joined
+from service.api.chat.schema import ToolCallDelta
 from service.link.messages import ChatDelta, TokenInfo
+from tests.support.tool_samples import call_text
 
 texts = st.text(alphabet="ab<é", max_size=24)
 stops = st.lists(st.text(alphabet="ab<é", min_size=1, max_size=4), max_size=4)
@@ -104,3 +107,99 @@ def test_reasoning_is_split_whatever_the_pieces(text: str, opened: bool, expecte
     pairs = [splitter.feed(text[n : n + size]) for n in range(0, len(text), size)]
     pairs.append(splitter.flush())
     assert ("".join(r for r, _ in pairs), "".join(a for _, a in pairs)) == expected
+
+
+def parse(chunks: list[str], **options: bool) -> tuple[str, list[ToolCallDelta]]:
+    parser = ToolCallParser(**options)
+    said, deltas = "", []
+    for chunk in chunks:
+        text, calls = parser.feed(chunk)
+        said += text
+        deltas += calls
+    return said + parser.flush(), deltas
+
+
+def calls(deltas: list[ToolCallDelta]) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in joined(deltas)]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:stop] for start, stop in pairwise(edges)]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('{}[]"\\:, <tool_call>/é\n')),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a{}"\\</>', max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+arguments = st.dictionaries(st.text('ab{}"\\', max_size=5), values, max_size=4)
+split_texts = st.text(st.sampled_from("ab <tool_cal>\n{}é"), max_size=30).filter(lambda text: "<tool_call>" not in text)
+places = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@given(split_texts, st.lists(st.tuples(st.sampled_from(["add", "get-x_1"]), arguments), max_size=3), places)
+def test_any_split_gives_text_and_calls_of_the_whole(
+    text: str, made: list[tuple[str, dict[str, object]]], where: list[int]
+) -> None:
+    answer = text + "\n".join(call_text(name, **{"": 0} | values) for name, values in made)
+    said, deltas = parse(cut(answer, where))
+    assert said == (text.rstrip() if made else text)
+    wanted = [(name, json.dumps({"": 0} | values, ensure_ascii=False)) for name, values in made]
+    assert calls(deltas) == wanted
+    assert parse(list(answer))[0] == said
+
+
+@pytest.mark.parametrize("end", range(1, 70))
+def test_an_answer_that_is_cut_short_is_a_beginning(end: int) -> None:
+    whole = call_text("add", a=1, b="}")
+    said, deltas = parse([whole[:end]])
+    named = '"add"' in whole[:end]
+    assert len(calls(deltas)) == named
+    if named:
+        assert '{"a": 1, "b": "}"}'.startswith(calls(deltas)[0][1])
+    assert said == (whole[:end] if len(whole[:end]) < len("<tool_call>") else "")
+
+
+@given(st.text(st.sampled_from("ab<tool_call>/\n{}é"), max_size=30), st.booleans(), places)
+def test_an_answer_with_a_format_is_text_to_its_end_or_calls(text: str, whole: bool, where: list[int]) -> None:
+    tag = "<tool_call>" if whole else ""
+    for answer in (f"x{text}{tag}{text}", f"\n{tag}{text}x", f"{tag}{text}"):
+        parser, said = ToolCallParser(either=True), ""
+        for chunk in cut(answer, where):
+            more, deltas = parser.feed(chunk)
+            said += more
+            assert not deltas
+        assert said + parser.flush(complete=True) == answer
+    made = "\n".join(call_text("add", text=text) for _ in range(2))
+    said, deltas = parse(cut("\n\n" + made, where), either=True)
+    assert said == "" and calls(deltas) == [("add", json.dumps({"text": text}, ensure_ascii=False))] * 2
+
+
+def assemble(
+    answer: str, *, size: int = 1, stops: tuple[str, ...] = (), end: str = "stop"
+) -> tuple[str, list[str], str]:
+    """(content, arguments of the calls, finish_reason) of tokens of `size` bytes."""
+    raw = answer.encode()
+    tokens = [raw[start : start + size] for start in range(0, len(raw), size)]
+    assembler = TextAssembler(lambda ids: b"".join(tokens[id] for id in ids), stops, calls=ToolCallParser())
+    content, deltas = "", []
+    for id in range(len(tokens)):
+        text = assembler.feed(ChatDelta("r", (id,)))
+        content += text.content
+        deltas += text.calls
+        if text.finish_reason:
+            return content, [arguments for _, arguments in calls(deltas)], text.finish_reason
+    text = assembler.feed(ChatDelta("r", (), finish_reason=end))
+    assert text.finish_reason
+    return content + text.content, [arguments for _, arguments in calls([*deltas, *text.calls])], text.finish_reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 1000])
+def test_stop_strings_end_text_and_not_calls(size: int) -> None:
+    call = call_text("add", text="STOP é {")
+    arguments = '{"text": "STOP é {"}'
+    assert assemble("Hm. " + call, size=size, stops=("STOP", "{", "\n{")) == ("Hm.", [arguments], "tool_calls")
+    assert assemble("Hm. STOP " + call, size=size, stops=("STOP",)) == ("Hm. ", [], "stop")
+    assert assemble("No call.", size=size) == ("No call.", [], "stop")
+    assert assemble(call, size=size, end="length")[2] == "length"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.api.chat.sampling import derived_seed, sampling_params
+from service.api.chat.job import derived_seed, sampling_params
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import ApiError
 from service.link.messages import SamplingParams

@@ -14,8 +14,9 @@ import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
+from service.link.engine_link import EngineLink
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, wait
@@ -50,7 +51,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
 
     voices = tmp_path_factory.mktemp("voices")
     with running_server(
-        talking_catalog(), link, voices_dir=voices, fixed_voices=False, max_n=4, max_speech_chars=400
+        talking_catalog(), link, voices_dir=voices, fixed_voices="off", max_n=4, max_speech_chars=400
     ) as server:
         yield Talking(server, talker)
 
@@ -255,7 +256,7 @@ def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str
 
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:
     talker = FakeTalker()
-    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
 
     def ask(server: RunningServer, **audio: Any) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], **SPOKEN}

@@ -4,6 +4,7 @@ model says."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +19,9 @@ from service.api.chat.tools import Reasoning, ToolUse, arguments_of, tool_gramma
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar
+from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
 from tests.support.grammars import check_grammar
+from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool
 
@@ -351,3 +354,48 @@ def test_every_definition_refers_to_its_own() -> None:
 def test_a_named_tool_is_the_only_one() -> None:
     use = ToolUse(DEFINITIONS, DEFINITIONS[1:2], forced=True, several=False)
     assert fits(tool_grammar(use), SUM) and not fits(tool_grammar(use), ROME)
+
+
+COUNT = {"type": "integer", "minimum": 0, "maximum": 9}
+ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+
+
+def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:
+    function = {"name": "search", "parameters": parameters, **more}
+    body = {"model": "tiny", "messages": [USER], "tools": [{"type": "function", "function": function}], "max_tokens": 1}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body)
+
+
+def test_what_generators_write_is_served(server: RunningServer) -> None:
+    """Answers name what is not enforced, and a strict tool is refused by the path of the first such keyword."""
+    for origin, schema, _, _, unenforced in ROWS:
+        answer = asked_with(server, schema)
+        assert answer.status_code == 200, (origin, answer.text)
+        paths = [f"tools[0].function.parameters.{path}" for path in unenforced]
+        assert answer.json().get("unenforced", []) == paths, origin
+        error = asked_with(server, schema, strict=True).json().get("error", {})
+        refused = [path for path in unenforced if not path.endswith(("uniqueItems", "format"))]
+        starts = tuple(f"tools[0].function.parameters: tool search: {path}: " for path in refused)
+        assert error.get("message", "").startswith(starts) if refused else not error, (origin, error)
+
+
+def test_every_unsupported_keyword_is_left_out(server: RunningServer) -> None:
+    assert UNSUPPORTED.keys() <= UNENFORCED
+    properties = {f"p{index}": {keyword: value} for index, (keyword, value) in enumerate(UNSUPPORTED.items())}
+    parameters = {"type": "object", "properties": {**properties, "count": COUNT}, "required": ["count"]}
+    assert len(asked_with(server, parameters).json()["unenforced"]) == len(UNSUPPORTED)
+
+
+def test_a_stream_names_them_with_the_usage(server: RunningServer) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    body = {
+        "model": "tiny",
+        "messages": [USER],
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=body).text
+    *_, last = (json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {"))
+    assert last["unenforced"] == ["response_format.json_schema.schema.uniqueItems"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.media import Tool
-from service.api.chat.tool_calls import joined
+from service.api.chat.detokenizer import joined
 from service.api.chat.tools import ToolUse, formed, tool_grammar
 from service.api.http.errors import ApiError
 from tests.support.grammars import check_grammar

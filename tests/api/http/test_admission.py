@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,10 +16,14 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 from websockets.sync.client import connect
 
-from service.api.http.admission import SMALL_BYTES, Admission, Ticket
+from service.api.engines.shared_usage import UsageTable
+from service.api.http.admission import EXCESS, SMALL_BYTES, Admission, Ticket, Turns
 from service.api.http.errors import ApiError
+from service.api.http.middleware import Guards, HostRule, KeyRing, RequestRecord
+from service.confined.workers import FairSemaphore
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
 from service.metrics.metrics import Metrics
@@ -186,3 +194,155 @@ def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry(limits: dict
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
         assert "4 given, at most 3 allowed" in refused.json()["error"]["message"]
         server.wait_idle()
+
+
+async def test_a_burst_passes_in_order_a_few_in_each_turn() -> None:
+    turns = Turns(at_once=3)
+    events: list[int | str] = []
+
+    async def request(number: int) -> None:
+        await turns.wait()
+        events.append(number)
+
+    async def other_streams() -> None:
+        while len(events) < 40:
+            events.append("io")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(request(number) for number in range(10)), other_streams())
+    assert [event for event in events if event != "io"] == list(range(10))
+    served = "".join("." if event == "io" else "r" for event in events)
+    assert "rrrr" not in served and served.count("rrr") == 3
+
+
+class Askers:
+    """Requests that note when they got the semaphore and hold it until they are let go."""
+
+    def __init__(self, semaphore: FairSemaphore) -> None:
+        self._semaphore = semaphore
+        self.served: list[str] = []
+        self._go = asyncio.Semaphore(0)
+
+    def ask(self, client: str, name: str) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._hold(client, name))
+
+    async def _hold(self, client: str, name: str) -> None:
+        async with self._semaphore.acquire(client):
+            self.served.append(name)
+            await self._go.acquire()
+
+    async def settle(self) -> list[str]:
+        """Who was served, once nobody can go further by itself."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.served
+
+    def let_go(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._go.release()
+
+
+async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_it() -> None:
+    askers = Askers(FairSemaphore(1))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    await askers.settle()
+    tasks += [askers.ask("one", "one"), askers.ask("two", "two 0"), askers.ask("two", "two 1")]
+    await askers.settle()
+    for _ in tasks:
+        askers.let_go()
+        await askers.settle()
+    assert askers.served == ["many 0", "many 1", "one", "two 0", "many 2", "two 1", "many 3"]
+    await asyncio.gather(*tasks)
+
+
+async def test_one_client_holds_no_more_than_each_may() -> None:
+    askers = Askers(FairSemaphore(3, each=2))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    assert await askers.settle() == ["many 0", "many 1"]
+    tasks += [askers.ask("one", "one 0"), askers.ask("one", "one 1"), askers.ask("two", "two")]
+    assert (await askers.settle())[2:] == ["one 0"]
+    askers.let_go()  # of the first of many, which may have one more, and comes first
+    assert (await askers.settle())[3:] == ["many 2"]
+    askers.let_go(2)  # of the second of many, and of one
+    assert (await askers.settle())[4:] == ["one 1", "two"]
+    askers.let_go(10)
+    await asyncio.gather(*tasks)
+    assert askers.served[6:] == ["many 3"]
+
+
+async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
+    askers = Askers(FairSemaphore(1))
+    first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")
+    await askers.settle()
+    first.cancel()
+    await asyncio.sleep(0)  # It is released here, and granted to the second.
+    second.cancel()
+    assert await askers.settle() == ["first", "third"]
+    askers.let_go()
+    await third
+
+
+def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
+    seen: list[str] = []
+    ticket = Admission(1, 1, Metrics()).ticket("chat")
+    for keys, key in ((("one", "two"), b"one"), (("one", "two"), b"two"), ((), b"one")):
+        record = RequestRecord("id", "chat", ticket, "10.0.0.1")
+        scope = {"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer " + key)]}
+        guards = Guards(HostRule("localhost", (), keyed=True), (), KeyRing(keys), ())
+        guards.check(scope, Headers(scope=scope), record)
+        seen.append(record.client)
+    first, second, without = seen
+    assert len({first, second, without}) == 3 and without == "10.0.0.1" and "one" not in first
+
+
+KINDS = ("chat", "speech", "other", EXCESS)
+
+
+@pytest.fixture
+def table() -> Iterator[UsageTable]:
+    with UsageTable.make_file(2, KINDS) as file:
+        yield UsageTable(file.fileno(), 2, KINDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no files in memory")
+def test_the_table_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full one has no block for a page of a mapped file: its first use would end the process."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with UsageTable.make_file(2, KINDS) as file:
+        UsageTable(file.fileno(), 2, KINDS).row(1).tell("chat", 1, 1)
+        assert os.fstat(file.fileno()).st_blocks
+
+
+def admission(table: UsageTable, process: int, shares: dict[str, float] | None = None) -> Admission:
+    return Admission(4, 1000, Metrics(), shares, table.row(process))
+
+
+def test_requests_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    tickets = [which.ticket("chat") for which in (one, one, other, other)]
+    for ticket in tickets:
+        ticket.grow(requests=1)
+    for which in (one, other):
+        with pytest.raises(ApiError, match="Too many requests"):
+            which.ticket("speech").grow(requests=1)
+    tickets[0].release()
+    other.ticket("speech").grow(requests=1)
+    assert one.in_flight == 1 and other.in_flight == 3
+
+
+def test_bytes_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    one.ticket("chat").grow(1, 700)
+    with pytest.raises(ApiError, match="Too many bytes"):
+        other.ticket("chat").grow(1, 400)
+    other.ticket("chat").grow(1, 300)
+
+
+def test_what_a_process_held_is_given_back_when_it_has_ended(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    for _ in range(4):
+        one.ticket("chat").grow(1, 100)
+    with pytest.raises(ApiError):
+        other.ticket("chat").grow(requests=1)
+    table.clear(0)
+    other.ticket("chat").grow(1, 1000)

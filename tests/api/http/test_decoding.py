@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import VideoFrames
-from service.api.http.admission import Admission, Ticket
-from service.api.http.decoding import Decoding
+from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
+from service.api.http.admission import Admission, Decoding, Ticket
 from service.api.http.errors import ApiError
-from service.media.decoders import decode_workers
+from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MIB, MediaLimits
 from service.media.loader import MediaLoader
 from service.metrics.metrics import Metrics
-from tests.media.samples import encoded, picture, sound, tone, video
+from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.victims import data_url
 from tests.support.waiting import until
 
@@ -65,19 +65,46 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
         with pytest.raises(InputError, match="no room"):
             await loader.video(
                 url,
-                lambda metadata: [0, 1],
+                chosen(0, 1),
                 never_prepared,
                 frame_list_fps=1.0,
                 field="f",
                 budget=loader.budget(),
                 charge=charge,
             )
-    assert charged == [40 * 30 * 3, 2 * 64 * 48 * 3, 2 * 40 * 30 * 3]
+    assert charged == [40 * 30 * 3, (2 + 5) * 64 * 48 * 3, (2 + 1) * 40 * 30 * 3], "and a few full frames"
     # The decoders can go on.
     loaded = await loader.image(
         data_url(encoded(picture(), "PNG")), lambda image, _: np.asarray(image), field="f", budget=loader.budget()
     )
     assert np.array_equal(loaded, picture())
+
+
+async def test_a_video_is_charged_by_its_resized_frames() -> None:
+    """A legal video does not wait because another chat goes on, nor keeps others waiting while it is decoded."""
+    frame, resized, count = 3 * 1920 * 1080, 3 * 84 * 140, 16
+    pool, admission = decode_workers(1), Admission(10, 10 * frame, Metrics())
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(), image_threads=1)
+    other, ticket, seen = ticket_of(admission, 100), ticket_of(admission, 100), list[int]()
+
+    def choose(metadata: VideoMetadata) -> tuple[list[int], FrameResizer]:
+        return list(range(count)), FrameResizer(84, 140)
+
+    async def prepared(video: VideoFrames) -> tuple[np.ndarray, ...]:
+        seen.append(ticket.decoding)
+        ticket_of(admission, frame).release()  # a body that comes meanwhile
+        return video.frames
+
+    url = data_url(video("mp4", "mpeg4", frames=count, size=(1920, 1080)))
+    with Decoding(ticket) as decoding:
+        kept = await loader.video(
+            url, choose, prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), charge=decoding.take
+        )
+        decoding.keep(sum(frame.nbytes for frame in kept))
+    assert seen == [5 * frame + count * resized] and {frame.nbytes for frame in kept} == {resized}
+    assert admission.pending_bytes == 200 + count * resized and other.size == 100
+    await loader.close()
+    pool.close()
 
 
 def test_what_is_kept_takes_the_place_of_what_was_fetched_and_decoded() -> None:
@@ -151,7 +178,7 @@ async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
             if kind == "picture":
                 return await loader.image(kind, lambda image, _: image.size, **common)
             if kind == "video":
-                return await loader.video(kind, lambda _: [0], prepared, frame_list_fps=1.0, **common)
+                return await loader.video(kind, chosen(0), prepared, frame_list_fps=1.0, **common)
             return await loader.audio(kind, sample_rate=8000, field="f", **counted)
 
     async with loader._pictures.acquire("x"), loader._videos.acquire("x"), loader._audio.acquire("x"):

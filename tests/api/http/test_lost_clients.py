@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -13,16 +14,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.requests import Request
 from websockets.sync.client import connect
 
+from service.api.http import streaming
+from service.api.http.streaming import unless_disconnected
 from service.hub import EMBEDDED
 from service.hub.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
 from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
 from service.settings.settings import load_settings
 from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
@@ -135,7 +139,7 @@ def breaks_off(config: EngineConfig, channel: Channel) -> None:
 def test_speech_that_is_cut_leaves_no_traceback(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
     body = b'{"input": "Hello.", "response_format": "pcm"}'
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices=False) as server:
+    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices="off") as server:
         with send(server, head + body) as connection:
             data = read_to_end(connection)
         assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")
@@ -200,3 +204,43 @@ def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: 
                 pass
         assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
         server.wait_idle(PATIENCE)
+
+
+class Client:
+    """A request whose client leaves when `left` is set."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.listened = False
+        self.request = Request({"type": "http"}, self._receive)
+
+    async def _receive(self) -> dict[str, str]:
+        self.listened = True
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_work_that_times_out_by_itself_has_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
+    client = Client()
+
+    async def work() -> None:
+        while not client.listened:
+            await asyncio.sleep(0)
+        raise TimeoutError("of the work")
+
+    with pytest.raises(TimeoutError, match="of the work"):
+        await unless_disconnected(client.request, work())
+
+
+async def test_a_time_limit_around_the_work_is_no_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
+    client = Client()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+
+            async def work() -> None:
+                limit.reschedule(0.0)
+                await asyncio.Event().wait()
+
+            await unless_disconnected(client.request, work())

@@ -1,22 +1,123 @@
-"""The server and its client, for all tests of the Realtime protocol."""
+"""The server and its client, for all tests of the Realtime protocol: an engine without models."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from websockets.asyncio.client import ClientConnection
+from PIL import Image
+from websockets.asyncio.client import ClientConnection, connect
 
 from models.interfaces.media import ChatMessage, TokenizedChat
 from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink, InlineLink
-from tests.api.realtime.conversing import MAX_ITEMS, Conversing, said, shown
+from service.link.engine_link import EngineLink
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.servers import running_server
-from tests.support.waiting import wait
+from tests.support.inline_link import InlineLink
+from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS, wait
+
+MAX_ITEMS = 7
+Event = dict[str, Any]
+
+
+class Conversing:
+    """seen: the messages of every request, as (role, text)."""
+
+    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
+        self.server = server
+        self.talker = talker
+        self.seen: list[list[tuple[str, str]]] = []
+
+    def connect(self, query: str = "model=tiny", **options: Any) -> connect:
+        url = self.server.url.replace("http", "ws") + f"/v1/realtime?{query}"
+        return connect(url, max_size=None, open_timeout=GENEROUS, **options)
+
+    def responses(self) -> dict[str, int]:
+        lines = httpx.get(f"{self.server.url}/metrics", timeout=GENEROUS).text.splitlines()
+        counts = [line for line in lines if line.startswith('reprise_realtime_responses_total{model="tiny"')]
+        return {line.split('status="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts}
+
+
+def shown(message: ChatMessage) -> str:
+    calls = [f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls]
+    return "".join([*(part.text or "<>" for part in message.content), *calls])
+
+
+async def tell(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def said(socket: ClientConnection) -> Event:
+    event: Event = json.loads(await asyncio.wait_for(socket.recv(), GENEROUS))
+    return event
+
+
+async def up_to(socket: ClientConnection, kind: str) -> list[Event]:
+    events = []
+    while not events or events[-1]["type"] not in (kind, "error"):
+        events.append(await said(socket))
+    assert events[-1]["type"] == kind, events[-1]
+    return events
+
+
+async def refused(socket: ClientConnection, kind: str, **fields: Any) -> Event:
+    """The error that answers an event."""
+    await tell(socket, kind, event_id="mine", **fields)
+    event = await said(socket)
+    assert event["type"] == "error" and event["event_id"], event
+    assert event["error"]["event_id"] == "mine"
+    error: Event = event["error"]
+    return error
+
+
+def message(text: str, role: str = "user", **fields: Any) -> Event:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
+
+
+def picture(size: int = 8) -> Event:
+    file = io.BytesIO()
+    Image.new("RGB", (size, size)).save(file, "PNG")
+    return {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+
+
+async def add(socket: ClientConnection, text: str, **fields: Any) -> str:
+    await tell(socket, "conversation.item.create", item=message(text, **fields))
+    id: str = (await up_to(socket, "conversation.item.done"))[-1]["item"]["id"]
+    return id
+
+
+async def answer(socket: ClientConnection, **response: Any) -> list[Event]:
+    await tell(socket, "response.create", response=response)
+    return await up_to(socket, "response.done")
+
+
+def joined(events: list[Event], kind: str) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == kind)
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Types of events in order, deltas of a kind once."""
+    types = [event["type"] for event in events]
+    return [kind for index, kind in enumerate(types) if not index or types[index - 1] != kind]
+
+
+async def refused_later(socket: ClientConnection, kind: str) -> Event:
+    """The error that answers an event while a response goes on."""
+    await tell(socket, kind, event_id="mine")
+    while (event := await said(socket))["type"] != "error":
+        pass
+    assert event["error"]["event_id"] == "mine"
+    error: Event = event["error"]
+    return error
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +128,7 @@ def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]
     def link(config: EngineConfig) -> EngineLink:
         return InlineLink(config, talker.serve)
 
-    flags: dict[str, Any] = {"fixed_voices": False, "max_images": 2}
+    flags: dict[str, Any] = {"fixed_voices": "off", "max_images": 2}
     patch.setattr("service.api.chat.prompt.MAX_PARTS", 12)
     patch.setattr("service.api.chat.prompt.MAX_MESSAGES", MAX_ITEMS + 1)
     flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.api.realtime.playback_position import Playback, heard
+from service.api.realtime.conversation import Playback, heard
 
 TEXTS = ("One two three,", "four five six.")
 SPOKEN = "One two three, four five six."

@@ -22,10 +22,9 @@ from service.api.context import LARGE_BODY
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
-from service.api.realtime.events import OutputTextDelta
 from service.api.realtime.websocket import Session
 from service.media.limits import AudioLimits
-from tests.api.realtime.conversing import (
+from tests.api.realtime.conftest import (
     MAX_ITEMS,
     Conversing,
     Event,
@@ -181,7 +180,7 @@ async def test_an_event_that_waits_for_a_slow_client_is_not_lost_by_a_cancel(
     cancel, send = Session._cancel, websocket.send
 
     async def slow(context: Any, to: Any, event: Any, size: int) -> None:
-        if isinstance(event, OutputTextDelta) and not waits.is_set():
+        if event.__struct_config__.tag == "response.output_text.delta" and not waits.is_set():
             waits.set()
             await asyncio.to_thread(cancelled.wait, GENEROUS)
         await send(context, to, event, size)
@@ -352,6 +351,16 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection) -> None:
         assert error["code"] == "unsupported_event" and kind in error["message"]
 
 
+async def test_a_client_that_streams_its_microphone_is_told_once(socket: ClientConnection) -> None:
+    error = await refused(socket, "input_audio_buffer.append", audio="AAAA")
+    assert "no speech recognition" in error["message"]
+    for _ in range(30):
+        await tell(socket, "input_audio_buffer.append", audio="AAAA")
+    await tell(socket, "conversation.item.create", item=message("One."))
+    events = await up_to(socket, "conversation.item.done") + await answer(socket, output_modalities=["text"])
+    assert "error" not in kinds(events)
+
+
 async def closing(socket: ClientConnection) -> tuple[int, str]:
     """(code, reason) with which the server closes."""
     with pytest.raises(websockets.ConnectionClosed) as closed:
@@ -505,6 +514,19 @@ async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnec
     assert shown["instructions"] == "Be short." and [tool["name"] for tool in shown["tools"]] == ["f"]
     assert shown["audio"]["output"]["voice"] == "marin" and shown["audio"]["output"]["speed"] == 1.5
     assert [shown["audio"]["input"][name] for name in heard] == [None] * 3
+
+
+async def test_what_calls_may_break_of_their_schemas_is_named(socket: ClientConnection) -> None:
+    await tell(socket, "session.update", session={"tools": [F], "output_modalities": ["text"]})
+    assert "unenforced" not in await said(socket)
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    tool = F | {"parameters": {"type": "object", "properties": {"numbers": numbers}}}
+    await tell(socket, "session.update", session={"tools": [F | {"name": "g"}, tool]})
+    path = "tools[1].parameters.properties.numbers.uniqueItems"
+    assert (await said(socket))["unenforced"] == [f"session.{path}"]
+    await add(socket, "Say it.")
+    assert (await answer(socket))[-1]["response"]["unenforced"] == [f"response.{path}"]
+    assert "unenforced" not in (await answer(socket, tools=[F]))[-1]["response"]
 
 
 async def test_a_choice_may_come_before_its_tools(socket: ClientConnection) -> None:

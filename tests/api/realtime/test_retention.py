@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 
 from service.api.context import ServerContext
-from tests.api.realtime.conversing import Conversing, Event, add, answer, message, said, tell, up_to
+from tests.api.realtime.conftest import Conversing, Event, add, answer, message, said, tell, up_to
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left", "whole_prompts")
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from service.hub.catalog import load_catalog
-from service.link.engine_link import InlineLink
 from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
@@ -30,7 +30,7 @@ def talking(talker: FakeTalker, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Served by `talker`, with a lexicon and solver steps of its own."""
     lexicon = tmp_path_factory.mktemp("lexicon") / "lexicon.yaml"
     lexicon.write_text("nginx: engine x\nGIF: jif\n", "utf-8")
-    flags: dict[str, Any] = {"fixed_voices": False, "lexicon": lexicon, "solver_steps": (12, 5)}
+    flags: dict[str, Any] = {"fixed_voices": "off", "lexicon": lexicon, "solver_steps": (12, 5)}
     with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
         yield server
 
@@ -41,15 +41,14 @@ def speaking() -> Iterator[RunningServer]:
         "model": (str(miniature.talker()),),
         "served_model_name": ("talker,tts-1",),
         "max_running": 8,
-        "decode_buckets": (1, 8),
         "max_speech_chars": MAX_CHARS,
-        "speech_segment_length": SEGMENT_LENGTH,
-        "speech_ahead": 1.0,
-        "max_voices": 3,
         "max_body": "3M",
-        "fixed_voices": False,
+        "fixed_voices": "off",
     }
     with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
+        assert server.context.voices is not None
+        server.context.voices.max_voices = 3
+        server.context.segment_length, server.context.speech_ahead = SEGMENT_LENGTH, 1.0
         yield server
 
 

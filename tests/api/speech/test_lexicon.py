@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import spoken_of
 from service.api.spoken_text.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
+from service.api.spoken_text.writing import spoken_of
 
 ENTRIES = {
     "nginx": "engine x",

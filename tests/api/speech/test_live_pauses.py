@@ -17,10 +17,10 @@ import soundfile
 from websockets.asyncio.client import connect
 
 from service.api.speech import live_text
-from service.api.spoken_text.alignment import Pair
-from service.api.spoken_text.normalising.text import TextNormaliser
-from service.link.engine_link import InlineLink
+from service.api.spoken_text.normaliser import TextNormaliser
+from service.api.spoken_text.writing import Pair
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -39,7 +39,7 @@ def talker() -> FakeTalker:
 
 @pytest.fixture(scope="module")
 def server(talker: FakeTalker) -> Iterator[RunningServer]:
-    flags: dict[str, Any] = {"fixed_voices": False, "max_speech_chars": 400}
+    flags: dict[str, Any] = {"fixed_voices": "off", "max_speech_chars": 400}
     with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
         yield server
 
@@ -131,24 +131,6 @@ async def test_a_long_message_is_not_read_in_the_event_loop(
     assert loop not in set().union(*(names for length, names in threads.items() if length > 100))
 
 
-async def test_captions_end_with_the_configuration_that_asked_for_them(server: RunningServer) -> None:
-    received = await utterance(server, "One. Two.", timestamp_granularities=["segment"])
-    assert [segment["index"] for segment in of_type(received, "audio.segment")] == [0, 1]
-    assert "words" not in of_type(received, "audio.segment")[0]
-    assert not of_type(await utterance(server, "One. Two."), "audio.segment")
-
-
-@pytest.mark.parametrize("size", [1, 1000])
-async def test_ssml_arrives_in_chunks(server: RunningServer, size: int) -> None:
-    text = '<speak>Ready?<break time="500ms"/>Go to <sub alias="gate seven">G7</sub> &amp; wait.</speak>'
-    received = await utterance(server, *(text[start : start + size] for start in range(0, len(text), size)))
-    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [
-        "Ready?",
-        "Go to gate seven and wait.",
-    ]
-    assert [len(samples) for samples in files(received)] == [PATCH, PATCH + RATE // 2]
-
-
 async def test_what_does_not_fit_is_named_and_the_rest_spoken(server: RunningServer) -> None:
     received = await utterance(server, "One.[pause:20s] Two. ", "Three.")
     assert "at most 10 s" in of_type(received, "error")[0]["message"]
@@ -203,15 +185,11 @@ def test_an_answer_has_its_pauses_and_its_lexicon(server: RunningServer, talker:
     assert int((samples == 0).sum()) == 2 * rate
     details = answer["usage"]["completion_tokens_details"]
     assert details["audio_tokens"] == len(spoken), "silence is no token"
+    assert "unspoken" not in audio
+    assert chat(server, "Hello 世界, 世 5.")["choices"][0]["message"]["audio"]["unspoken"] == "世界"
 
 
 def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(server: RunningServer) -> None:
     answer = chat(server, "777777777777777. " * 20)["choices"][0]
     assert answer["message"]["audio"]["finish_reason"] == "length"
     assert answer["finish_reason"] == "stop", "the text is complete"
-
-
-def test_letters_that_the_voice_cannot_speak_are_named_in_an_answer(server: RunningServer) -> None:
-    audio = chat(server, "Hello 世界, 世 5.")["choices"][0]["message"]["audio"]
-    assert audio["unspoken"] == "世界"
-    assert "unspoken" not in chat(server, "Hello 5.")["choices"][0]["message"]["audio"]

@@ -19,9 +19,9 @@ import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
+from service.hub.catalog import OPENAI_PCM_RATE
 from service.link.messages import SpeechRequest
 from service.media.audio_formats import FORMATS
-from service.settings.settings import Settings
 from tests.api.speech.conftest import MAX_CHARS
 from tests.support.servers import RunningServer
 from tests.support.sse import sse_events
@@ -162,12 +162,11 @@ RATES: list[tuple[dict[str, Any], int, int]] = [
 ]
 
 
-def test_rates_unless_the_setting_says_otherwise(
+def test_rates_of_the_formats(
     speaking: RunningServer, http: httpx.Client, reference: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
-    default = {"pcm_sample_rate": Settings().pcm_sample_rate}
-    monkeypatch.setattr(speaking.context, "settings", speaking.context.settings.model_copy(update=default))
+    monkeypatch.setattr(speaking.context, "pcm_rate", OPENAI_PCM_RATE)
     for fields, rate, bits in RATES:
         answer = speak(http, **fields)
         headers = answer.headers

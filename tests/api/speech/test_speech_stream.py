@@ -18,10 +18,11 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.link.config import Channel, EngineConfig
-from service.link.engine_link import InlineLink
+from service.media.audio_out import LAWS
 from tests.api.speech.conftest import MAX_CHARS
 from tests.api.speech.test_speech import clip, data_url
 from tests.support.fake_talker import talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until
 
@@ -181,7 +182,22 @@ async def test_each_segment_is_a_file_and_the_connection_stays(
         return [line for line in lines if line["request_id"] == connection]
 
     await until(lambda: bool(found()), what="the connection is logged")
-    assert found()[0]["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and found()[0]["truncated"]
+    (line,) = found()
+    assert line["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and line["truncated"] and line["client"] == "127.0.0.1"
+
+
+async def test_telephones_are_spoken_to(speaking: RunningServer) -> None:
+    async def spoken(**fields: Any) -> tuple[int, bytes]:
+        await tell(socket, "session.config", **config(**fields))
+        await write(socket, "Hello there. Good bye.")
+        received = await heard(socket)
+        starts = [message for message in received if not isinstance(message, bytes) and "sample_rate" in message]
+        return starts[0]["sample_rate"], sound(received)
+
+    async with session(speaking) as socket:
+        whole = np.frombuffer((await spoken(sample_rate=8000))[1], "<i2")
+        for name, law in LAWS.items():
+            assert await spoken(response_format=name) == (8000, law(whole))
 
 
 @pytest.mark.parametrize(

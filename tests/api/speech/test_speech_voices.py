@@ -1,4 +1,4 @@
-"""Voices: kept on disk, used by name, gone when deleted."""
+"""Voices: kept on disk, used by name, gone when deleted; names that are the same; references of built-in voices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import io
 import os
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -23,14 +23,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
+from service import voices
+from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, encoder_of
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import InlineLink
+from service.link.messages import EncodeReference, ReferenceEncoded
+from service.processes.server import create_server
+from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
-from service.voices import store as voices
-from service.voices.store import LONGEST_NAME, UNFINISHED, VoiceStore, VoiceStoreError
+from service.voices import (
+    CACHED_REFERENCES,
+    FOLDER,
+    LONGEST_NAME,
+    UNFINISHED,
+    LruCache,
+    VoiceStore,
+    VoiceStoreError,
+    is_name,
+    load_named,
+    name_key,
+    save_named,
+    weights_of,
+)
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -68,7 +85,7 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     voice = created.json()
     assert voice["object"] == "audio.voice" and voice["name"] == "Anna" and voice["consent"] == "true"
     assert voice["seconds"] == pytest.approx(0.5, abs=0.01)
-    assert sorted(path.name for path in directory.rglob("*") if path.is_file()) == ["latents.safetensors", "voice.json"]
+    assert [path.name for path in directory.iterdir()] == [f"{voice['id']}.safetensors"]
 
     listed = http.get("/v1/audio/voices").json()
     assert {"default", "alloy", voice["id"]} <= {entry["id"] for entry in listed["voices"]}
@@ -143,12 +160,16 @@ def test_what_does_not_fit_is_named(http: httpx.Client, directory: Path) -> None
     for described, message in (
         ({"name": "Long", "speaker_description": "a calm voice " * 315}, "speaker_description: "),
         ({"name": "A", "speaker_description": "low", "audio_sample": "UklGRg=="}, "audio_sample: must be a file."),
+        ({"name": "A", "ref_text": "x" * 4097}, "ref_text: too long: 4097 characters given, at most 4096 allowed."),
     ):
         answer = http.post("/v1/audio/voices", files={name: (None, text) for name, text in described.items()})
         assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(message)
     for headers, body in (
         ({"content-type": "application/json"}, b"{}"),
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
+        ({"content-type": f"multipart/form-data; boundary={'x' * 300}"}, b"--x"),
+        ({"content-type": "multipart/form-data"}, b"--x"),
+        ({"content-type": "multipart/form-data; boundary=x"}, b'--x\r\nContent-Disposition: form-data; name="a"\r\n'),
     ):
         assert http.post("/v1/audio/voices", headers=headers, content=body).status_code == 400, body
     many = {f"field {i}": "x" for i in range(40)}
@@ -208,15 +229,12 @@ def test_a_voice_that_cannot_be_deleted_stays(
     http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voice = upload(http, name="Firm").json()
-    rename = Path.rename
 
-    def refuse(path: Path, target: Path) -> Path:
-        if path == directory / voice["id"]:
-            raise OSError(errno.EROFS, "Read-only file system")
-        return rename(path, target)
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse)
+        patch.setattr(Path, "unlink", refuse)
         answer = http.delete(f"/v1/audio/voices/{voice['id']}")
         assert answer.status_code == 500 and "cannot be deleted" in answer.json()["error"]["message"]
     assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
@@ -226,7 +244,7 @@ def test_a_voice_that_cannot_be_deleted_stays(
 def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
     http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python keeps each name that it looks up. utf-7 makes surrogates, which cannot be stored."""
+    """Python keeps each name that it looks up."""
     looked: list[str] = []
     lookup = codecs.lookup
 
@@ -235,7 +253,7 @@ def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
         return lookup(name)
 
     monkeypatch.setattr(codecs, "lookup", noted)
-    parts = {"name": b"Anna", "consent": b"+2AA-", "speaker_description": b"\xed\xa0\x80"}
+    parts = {"name": "Jürgen!".encode(), "consent": b"+2AA-"}
     body = b"".join(
         b'--x\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), text)
         for name, text in parts.items()
@@ -245,8 +263,7 @@ def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
         answer = http.post("/v1/audio/voices", headers=headers, content=body + b"--x--\r\n")
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
-        assert error["message"] == "speaker_description: the text is not UTF-8."
-        assert error["param"] == "speaker_description"
+        assert error["param"] == "name"
         assert charset not in looked
     assert not list(directory.iterdir())
 
@@ -258,7 +275,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         path.write_bytes(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("service.voices.store._write", full)
+    monkeypatch.setattr("service.voices._write", full)
     answer = upload(http, name="Too much")
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
     assert str(directory) not in answer.text
@@ -323,7 +340,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
     """The first stands between its look at the names and its rename until the second waits for it, or is done."""
     stores = [VoiceStore(tmp_path / "voices", 5) for _ in range(2)]
     looked, second_is_there = threading.Event(), threading.Event()
-    flock, check = voices.fcntl.flock, stores[0]._check_room
+    flock, check = voices.fcntl.flock, stores[0].check_room
 
     def add(store: VoiceStore) -> voices.Voice:
         return store.add(name="Ada", **ENCODED, latents=patches(1))
@@ -338,7 +355,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
             second_is_there.set()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(stores[0], "_check_room", held)
+    monkeypatch.setattr(stores[0], "check_room", held)
     monkeypatch.setattr(voices.fcntl, "flock", told)
     with ThreadPoolExecutor(2) as servers:
         first = servers.submit(add, stores[0])
@@ -378,35 +395,27 @@ def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
     assert store.voices() == [spoken]
 
 
-def test_a_voice_whose_files_cannot_be_read_for_a_while_comes_back(
+def test_a_voice_whose_file_cannot_be_read_for_a_while_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing changes in the directory when a network is there again."""
     added = [VoiceStore(tmp_path, 3).add(name=name, **ENCODED, latents=patches(1)) for name in ("Ada", "Grace")]
-    os.utime(tmp_path, ns=(0, 0))
-    away = True
+    opened = Path.open
 
-    def failing(read: Any) -> Any:
-        def attempt(path: Path, *arguments: Any) -> Any:
-            if away and path.parent.name == added[0].id:
-                raise OSError(errno.EIO, "away")
-            return read(path, *arguments)
-
-        return attempt
+    def failing(path: Path, *arguments: Any) -> Any:
+        if path.stem == added[0].id:
+            raise OSError(errno.EIO, "away")
+        return opened(path, *arguments)
 
     (tmp_path / "lost+found").mkdir()
     os.utime(tmp_path, ns=(0, 0))
-    for name in ("read_bytes", "is_file"):
-        with monkeypatch.context() as patched:
-            away = True
-            patched.setattr(Path, name, failing(getattr(Path, name)))
-            store = VoiceStore(tmp_path, 3)
-            caplog.clear()
-            for _ in range(3):
-                assert store.voices() == [added[1]]
-            assert not caplog.text
-            away = False
-            assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", failing)
+        store = VoiceStore(tmp_path, 3)
+        for _ in range(3):
+            assert store.voices() == [added[1]]
+    assert caplog.text.count("cannot be read") == 1
+    assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
 
 
 def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
@@ -439,17 +448,14 @@ def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     store = VoiceStore(tmp_path, 10)
     good, bad = (store.add(name=n, **ENCODED, latents=patches(1)) for n in ("good", "bad"))
-    (tmp_path / bad.id / "latents.safetensors").write_bytes(b"nonsense")
-    abandoned, under_way = (tmp_path / f"{UNFINISHED}voice_{number}" for number in (1, 4))
-    abandoned.mkdir()
+    whole = (tmp_path / f"{good.id}.safetensors").read_bytes()
+    (tmp_path / f"{bad.id}.safetensors").write_bytes(whole.replace(good.id.encode(), bad.id.encode())[:-1])
+    abandoned, under_way = (tmp_path / f"{UNFINISHED}{number}" for number in (1, 4))
+    abandoned.touch()
     os.utime(abandoned, times=(0, 0))
-    under_way.mkdir()
-    (tmp_path / "voice_2").mkdir()
-    (tmp_path / "voice_2" / "voice.json").write_bytes(b"{")
-    (tmp_path / "voice_5").mkdir()
-    (tmp_path / "voice_5" / "voice.json").write_bytes(b'{"id": "voice_5", "name": "\xff"}')
-    (tmp_path / "voice_3").mkdir()
-    (tmp_path / "voice_3" / "voice.json").write_bytes(msgspec.json.encode(good))
+    under_way.touch()
+    for number, data in enumerate([b"", b"nonsense", whole[:20], whole, save(patches(1)), save({}, {"voice": "{"})]):
+        (tmp_path / f"voice_{number:024x}.safetensors").write_bytes(data)
     again = VoiceStore(tmp_path, 10)
     assert {voice.id for voice in again.voices()} == {good.id, bad.id}
     assert list(tmp_path.glob(f"{UNFINISHED}*")) == [under_way]
@@ -471,7 +477,7 @@ def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, di
     damaged = [(lambda latents, change=change: save({"reference": change(latents)}), said) for change, said in DAMAGES]
     for write, said in [*damaged, (lambda latents: b"{", "cannot be read")]:
         id_ = upload(http, name="Broken").json()["id"]
-        file = directory / id_ / voices.LATENTS
+        file = directory / f"{id_}.safetensors"
         file.write_bytes(write(load_file(file)["reference"]))
         answer = speak(http, "Broken")
         error = answer.json()["error"]
@@ -514,7 +520,7 @@ def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, Fake
     def link(config: EngineConfig) -> InlineLink:
         return InlineLink(config, talker.serve)
 
-    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices=False, **flags) as server:
+    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices="off", **flags) as server:
         yield server, talker
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
@@ -537,3 +543,161 @@ def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
     with endless(tmp_path, request_timeout=1) as (server, _):
         answer = describe(server.url, timeout=GENEROUS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+
+DISGUISES = {
+    "ſage": "sage",  # the long s
+    "aſh": "ash",
+    "ſhimmer": "shimmer",
+    "verſe": "verse",
+    "SAGE": "sage",
+    "ＮＯＶＡ": "nova",  # full width
+    "ﬁle": "file",  # a ligature
+    "Default": "default",
+    "dеfault": "dеfault",  # a Cyrillic letter is another one
+}
+
+
+def test_letters_may_have_signs() -> None:
+    for name in ("हिन्दी आवाज़", "เสียงของฉัน", "தமிழ்", "José", "ẹ́kọ", "日本", "a_b"):
+        assert is_name(unicodedata.normalize("NFC", name)), name
+
+
+def test_marks_do_not_make_another_name_of_one() -> None:
+    signs = ("nova\ufe0f", "日\ufe0f", "no\u034fva", "nova\u0336", "\u0301a", "ह" + "\u0941" * 64, "a\u200db", "")
+    assert not any(map(is_name, signs))
+
+
+def test_keys_of_names() -> None:
+    for name, key in DISGUISES.items():
+        assert name_key(name) == key == name_key(key)
+    for name in (DEFAULT_VOICE, *OPENAI_VOICES):
+        assert name_key(name) == name
+
+
+def test_names_that_are_the_same_are_kept_once(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path, 9)
+    voice = store.add(name="Straße", encoder="e", consent="true", seconds=1.0, latents={"reference": np.ones(3)})
+    assert store.find("STRASSE") == store.find("ｓｔｒａße") == voice
+    with pytest.raises(VoiceStoreError, match="exists"):
+        store.check_room("strasſe")
+
+
+def test_a_directory_that_is_none_is_named_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "voices"):
+        with pytest.raises(SettingsError, match=r"voices_dir: .*file.* cannot be used \(Not a directory\)"):
+            create_server(load_settings({"voices_dir": str(folder)}), talking_catalog())
+
+
+def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:
+    """Also before a voice that was kept when "ſage" was a name like any other."""
+    catalog, talker = talking_catalog(), FakeTalker()
+    latents = {"reference": np.ones((3, 4, 2), np.float32)}
+    for name in ("ſage", "Anna"):
+        VoiceStore(tmp_path, 9).add(
+            name=name, encoder=encoder_of(catalog.models[1]), consent="true", seconds=1.0, latents=latents
+        )
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
+    with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
+        for voice, cloned in (("sage", False), ("SAGE", False), ("ſage", False), ("anna", True)):
+            body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}
+            assert httpx.post(f"{server.url}/v1/audio/speech", json=body).status_code == 200
+            assert (talker.requests[-1].reference is not None) == cloned, voice
+        for name in ("ſage", "verſe", "ＮＯＶＡ", "DEFAULT"):
+            form = {"name": name, "consent": "true"}
+            refused = httpx.post(f"{server.url}/v1/audio/voices", data=form, files={"audio_sample": b"x"})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "name"
+            assert refused.json()["error"]["message"] == "name: this is the name of a built-in voice."
+
+
+def reference(value: float) -> np.ndarray:
+    return np.full((3, 4, 2), value, np.float32)
+
+
+def test_the_first_to_be_written_stays(tmp_path: Path) -> None:
+    save_named(tmp_path, "key", reference(1))
+    save_named(tmp_path, "key", reference(2))
+    kept = load_named(tmp_path, "key")
+    assert kept is not None and np.array_equal(kept, reference(1))
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
+    save_named(tmp_path, "key", reference(1))
+    (tmp_path / FOLDER / "key.safetensors").write_bytes(b"damaged")
+    assert load_named(tmp_path, "key") is None
+    save_named(tmp_path, "key", reference(2))
+    kept = load_named(tmp_path, "key")
+    assert kept is not None and np.array_equal(kept, reference(2))
+
+
+def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    abandoned, under_way = (folder / f"{UNFINISHED}{n}" for n in "ab")
+    abandoned.touch()
+    os.utime(abandoned, times=(0, 0))
+    under_way.touch()
+    save_named(tmp_path, "key", reference(1))
+    assert sorted(folder.iterdir()) == sorted([under_way, folder / "key.safetensors"])
+
+
+def test_a_folder_that_is_none_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "voices").touch()
+    save_named(tmp_path / "voices", "key", reference(1))
+    assert load_named(tmp_path / "voices", "key") is None
+
+
+def test_weights_are_told_apart_wherever_they_lie(tmp_path: Path) -> None:
+    def checkpoint(folder: str, weights: bytes, **more: bytes) -> str:
+        directory = tmp_path / folder / "model"
+        directory.mkdir(parents=True)
+        for name, data in {"model": weights, **more}.items():
+            (directory / f"{name}.safetensors").write_bytes(data)
+        (directory / "notes.txt").write_text(folder)
+        return weights_of(directory)
+
+    weights = np.random.default_rng(0).bytes(3_000_000)
+    first = checkpoint("a", weights)
+    assert first == checkpoint("b", weights)
+    tuned = bytearray(weights)
+    tuned[1_000_000:1_100_000] = bytes(100_000)
+    others = [
+        checkpoint("c", bytes(tuned)),
+        checkpoint("d", weights[:-1]),
+        checkpoint("e", weights[:-1] + b"!"),
+        checkpoint("f", b"!" + weights[1:]),
+        checkpoint("g", weights, audiovae=b"codec"),
+        checkpoint("h", b""),
+    ]
+    assert len({first, *others}) == 7
+
+
+class Encoder:
+    """An engine whose patches hold the number of their request."""
+
+    def __init__(self) -> None:
+        self.asked: list[EncodeReference] = []
+
+    def submit(self, request: EncodeReference) -> AsyncGenerator[ReferenceEncoded]:
+        self.asked.append(request)
+        return self._answer(len(self.asked))
+
+    async def _answer(self, number: int) -> AsyncGenerator[ReferenceEncoded]:
+        yield ReferenceEncoded(self.asked[-1].request_id, np.full((1, 1, 1), number, np.float32))
+
+
+@pytest.mark.parametrize("length", [4, 100])
+async def test_kept_are_those_of_one_model_and_one_side_of_padding(length: int) -> None:
+    """However long the names of models are, and however much of them is the same."""
+    engine = Encoder()
+    context: Any = SimpleNamespace(engine=engine, references=LruCache(CACHED_REFERENCES))
+    wave = np.zeros(8, np.float32)
+    cases = [(f"{'m' * length}-{model}", pad) for model in "ab" for pad in ("right", "left")]
+    for _ in range(2):
+        for number, (name, pad) in enumerate(cases, 1):
+            model: Any = SimpleNamespace(name=name)
+            assert (await encode(context, model, wave, pad)).item() == number
+    assert [(request.model, request.pad) for request in engine.asked] == cases

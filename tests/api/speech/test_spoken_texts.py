@@ -25,12 +25,12 @@ from websockets.sync.client import connect
 
 from service.api.speech.request import RETRIES
 from service.hub.catalog import load_catalog
-from service.link.engine_link import InlineLink
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from tests.support import miniature
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
@@ -350,8 +350,8 @@ def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
 @pytest.mark.slow
 def test_a_real_engine_retries_and_counts(tmp_path: Path) -> None:
     """min_len keeps the model from stopping before the last patch."""
-    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": False}
-    flags |= {"max_running": 2, "decode_buckets": (1, 2)}
+    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": "off"}
+    flags["max_running"] = 2
     catalog = load_catalog(load_settings(flags))
     processor = catalog.models[0].speech_processor
     cap = processor.max_patches(processor.tokenize("Hi."))

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.alignment import Pair
-from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, PassageReader
-from service.api.spoken_text.ssml import is_ssml, may_be_ssml, spelled
+from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, PassageReader, is_ssml, may_be_ssml, spelled
+from service.api.spoken_text.writing import Pair
 
 Spoken = list[tuple[float, str]]
 

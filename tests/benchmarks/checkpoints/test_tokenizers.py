@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_words
 from service.cli.bench.traffic import WORDS, text
 from tests.support.golden import GOLDEN
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_word_is_a_token_of_the_grown_tokenizer_and_what_it_writes_reads_the_same() -> None:

@@ -24,21 +24,6 @@ def test_what_runs_side_by_side_is_counted_once() -> None:
     assert sum(row["all_us"] for row in rows) == 12.0
 
 
-def test_one_kernel_with_two_grids_has_two_rows() -> None:
-    events = [
-        event("gemm", 0.0, 5.0, [4, 1, 1]),
-        event("gemm", 5.0, 1.0, [2, 1, 1]),
-        event("copy", 6.0, 2.0, cat="gpu_memcpy"),
-        event("gemm", 8.0, 5.0, [4, 1, 1]),
-    ]
-    rows = by_kernel(events, replays=1)
-    assert [(row["kernel"], row["grid"], row["calls"], row["all_us"]) for row in rows] == [
-        ("gemm", "[4, 1, 1]", 2.0, 10.0),
-        ("copy", "", 1.0, 2.0),
-        ("gemm", "[2, 1, 1]", 1.0, 1.0),
-    ]
-
-
 def test_kernels_are_summed_by_group() -> None:
     names = {
         "nvjet_sm90_tst_128x96_64x7_4x1_v_bz_TNT": "[4, 30, 1]",

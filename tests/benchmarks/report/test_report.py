@@ -13,11 +13,9 @@ import pytest
 
 from benchmarks.commands import COMMANDS
 from benchmarks.measure.record import RESULTS
-from benchmarks.report.comparisons import COMPARISONS
-from benchmarks.report.documents import ROOT, documents, filled, images_from, stale, write
-from benchmarks.report.formatting import number
+from benchmarks.report.documents import ROOT, documents, filled, stale
 from benchmarks.report.plots import PLOTS, digest
-from benchmarks.report.results import PEERS, Missing, Results
+from benchmarks.report.results import PEERS, Results
 from benchmarks.report.tables import TABLES
 
 FACTS = {
@@ -76,16 +74,6 @@ def test_a_step_is_judged_by_the_runner_and_another_device_is_named(results: Res
     assert expected in table.splitlines()
 
 
-def test_prefills_of_before_get_their_roofline_from_the_sizes(results: Results) -> None:
-    row = {"model": "qwen2_vl_2b", "kind": "prefill", "rows": 1024, "eager_ms": 9.0, "graph_ms": 6.96}
-    timed = row | {"replay_ms": 7.5, "floor_ms": 2.5, "rows": 384}
-    content = json.dumps({**FACTS, "device": {"name": "NVIDIA H100"}, "rows": [row, timed]})
-    (results.folder / "decode_qwen2_vl_2b.json").write_text(content)
-    lines = TABLES["prefill"](results).splitlines()
-    assert "| Qwen2-VL-2B | 1024 | 9.00 |  | 6.96 | 3.48 | 2.00 |" in lines
-    assert "| Qwen2-VL-2B | 384 | 9.00 | 7.50 | 6.96 | 2.50 | 3.00 |" in lines
-
-
 def test_a_comparison_names_the_peer_and_both_gpus(results: Results) -> None:
     table = TABLES["comparison"](results)
     gpus = "an H100; nano-vllm-voxcpm: NVIDIA H100 80GB HBM3"
@@ -102,14 +90,6 @@ def test_a_table_without_its_result_names_the_command(results: Results) -> None:
     assert "| 64 |" not in table, "requests that all failed give no figure"
 
 
-def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -> None:
-    rows = [{"rate": rate, "sustained": rate < 65, "first_p95_ms": 2.0 * rate} for rate in (20.0, 60.0, 70.0)]
-    content = json.dumps({**FACTS, "model": "voxcpm2", "rows": rows})
-    (results.folder / "speech_http_open.json").write_text(content)
-    expected = "| an H100 | VoxCPM2 | utterances of 5.12 s | 60.0 | time to first audio, p95 120 ms |"
-    assert expected in TABLES["capacity"](results)
-
-
 def test_only_regions_are_replaced(results: Results) -> None:
     text = "before\n<!-- figures: lora -->\nold\n<!-- /figures -->\nafter 3.14\n"
     new = filled(text, results)
@@ -118,12 +98,6 @@ def test_only_regions_are_replaced(results: Results) -> None:
     assert filled(new, results) == new
     with pytest.raises(KeyError, match="unheard"):
         filled("<!-- figures: unheard-of -->\n<!-- /figures -->", results)
-
-
-def test_every_peer_figure_is_in_the_file() -> None:
-    for entry in COMPARISONS:
-        assert entry.ours(Results())
-        assert entry.theirs(Results()) and Results().peer_fact(entry.peer, "gpu")
 
 
 @pytest.mark.slow
@@ -137,41 +111,10 @@ def test_plots_are_deterministic_and_carry_their_digest(results: Results, tmp_pa
     assert len(text) < 60_000
 
 
-@pytest.mark.slow
-def test_a_plot_whose_result_is_gone_goes_too(results: Results, tmp_path: Path) -> None:
-    for path in ("README.md", "benchmarks/README.md"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("nothing\n")
-    drawn = tmp_path / "docs/images/speech_streams.svg"
-    assert write(tmp_path, results) == [drawn] and drawn.exists()
-    (results.folder / "speech_http_closed.json").unlink()
-    with pytest.raises(Missing):
-        PLOTS["speech_streams"].series(results)
-    assert write(tmp_path, results) == [drawn] and not drawn.exists()
-
-
 def test_all_tables_of_performance_are_of_one_commit() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
     assert len(commits) > 5 and len(set(commits)) == 1, set(commits)
-
-
-def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
-    region = "<!-- figures: speech_streams -->\n<!-- /figures -->"
-    for name, folder in (
-        ("README.md", "docs/images"),
-        ("benchmarks/README.md", "../docs/images"),
-        ("docs/a.md", "images"),
-    ):
-        document = tmp_path / name
-        assert f"]({folder}/speech_streams.svg)" in filled(region, results, images_from(document, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.0123, "0.012"), (1.499, "1.50"), (12.34, "12.3"), (1234.5, "1,234")]
-)
-def test_numbers_have_three_digits(value: float, text: str) -> None:
-    assert number(value) == text
 
 
 def test_a_load_has_one_table_with_all_engines(results: Results) -> None:

@@ -19,6 +19,8 @@ from models.interfaces.capturable import Plan
 from models.interfaces.processor import ChatProcessor
 from tests.support.inference import no_gradients as no_gradients
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = [name for name in WORK if not name.startswith("qwen3_vl")]
 """Those whose arithmetic depends on the name alone."""
 

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.servers.step_metrics import Steps, busy_shares, longest, prefill_routes, reached
-
-
-def test_the_share_of_eager_prefills() -> None:
-    before = {"prefill replay captured": 10.0, "mixed eager no_bucket": 1.0, "decode eager no_bucket": 5.0}
-    after = {"prefill replay captured": 16.0, "mixed eager no_bucket": 3.0, "decode eager no_bucket": 9.0}
-    assert prefill_routes(Steps(before), Steps(after)) == {
-        "prefills": 8.0,
-        "eager_prefill_share": 0.25,
-        "eager_prefills": {"mixed: no_bucket": 2.0},
-    }
-    assert prefill_routes(Steps(), Steps())["eager_prefill_share"] is None
+from benchmarks.servers.step_metrics import Steps, busy_shares, longest, reached
 
 
 def test_the_share_of_the_time_in_which_steps_ran() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.steps.decoder import captured_prefill
@@ -12,6 +13,8 @@ from models.checkpoints.registry import family_of
 from service.graphs.pool import GraphPool
 from service.hub.catalog import embedded_models
 from tests.support.inference import no_gradients as no_gradients
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,7 @@ PASS = PATCH * 48
 
 
 class EndlessSpeech:
-    """Has a step to launch at all times. Its listeners have audio for half a second, unless one waits in silence or all
-    are ahead."""
+    """Has a step to launch at all times. Its listeners have audio for half a second, unless one waits in silence."""
 
     name = "speech"
 
@@ -27,7 +26,6 @@ class EndlessSpeech:
         self._engine = engine
         self._until = 0.0
         self.silence = False
-        self.ahead = False
 
     def has_work(self) -> bool:
         return True
@@ -45,7 +43,7 @@ class EndlessSpeech:
         return False
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        return not self.silence and (seconds < 0.5 or self.ahead)
+        return not self.silence and seconds < 0.5
 
     def others_launched(self, seconds: float) -> None: ...
 
@@ -126,23 +124,6 @@ def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     assert all("speech" in gap for gap in gaps)
     with_pass = [index for index, gap in enumerate(gaps) if "encode" in gap]
     assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 4 * 7
-
-
-def test_speech_that_is_ahead_takes_a_quarter_of_the_time() -> None:
-    engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
-    engine.speech.ahead = True
-    prompt = pictures(engine, 8)
-    gaps = between_tokens(engine.kinds())
-    assert sum("speech" in gap for gap in gaps) <= 1 + 0.25 * (engine.now - 1000) / SPEECH
-    assert max(engine.gaps) <= TARGET
-    began, engine.launched = engine.now, []
-    for _ in range(80):
-        engine.turn()
-    share = engine.kinds().count("speech") * SPEECH / (engine.now - began)
-    assert 0.15 < share < 0.3
-    engine.engine._arbiter = Arbiter([engine.worker])
-    engine.run()
-    assert engine.tokens("pictures") == alone(prompt)
 
 
 def test_rows_that_end_leave_nothing_due() -> None:

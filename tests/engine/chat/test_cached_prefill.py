@@ -277,17 +277,3 @@ def test_an_eager_pass_that_runs_out_of_memory_is_replayed_and_its_size_from_the
         answers(engine)
     assert len(failed) == once and not engine.failures()
     assert not any(reason == "measured" for _, _, reason in engine.steps())
-
-
-def test_chunks_that_no_captured_graph_holds_are_counted_and_asked_for() -> None:
-    with torch.inference_mode():
-        engine = InlineEngine(max_step_tokens=100)
-        engine.submit("long", tiny_prompt([[7] * 90]))
-        engine.run()
-        runner: Any = engine.worker._runner.graphs.cached_prefill
-        assert engine.steps()["prefill", "eager", "no_bucket"] == 1
-        runner._graphs.clear()
-        runner._choices.clear()
-        engine.submit("later", tiny_prompt([[7] * 90, [3] * 4]))
-        engine.run()
-        assert engine.steps()["prefill", "eager", "no_bucket"] == 2 and runner.misses == 1

@@ -13,7 +13,7 @@ import torch
 
 from service.engine.chat import runner as chat_runner
 from service.engine.chat.sampler import log_probabilities
-from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
+from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
 from tests.engine.chat.test_guided_rows import GRAMMAR
@@ -337,29 +337,6 @@ def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
     engine.assert_nothing_left()
 
 
-def test_requests_that_hold_parts_of_the_encoder_cache_do_not_wait_for_each_other() -> None:
-    engine = InlineEngine(encoder_cache=20 * 32 * 4)
-    prompts = [tiny_prompt([[1], tiny_item(first, [20]), tiny_item(first + 1, [20]), [2]]) for first in (0, 2)]
-    alone = []
-    for index, prompt in enumerate(prompts):
-        engine.submit(f"alone {index}", prompt)
-        engine.run()
-        alone.append(engine.tokens(f"alone {index}"))
-    engine = InlineEngine(encoder_cache=20 * 32 * 4)
-    for index, prompt in enumerate(prompts):
-        engine.submit(str(index), prompt)
-    engine.engine._receive(0.0)
-    vision, (first, second) = engine.worker._vision, engine.worker._scheduler.waiting
-    vision.release(first, 11)  # As a hit does that covers the first item, and is evicted later.
-    second.hit_pages = 3
-    assert vision._request(second)
-    second.hit_pages = 0
-    assert [len(sequence.pinned) for sequence in (first, second)] == [1, 1], "the cache is full"
-    engine.run()
-    assert [engine.tokens(str(index)) for index in range(2)] == alone
-    engine.assert_nothing_left()
-
-
 def test_where_graphs_have_little_room_the_encoder_gets_it_last() -> None:
     every = InlineEngine()
     graphs, encoder = every.worker._runner.graphs, every.worker._vision.runner
@@ -412,20 +389,6 @@ def test_a_busy_engine_makes_the_captured_graph_that_it_misses() -> None:
     eager.run()
     assert engine.tokens("it") == eager.tokens("it")
     engine.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_listeners_who_would_hear_it_put_a_capture_off_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InlineEngine(page_size=128)
-    runner = without_captures(engine)
-    monkeypatch.setattr(engine.worker, "slack", lambda now: 0.1)
-    engine.engine._capture_seconds = 0.2
-    engine.submit("it", TEXT, max_tokens=200)
-    engine.run()
-    assert engine.steps()["decode", "eager", "no_bucket"] == 199 and not runner.captured
-    engine.submit("again", TEXT, max_tokens=100)
-    engine.run()
-    assert engine.steps()["decode", "eager", "no_bucket"] == MISSES_BEFORE_PAUSE and len(runner.captured) == 1
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
@@ -513,6 +476,7 @@ def test_logprobs_are_reported_where_asked() -> None:
     assert all(info.top == () for info in infos["chosen"])
 
 
+@pytest.mark.slow
 def test_every_captured_step_passes_the_audit() -> None:
     engine = InlineEngine(graphs=False)
     for runner in engine.worker.graph_runners:

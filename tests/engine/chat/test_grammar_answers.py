@@ -26,7 +26,7 @@ from tests.support.tiny_chat import tiny_processor
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 EMBEDDED = Path(__file__).parents[3] / "models/embedded/qwen2_vl"
-DIRECTORIES = [EMBEDDED, *sorted(path for path in GOLDEN.iterdir() if path.name not in ("voxcpm2", "world"))]
+DIRECTORIES = [EMBEDDED, *(GOLDEN / name for name in ("minicpmv_2_5", "minicpmv_4_0", "kimi_vl"))]
 """Byte level, byte fallback, Kimi's ranks."""
 FAMILIES = pytest.mark.parametrize("directory", [EMBEDDED, *(slow(one, id=one.name) for one in DIRECTORIES[1:])])
 
@@ -74,7 +74,7 @@ def judge(processor: Any, seeds: range, depth: int = 3) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "fit", "impossible"), [(range(100), 80, 10), slow(range(1000, 11_000), 8_500, 1000)], ids=["few", "many"]
+    ("seeds", "fit", "impossible"), [(range(100), 80, 10), slow(range(1000, 3000), 1700, 200)], ids=["few", "many"]
 )
 def test_answers_fit_their_schema(seeds: range, fit: int, impossible: int) -> None:
     judged, without_answer = judge(tiny_processor(), seeds)

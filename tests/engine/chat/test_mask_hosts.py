@@ -119,6 +119,7 @@ def test_a_process_that_builds_for_ever_is_killed_and_another_one_goes_on(
     assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
 
 
+@pytest.mark.slow
 def test_nothing_of_them_is_left(shared: SharedMasks, processes: list[MaskProcess]) -> None:
     guidance = with_all_servers(Guidance(processes))
     running, links = [host._process for host in processes], [server.link for server in guidance._servers]

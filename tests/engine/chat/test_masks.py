@@ -35,7 +35,7 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
 from service.link.messages import ChatRequest, SamplingParams
 from service.link.sampling_limits import MAX_GRAMMAR_BYTES
-from service.link.silence import Silence
+from service.system.children import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inference import no_gradients as no_gradients
@@ -164,16 +164,6 @@ def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     assert set(job.verdicts) == {0, 1, 3} and job.verdicts[1] == COMPLETE
     assert "cannot be built" in job.verdicts[0]
     assert job.rows.tolist() == [0, 1, 2, 3]
-
-
-def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) -> None:
-    def unreadable() -> Any:
-        raise ValueError("a token is not text")
-
-    guidance = Guidance([MaskThread(unreadable, masks)])
-    row = guided(guidance, "no never")
-    built(guidance, row)
-    assert row.guide is not None and "cannot be built" in row.guide.problem and not guidance.building
 
 
 class Silent:

@@ -131,6 +131,7 @@ def test_pictures_are_encoded_within_the_gaps() -> None:
     assert engine.tokens("pictures") == alone(prompt)
 
 
+@pytest.mark.slow
 def test_a_picture_that_fits_no_gap_is_encoded_and_the_rows_are_paid_back() -> None:
     engine = PacedEngine(max_step_tokens=200, num_pages=400)
     engine.streams(2)
@@ -147,6 +148,7 @@ def test_a_picture_that_fits_no_gap_is_encoded_and_the_rows_are_paid_back() -> N
     engine.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_prefills_and_encoder_passes_take_turns_in_crowded_gaps() -> None:
     """Neither waits for the other's queue to end."""
     engine = PacedEngine(max_step_tokens=200, num_pages=800, max_running=8)
@@ -214,7 +216,8 @@ def test_a_held_step_whose_requests_are_aborted_lets_the_encoder_go_on() -> None
         engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("seed", [0, *(slow(seed) for seed in range(1, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_paced_schedules_of_any_kind_answer_as_alone(seed: int) -> None:
     """Joins, prefix hits, pictures, videos, grammars, preemptions and aborts; costs are learned on the way."""
     dice = random.Random(seed)

@@ -47,7 +47,7 @@ def launched(engine: InlineEngine, monkeypatch: pytest.MonkeyPatch) -> list[list
     ("prompt", "settings"),
     [
         (TEXT, {"max_step_tokens": 512}),
-        (TEXT, {"mixed_route": "eager"}),
+        slow(TEXT, {"mixed_route": "eager"}),
         (PICTURE, {"max_step_tokens": 24}),
         slow(PICTURE, {"graphs": False}),
         slow(PICTURE, {"max_step_tokens": 512}),

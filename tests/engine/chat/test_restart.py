@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 from service.engine import engine as loop
 from service.graphs.buckets import key_of
 from service.hub.catalog import Catalog
-from service.processes.engine_config import configs_of_starts, engine_config
+from service.link.engine_link import Standby
+from service.processes.config import engine_config
 from service.settings.settings import load_settings
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
@@ -82,4 +82,5 @@ def test_a_restarted_engine_captures_the_smallest_first_and_answers_the_same(mon
 
 def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:
     config = engine_config(load_settings({}), Catalog([]))
-    assert [each.restarted for each in islice(configs_of_starts(config), 4)] == [False, True, True, True]
+    standby = Standby(config)
+    assert [standby.link()._config.restarted for _ in range(3)] == [False, True, True]

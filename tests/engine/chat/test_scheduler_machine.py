@@ -91,9 +91,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             for slot in (slot for chunk in step.chunks for slot in self.slots(chunk.sequence, chunk.start, chunk.end)):
                 self.written.pop(slot)
             failed = [chunk.sequence for chunk in step.chunks] + (list(step.sequences) if fault == "step" else [])
+            self.spoil(step if fault == "step" else None)
             for sequence in failed:
                 self.finish(sequence, failed=True)
         return True
+
+    def spoil(self, step: Step | None) -> None:
+        """The decode rows of this step failed, too."""
 
     def can_start(self, sequence: ChatSequence) -> bool:
         items = sequence.items_from(sequence.hit_pages * PAGE).values()
@@ -240,6 +244,11 @@ class StateMachine(SchedulerMachine):
             for row in rows:
                 self.content.pop(row, None)
 
+    def spoil(self, step: Step | None) -> None:
+        for slot in [] if step is None else step.slots:
+            for row in self.device[slot][0]:
+                self.content.pop(row, None)
+
     def check_reads(self, step: Step) -> None:
         super().check_reads(step)
         for chunk in step.chunks:
@@ -297,6 +306,25 @@ class StateMachine(SchedulerMachine):
         self.patch.undo()
 
 
+@pytest.mark.parametrize("fault", ["step", None])
+def test_a_row_of_a_failed_step_leaves_no_snapshot(fault: str | None) -> None:
+    """It has passed 8; the step may have written anything to its rows."""
+    machine = StateMachine()
+    machine.count = 12
+    machine.submit(shared=0, picture=False, own=0, rest=4, copies=1, max_tokens=14)
+    (sequence,) = machine.alive
+    for _ in range(9):
+        assert machine.launch(STEP_TOKENS, 1.0, None)
+        machine.read()
+    assert machine.device[sequence.slot][1:] == (12, True)
+    machine.launch(STEP_TOKENS, 1.0, fault)
+    machine.read()
+    if fault is None:
+        machine.finish(sequence)
+    assert len(machine.states.rows._index) == (fault is None)
+    machine.teardown()
+
+
 def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> None:
     """Request 4 stops after 6 tokens: the step that would swap its rows at 16 is launched before that is read."""
     machine = StateMachine()
@@ -318,7 +346,7 @@ def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> Non
 
 MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(MANY, max_examples=20)
+TestSchedulerMachine.settings = settings(MANY, max_examples=12)
 
 
 TestStateMachine = StateMachine.TestCase

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.chat import runner as chat_runner
 from service.engine.core import faults as second_try
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.inference import no_gradients as no_gradients
@@ -65,14 +64,7 @@ def answers(engine: InlineEngine, *, guided: bool) -> dict[str, list[int]]:
     ("settings", "guided"),
     [
         ({}, False),
-        ({"mixed_route": "eager"}, True),
-        *(
-            slow(settings, guided)
-            for settings, guided in (
-                *(({}, True), ({"graphs": False}, False), ({"graphs": False}, True), ({"mixed_route": "eager"}, False)),
-                *(({"num_pages": 60}, False), ({"num_pages": 60}, True)),
-            )
-        ),
+        *(slow(settings, True) for settings in ({"mixed_route": "eager"}, {"graphs": False}, {"num_pages": 60})),
     ],
     ids=str,
 )
@@ -95,6 +87,7 @@ def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
         assert engine.counter("preemptions_total")
 
 
+@pytest.mark.slow
 def test_nor_if_a_replayed_prefill_runs_out_of_memory_behind_its_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside decode rows, which are replayed after it: its rows are sampled a second time."""
     expected, engine = answers(InlineEngine(max_running=8), guided=False), InlineEngine(max_running=8)
@@ -163,15 +156,6 @@ def test_steps_whose_rows_may_have_advanced_are_not_launched_again(
     engine.run()
     assert fault.failed == 1 and set(engine.failures()) == {"it"} and not counted(engine)
     engine.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_sampling_behind_an_eager_pass_is_not_launched_again(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    engine = InlineEngine(graphs=graphs, mixed_route="eager")
-    fault = OutOfMemory(monkeypatch, chat_runner, "log_probabilities", times=1)
-    engine.submit("it", TEXT, logprobs=1)
-    engine.run()
-    assert fault.failed == 1 and set(engine.failures()) == {"it"} and not counted(engine)
 
 
 @contextmanager

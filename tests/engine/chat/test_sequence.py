@@ -37,11 +37,6 @@ def test_digests_chain_tokens_positions_and_pixels() -> None:
     assert digests(moved)[:2] == base[:2] and digests(moved)[2:] != base[2:]
 
 
-def test_equal_text_with_another_image_differs_from_the_first_page_of_the_image_on() -> None:
-    first, second = (digests(tiny_prompt([[1] * 8, tiny_item(seed, [16]), [2] * 4])) for seed in (1, 2))
-    assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 12))
 @settings(max_examples=60)
 def test_a_hit_leaves_a_token_and_asks_for_the_items_of_all_that_follows(lengths: list[int], pages: int) -> None:

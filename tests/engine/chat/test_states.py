@@ -15,20 +15,23 @@ from service.engine.chat import states as chat_states
 from service.engine.chat.scheduler_output import Step
 from service.engine.memory import memory
 from tests.engine.chat.test_guided_rows import GRAMMAR
+from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import OutOfMemory
 from tests.support.recurrent_chat import recurrent_model
+from tests.support.slow import slow
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
 MODEL = recurrent_model()
 TEXT = [(7 * place * place + 3 * place) % 80 + 1 for place in range(400)]
 
 
-def engine(**settings: Any) -> InlineEngine:
-    return InlineEngine(
-        MODEL, **{"page_size": 16, "num_pages": 128, "max_step_tokens": STATE_INTERVAL, "max_running": 4, **settings}
-    )
+def engine(family: str | None = None, **settings: Any) -> InlineEngine:
+    """Of the golden checkpoint of a family, or of the miniature."""
+    model = (MODEL, None) if family is None else (FAMILIES[family].on("cpu"), FAMILIES[family].processor)
+    sizes = {"page_size": 16, "num_pages": 128, "max_step_tokens": STATE_INTERVAL, "max_running": 4}
+    return InlineEngine(*model, **{**sizes, **settings})
 
 
 def text(length: int, *own: int) -> Prompt:
@@ -43,15 +46,16 @@ def answer(made: InlineEngine, name: str, prompt: Prompt, **sampling: Any) -> li
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("length", [200, 232])
-def test_a_hit_gives_the_bits_of_the_uncached_prompt(graphs: bool, length: int) -> None:
+@pytest.mark.parametrize("family", [None, slow("qwen3_5"), slow("qwen3_5_moe")])
+def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs: bool, length: int) -> None:
     """At every boundary, the last one twice; the rest takes the bucket of 16 tokens or that of 64. Both compute pieces
     of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs."""
     asked = {"max_tokens": 8, "logprobs": 0}
-    alone = engine(graphs=graphs)
+    alone = engine(family, graphs=graphs)
     expected = answer(alone, "it", text(length), **asked)
     last = (length - 1) // STATE_INTERVAL * STATE_INTERVAL
     for hit in (0, 64, 128, 192):
-        made = engine(graphs=graphs)
+        made = engine(family, graphs=graphs)
         if hit:
             answer(made, "before", text(hit + chat_states.PROMPT_TAIL, 85, 86), max_tokens=1)
         for name, cached in (("it", hit), ("again", last)):
@@ -91,6 +95,8 @@ def test_where_prompts_part_a_snapshot_is_left() -> None:
     assert made.cached_tokens() == {"first": 0, "second": 0, "third": 128, "fourth": 128}
     for name, own in (("first", 81), ("second", 82), ("third", 83), ("fourth", 84)):
         assert made.tokens(name) == answer(engine(graphs=False), "it", text(150, *[own] * 60)), name
+    answer(made, "second again", text(150, *[82] * 60))
+    assert made.cached_tokens()["second again"] == 192, "it left one near its end, too"
     made.assert_nothing_left()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.speech.costs import Kind, SpeechCosts
+from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.stream import eager_cost_key
 from tests.engine.speech.simulator import measured_costs
 
@@ -38,8 +38,3 @@ def test_eager_prefills_have_few_sizes_which_hold_their_tokens() -> None:
     sizes = [eager_cost_key(tokens)[1] for tokens in range(1, 4097)]
     assert len(set(sizes)) < 48
     assert all(tokens <= size < 1.25 * tokens + 1 for tokens, size in enumerate(sizes, start=1))
-
-
-def _key(tokens: int) -> tuple[Kind, int, int]:
-    kind, size = eager_cost_key(tokens)
-    return kind, 0, size

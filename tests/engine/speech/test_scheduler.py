@@ -350,21 +350,6 @@ def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
     assert step is not None and paused in step.decodes
 
 
-@pytest.mark.slow
-def test_more_listeners_are_served_with_first_patches_in_saturated_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """92 utterances of five seconds arrive each second."""
-    trace = short_utterances(92, 12)
-
-    def first_audio() -> float:
-        outcome = Simulation(trace, slots=128, buckets=FUSED_BUCKETS, costs=FUSED, captured=replayed).run()
-        assert outcome.underrun_seconds == 0
-        return outcome.p95()
-
-    in_rows = first_audio()
-    monkeypatch.setattr(SpeechScheduler, "_tail_costs_more", lambda self, chunks: False)
-    assert in_rows < 0.08 and first_audio() > 0.4
-
-
 def test_the_prediction_of_first_audio_is_close() -> None:
     """Bursts of growing size on a busy GPU: what submit would have said against what came."""
     for burst in (1, 8, 24):
@@ -379,14 +364,6 @@ def test_the_prediction_of_first_audio_is_close() -> None:
         simulation.scheduler.submit = spy  # type: ignore[method-assign]
         actual = max(simulation.run().first_audio[16:])
         assert actual / 2 < predicted[-1] < actual * 2
-
-
-def test_the_prompt_of_a_next_segment_is_ahead_of_new_streams() -> None:
-    sched = scheduler(captured=replayed)
-    playing(sched, 1, slack=1.0)
-    before = predicted_first_audio(sched, stream())
-    sched.begin_segment(sched.running[0], 900, 0, 100)
-    assert predicted_first_audio(sched, stream()) > before + 0.003
 
 
 Group = tuple[int, float, dict[str, Any]]

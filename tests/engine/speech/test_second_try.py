@@ -17,7 +17,6 @@ from tests.engine.speech.test_voices import model as model
 from tests.engine.speech.test_worker import request
 from tests.models.voxcpm2 import golden
 from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
-from tests.support.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,8 @@ def alone(model: VoxCPM2) -> dict[tuple[int, ...], Heard]:
     return Alone(model)
 
 
-@pytest.mark.parametrize("route", [slow("replayed"), slow("eager"), "mixed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["replayed", "mixed"])
 def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
@@ -45,6 +45,7 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     assert route != "mixed" or "mixed" in {kind for kind, _ in found}
 
 
+@pytest.mark.slow
 def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def launches(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
 @pytest.mark.parametrize(
     ("graphs", "tail"),
-    [(True, True), slow(True, False), (False, True)],
+    [(True, True), slow(True, False), slow(False, True)],
     ids=["replayed", "replayed without tail", "eager"],
 )
 def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,24 +148,6 @@ def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatc
         {"prefill", "tail", "decode", "vae"} if graphs else set()
     )
     assert graphs or {labels["reason"] for labels in steps} == {"disabled"}
-
-
-@pytest.mark.slow
-def test_a_restarted_worker_begins_with_few_captures_and_sounds_as_ever(model: VoxCPM2, rig: WorkerRig) -> None:
-    restarted = WorkerRig(model, golden.processor(), buckets=(1, 2, 3, 4), restarted=True)
-    assert max(len(runner.captured) for runner in restarted.worker.graph_runners) == 1
-    asked = [request(f"{number}", segment(text), seed=number, solver_steps=10) for number, text in enumerate(TEXTS[:3])]
-    heard = restarted.run({0: asked})
-    for each in asked:
-        expected = rig.alone(each).patches
-        np.testing.assert_allclose(np.stack(heard[each.request_id].patches), np.stack(expected), atol=HIDDEN, rtol=0)
-    restarted.assert_clean()
-    steps = [event.labels for event in restarted.observations.drain() if event.name == "steps_total"]
-    assert steps and {labels["route"] for labels in steps} == {"replay"}
-    while restarted.worker.capture_next(idle=True):
-        pass
-    listed = [runner for runner in restarted.worker.graph_runners if len(runner.captured) >= len(runner.bucket_list)]
-    assert listed == list(restarted.worker.graph_runners)
 
 
 @pytest.mark.slow
@@ -377,9 +359,11 @@ def test_a_paused_stream_waits_and_goes_on_as_if_nothing_had_been(rig: WorkerRig
 def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, slack: float
 ) -> None:
-    """slack: seconds that the stream can spare. With none, clips wait for it. Time stands still: nothing is overdue."""
+    """slack: seconds that the stream can spare. With none, clips wait for it, as long as their share of the time, which
+    depends on what steps take here, is not due."""
     rig = WorkerRig(model, golden.processor(), clock=lambda: 0.0)
     monkeypatch.setattr(rig.worker, "slack", lambda now: slack)
+    monkeypatch.setattr(rig.worker._reference_share, "owes", lambda cost: False)
     monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
     wave = np.tile(golden.clip("prompt.wav").numpy(), 5)
     rig.observations.drain()
@@ -497,28 +481,6 @@ def test_a_later_segment_that_cannot_be_long_enough_is_refused_alone(rig: Worker
     rig.assert_clean()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
-def test_a_step_that_fails_ends_its_own_requests_alone(
-    model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, graphs: bool
-) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
-    runner = rig.worker._runner
-    launch = runner._run_prompts
-
-    def failing(chunks, *rest):  # type: ignore[no-untyped-def]
-        if any(sequence.request.request_id == "bad" for _, sequence in chunks):
-            raise torch.OutOfMemoryError("no memory")
-        return launch(chunks, *rest)
-
-    whole = rig.alone(request("good alone"))
-    monkeypatch.setattr(runner, "_run_prompts", failing)
-    heard = rig.run({0: [request("good")], 2: [request("bad", live=False)]})
-    assert heard["bad"].failed is not None and heard["bad"].failed.status == 503
-    np.testing.assert_allclose(heard["good"].audio, whole.audio, atol=AUDIO, rtol=0)
-    rig.assert_clean()
-
-
 def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
     rig = WorkerRig(model, golden.processor(), max_running=1, buckets=(1,), target=0.01)
     rig.worker.submit(request("first", segment(TEXTS[0], 40)))
@@ -558,7 +520,8 @@ def test_how_prefills_and_decodes_are_joined_changes_nothing(
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS, seed=st.integers(0, 99))
 def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
     rig: WorkerRig,

@@ -65,15 +65,14 @@ def picture(name: str, height: int, width: int, frames: int = 1) -> MediaItem:
 USUAL = {
     "448x448": [(448, 448)],
     "640x480": [(480, 640)],
-    "1024x1024": [(1024, 1024)],
     "1920x1080": [(1080, 1920)],
     "16 frames of 448x448": [(448, 448, 16)],
-    "two pictures": [(480, 640), (448, 448)],
     "four pictures": [(448, 448)] * 4,
     "a picture and a video": [(1024, 1024), (448, 448, 16)],
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usual", USUAL)
 @pytest.mark.parametrize("name", LIMITS)
 def test_usual_inputs_are_padded_by_at_most_15_percent(name: str, usual: str) -> None:

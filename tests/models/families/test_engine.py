@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import service.engine.chat.graphs as graphs_module
 from models.interfaces.media import Prompt
+from models.layers.kv_cache import STATE_INTERVAL
+from service.engine.chat.states import PROMPT_TAIL
 from tests.models.families.family import ALL, FAMILIES, IN_FULL, Family, families, kimi_frames
 from tests.support.chat_golden import generate, golden_messages, golden_tools, golden_video
 from tests.support.devices import DEVICES
@@ -50,7 +52,7 @@ def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
 
 @pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), slow(True, False)])
 @pytest.mark.parametrize("family", families())
 def test_golden_tokens_in_a_batch(family: Family, chunks: bool, graphs: bool, device: str) -> None:
     """Requests that ask for log probabilities beside others."""
@@ -82,7 +84,11 @@ def test_a_prefix_hit_gives_the_golden_tokens(family: Family) -> None:
     for name in family.prompts:
         check(made, family, name, f"{name} 1")
         last = max((run.start + run.length for run in family.prompt(name).placeholders), default=PAGE)
-        assert max(last, cached[f"{name} 0"] + 1) <= cached[f"{name} 1"]
+        if made.worker.state_rows:  # Hits end where a state is kept.
+            whole = (len(family.prompt(name).token_ids) - PROMPT_TAIL) // STATE_INTERVAL * STATE_INTERVAL
+            assert cached[f"{name} 1"] >= whole
+        else:
+            assert max(last, cached[f"{name} 0"] + 1) <= cached[f"{name} 1"]
     made.assert_nothing_left()
 
 

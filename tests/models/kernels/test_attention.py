@@ -73,6 +73,7 @@ def test_varlen_of_windows(padding, dtype) -> None:
         (96, 96, 8, 8, False),
         (128, 128, 16, 2, True),
         (128, 128, 28, 4, True),
+        (256, 256, 16, 4, True),
         (192, 128, 16, 16, True),
     ],
 )
@@ -150,40 +151,6 @@ def paged_chunks(device: torch.device, lengths: list[tuple[int, int]], page: int
     return tables.to(device), segments(*new).to(device), torch.tensor(whole, dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize(
-    ("width", "value_width", "heads", "kv_heads", "tile"),
-    [
-        (12, 12, 4, 2, None),
-        slow(16, 16, 6, 2, (16, 16, 4, 1)),
-        slow(40, 24, 7, 1, (16, 32, 4, 1)),
-        slow(24, 16, 3, 1, (16, 16, 4, 1)),
-    ],
-)
-def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -> None:
-    # Fresh and continued chunks of ragged lengths, a whole page and block, one token, padding; unused slots hold NaN.
-    page, pages = 4, 16
-    lengths = [(0, 9), (13, 1), (16, 16), (0, 1), (31, 6), (1, 40)]
-    tables, cu_q, seq_lens = paged_chunks(device, lengths, page, pages, padded=2)
-    rows = int(cu_q[-1])
-    q = torch.randn(rows + 7, heads, width, device=device)
-    k_cache = torch.full(((len(lengths) * pages + 1) * page, kv_heads, width), float("nan"), device=device)
-    v_cache = torch.full((*k_cache.shape[:2], value_width), float("nan"), device=device)
-    q[rows:] = float("nan")
-    in_keys = width == 24  # multi-head latent attention
-    for table, length in zip(tables, seq_lens.tolist(), strict=True):
-        held = (table.long()[:, None] * page + torch.arange(page, device=device)).flatten()[:length]
-        k_cache[held] = torch.randn(length, kv_heads, width, device=device)
-        v_cache[held] = torch.randn(length, kv_heads, value_width, device=device)
-    if in_keys:
-        v_cache = k_cache[..., :value_width]
-    scale = width**-0.5
-    arguments = (tables, cu_q, seq_lens, page, scale)
-    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, tile=tile))
-    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
-    assert relative_error(out, reference) < TOLERANCE[q.dtype]
-    assert not out[rows:].any()
-
-
 # One shape in `make test`, with one number of splits; the others in `make test-all`.
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads", "tile", "splits"),
@@ -194,14 +161,15 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -
             (40, 24, 7, 1, (16, 32, 4, 1)),
             (24, 16, 3, 1, (16, 16, 4, 1)),
         )
-        for splits in (2, 3, 5)
+        for splits in (1, 2, 3, 5)
     ],
 )
-def test_paged_prefill_splits_tiny(device, width, value_width, heads, kv_heads, tile, splits) -> None:
-    """Tiles of one share, of as many as there are splits and of fewer, and tiles whose first queries see no key of the
-    last one; pages behind the ends, rows of no chunk and fresh memory hold NaN."""
+def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile, splits) -> None:
+    """Fresh and continued chunks of ragged lengths, a whole page, one token; tiles of one share, of as many as there
+    are splits and of fewer, and tiles whose first queries see no key of the last one; pages behind the ends, rows of no
+    chunk and fresh memory hold NaN."""
     page, pages = 4, 32
-    lengths = [(0, 9), (90, 1), (62, 5), (0, 40), (31, 6), (80, 40), (126, 2), (64, 1)]
+    lengths = [(0, 9), (90, 1), (62, 5), (16, 16), (0, 40), (31, 6), (80, 40), (126, 2), (64, 1)]
     tables, cu_q, seq_lens = paged_chunks(device, lengths, page, pages, padded=2)
     rows = int(cu_q[-1])
     q = torch.randn(rows + 20, heads, width, device=device)
@@ -215,17 +183,13 @@ def test_paged_prefill_splits_tiny(device, width, value_width, heads, kv_heads, 
     if width == 24:  # multi-head latent attention
         v_cache = k_cache[..., :value_width]
     arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    out = replayed(
-        device,
-        lambda: attend_prefill_pages.kernel(
-            q, k_cache, v_cache, *arguments, tile=tile, splits=splits, least_keys=tile[1]
-        ),
-    )
+    how = {"tile": tile, "least_keys": tile[1]}
+    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=splits, **how))
     reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[rows:].any()
     # What one program reads has no other value for being launched among splits.
-    whole = attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, tile=tile, splits=1)
+    whole = attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=1, **how)
     assert torch.equal(out[: lengths[0][1]], whole[: lengths[0][1]])
 
 
@@ -279,7 +243,7 @@ def test_a_short_chunk_behind_a_long_context(width, value_width, heads, kv_heads
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads"),
-    [(128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (576, 512, 16, 1)],
+    [(128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (256, 256, 16, 4), (576, 512, 16, 1)],
 )
 def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     device, page, pages = torch.device("cuda"), 16, 96

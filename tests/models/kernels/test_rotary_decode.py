@@ -131,6 +131,7 @@ def check(step: Step, **options: Any) -> None:
         slow(128, 12, 2, 4, True, True),
         (128, 8, 1, 2, False, False),
         slow(72, 2, 2, 1, False, True),
+        slow(256, 8, 2, 2, True, True),
     ],
 )
 def test_lengths_around_pages_and_blocks(device, width, heads, kv_heads, splits, rotate, norm) -> None:
@@ -179,6 +180,8 @@ def test_padded_rows_leave_each_other_alone(device) -> None:
 @pytest.mark.parametrize(
     ("width", "heads", "kv_heads", "rotate", "norm"),
     [
+        (256, 16, 4, True, True),
+        (256, 32, 2, True, True),
         (128, 16, 2, True, False),
         (128, 16, 2, False, False),
         (128, 12, 2, True, False),

@@ -126,6 +126,7 @@ def test_powers_of_two_of_rows_meet_every_choice_of_a_table(
             assert variants == warmed, f"{rows} rows: {variants - warmed}"
 
 
+@pytest.mark.slow
 def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set[tuple[Any, ...]]) -> None:
     def prefill(tokens: int, sequences: int) -> None:
         stack(tokens, 2048, 6144, 20)

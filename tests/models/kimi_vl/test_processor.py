@@ -85,7 +85,7 @@ def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
 side = st.one_of(st.integers(1, 60), st.integers(1, 1200), st.integers(1, 9000))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(side, side, st.sampled_from([10, 40, 1024, 4096]))
 def test_no_picture_is_over_the_bound(width: int, height: int, limit: int) -> None:
     found = grid(width, height, limit)
@@ -98,31 +98,6 @@ def test_no_picture_is_over_the_bound(width: int, height: int, limit: int) -> No
 @cache
 def bound(limit: int) -> int:
     return ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
-
-
-def padded_patches(widths: np.ndarray, heights: np.ndarray, limit: int) -> np.ndarray:
-    """The sizes of the processor for many pictures at once; 0 where a side is too long."""
-    whole = (widths // PATCH) * (heights // PATCH)
-    scale = np.where(whole > limit, np.sqrt(limit / np.maximum(whole, 1)), 1.0)
-    rows, columns = (2 * -(-np.maximum(1, (side * scale).astype(int)) // 28) for side in (heights, widths))
-    return np.where(np.maximum(rows, columns) < 512, rows * columns, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "found"), [(4096, 5280), (16384, 17856)])
-def test_a_random_search_stays_under_the_bound(limit: int, found: int) -> None:
-    """Thin pictures exceed the limit by most; the search finds the sizes that the bucket list must hold."""
-    rng = np.random.default_rng(0)
-    longest = 512 * PATCH
-    widths = rng.integers(longest // 2, longest * 3, 2_000_000)
-    heights = rng.integers(1, 4 * PATCH * limit // 512, widths.size)
-    most = padded_patches(widths, heights, limit).max()
-    bound = ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
-    # A bound for 64 patches more would be 1.054 times what is found.
-    assert found <= most <= bound <= 1.045 * found
-    for width, height in ((640, 480), (1024, 1024), (6000, 4000), (100, 7000)):
-        rows, columns = grid(width, height, limit) or (0, 0)
-        assert padded_patches(np.array([width]), np.array([height]), limit)[0] == rows * columns
 
 
 @pytest.mark.parametrize(
@@ -271,17 +246,6 @@ def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
     assert prompt_of(load_processor(tmp_path), [said], [item]).token_ids.tolist() == usual
-
-
-def test_a_generation_config_without_sampling_is_greedy(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "top_p": None, "top_k": 5}))
-    assert of(tmp_path).generation_defaults == {"top_k": 5, "temperature": 0.0}
-
-
-def test_the_vocabulary_ends_with_the_reserved_ids(tmp_path: Path) -> None:
-    """Ranks and 256 reserved ids; rows of a larger embedding are padding."""
-    assert processor().vocab_size == len(processor().tokenizer.ranks) + 256 == 556
-    assert of(tmp_path, text={"vocab_size": 640}).vocab_size == 556
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -152,17 +150,3 @@ def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
         varlen_attention(q, q, q, segments, segments)
     calls = [event for event in profile.events() if event.name == "aten::scaled_dot_product_attention"]
     assert [call.input_shapes[0] for call in calls] == [[1, heads, patches, width]] * pictures
-
-
-@pytest.mark.slow
-def test_the_first_call_does_not_bring_in_the_compiler() -> None:
-    program = """
-import sys
-import torch
-from models.layers.attention import varlen_attention
-q, ends = torch.ones(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
-with torch.inference_mode():
-    varlen_attention(q, q, q, ends, ends)
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -30,14 +30,6 @@ def test_rotations_are_complex_products() -> None:
     torch.testing.assert_close(rotate_half_split(x, angles.cos(), angles.sin()), expected)
 
 
-def test_rotation_broadcasts_over_leading_axes_and_keeps_dtype() -> None:
-    x = torch.randn(2, 5, 3, 8)
-    angles = torch.randn(5, 4)
-    out = rotate_half_split(x, angles.cos(), angles.sin())
-    torch.testing.assert_close(out[1], rotate_half_split(x[1], angles.cos(), angles.sin()))
-    assert rotate_half_split(x.bfloat16(), angles.cos(), angles.sin()).dtype == torch.bfloat16
-
-
 def test_mrope_takes_each_section_from_its_axis() -> None:
     frequencies = inverse_frequencies(16, 1e6)
     positions = torch.tensor([[1, 2], [30, 40], [500, 600]])
@@ -48,14 +40,6 @@ def test_mrope_takes_each_section_from_its_axis() -> None:
             angle = int(positions[axis, row]) * 1e6 ** (-2 * index / 16)
             assert cos[row, index] == pytest.approx(math.cos(angle), abs=1e-4)
             assert sin[row, index] == pytest.approx(math.sin(angle), abs=1e-4)
-
-
-def test_mrope_of_equal_axes_is_one_dimensional_rope() -> None:
-    frequencies = inverse_frequencies(16, 1e4)
-    positions = torch.arange(9)
-    expected = rotary_cos_sin(positions, frequencies)
-    got = rotary_cos_sin(positions.expand(3, -1), frequencies, section_axes((2, 3, 3)))
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_longrope() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from models.checkpoints.published import read_optional_json
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoMetadata
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import NO_TIME, MiniCPMVProcessor, load_processor
 from models.text.chat_template import load_chat_template
@@ -50,7 +50,8 @@ def processor(version: str) -> MiniCPMVProcessor:
     return load_processor(directory(version))
 
 
-def variant(version: str, *, use_image_id: bool, video_slices: int) -> MiniCPMVProcessor:
+@cache
+def variant(version: str, *, use_image_id: bool) -> MiniCPMVProcessor:
     """The processor under the settings of a reference call."""
     path = directory(version)
     return MiniCPMVProcessor(
@@ -58,7 +59,6 @@ def variant(version: str, *, use_image_id: bool, video_slices: int) -> MiniCPMVP
         processor(version).tokenizer,
         load_chat_template(path),
         read_optional_json(path, "generation_config.json"),
-        video_slices=video_slices,
     )
 
 
@@ -73,7 +73,7 @@ def golden_prompt(version: str, name: str) -> Prompt:
     if "max_slice_nums" not in spec:
         owner = processor(version)
     else:
-        owner = variant(version, use_image_id=spec["use_image_id"], video_slices=spec["max_slice_nums"])
+        owner = variant(version, use_image_id=spec["use_image_id"])
     items: list[MediaItem] = []
     messages = []
     for message in spec["messages"]:
@@ -95,6 +95,8 @@ def golden_prompt(version: str, name: str) -> Prompt:
                 frames.append(np.asarray(picture(version, part["image"]).convert("RGB")))
                 if len(frames) == sum(map(len, groups)):
                     parts.append(ContentPart(item=len(items)))
-                    items.append(owner.video_item(frames, groups))
+                    size = VideoMetadata(len(frames), 1.0, 1.0, *frames[0].shape[:2])
+                    resize = owner.frame_resizer(size, len(frames))
+                    items.append(owner.video_item([*map(resize, frames)], groups))
         messages.append(ChatMessage(message["role"], tuple(parts)))
     return prompt_of(owner, messages, items, options={"enable_thinking": inputs(version)["enable_thinking"]})

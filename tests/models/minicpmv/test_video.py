@@ -118,16 +118,6 @@ def test_times_that_a_sender_gives_may_begin_anywhere() -> None:
     assert begun[0] == begun[1] == [0, 5, 10, 30]
 
 
-def test_other_versions_do_not_fuse() -> None:
-    clip = metadata(100, 10)
-    for version in ("2.5", "2.6", "4.0"):
-        owner = processor(version)
-        indices = owner.sample_video(clip, fps=None, max_frames=256)
-        item = owner.video(frames(clip, indices))
-        assert item.arrays["group_sizes"].tolist() == [1] * 64
-        assert set(item.arrays["temporal_ids"].tolist()) == {-1}
-
-
 def test_fusion_changes_the_digest() -> None:
     clip = metadata(100, 10)
     owner = processor("4.5")

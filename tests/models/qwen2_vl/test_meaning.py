@@ -79,13 +79,12 @@ def check(image: Image.Image, answers: dict[str, str]) -> None:
         assert said([message], [loaded()[0].image(image)], wanted) == wanted, question
 
 
-@pytest.mark.parametrize("shade", ["red", "blue", "lime", "yellow", "black"])
+@pytest.mark.parametrize("shade", ["red", "lime", "black"])
 @pytest.mark.parametrize(("shape", "draw"), [("circle", "ellipse"), ("square", "rectangle")])
-@pytest.mark.parametrize("margin", [48, 120])
-def test_the_first_picture_that_one_draws_is_described(shade: str, shape: str, draw: str, margin: int) -> None:
+def test_the_first_picture_that_one_draws_is_described(shade: str, shape: str, draw: str) -> None:
     """One large shape in a pure color on white, with the edges that Pillow draws."""
     image = Image.new("RGB", (448, 448), "white")
-    getattr(ImageDraw.Draw(image), draw)((margin, margin, 447 - margin, 447 - margin), fill=shade)
+    getattr(ImageDraw.Draw(image), draw)((48, 48, 399, 399), fill=shade)
     color = {"lime": "green"}.get(shade, shade)
     answers = {
         "What do you see?": f"I see a large {color} {shape} in the center.",
@@ -95,7 +94,7 @@ def test_the_first_picture_that_one_draws_is_described(shade: str, shape: str, d
     check(image, answers)
 
 
-@pytest.mark.parametrize("shade", ["red", "lime", "navy", "gray"])
+@pytest.mark.parametrize("shade", ["red", "navy"])
 def test_a_picture_of_one_color_is_described(shade: str) -> None:
     color = {"lime": "green", "navy": "blue"}.get(shade, shade)
     answers = {

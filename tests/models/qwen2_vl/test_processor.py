@@ -101,10 +101,6 @@ def test_frame_sampling(num_frames: int, fps: float, asked: float | None, max_fr
     assert indices == sorted(indices)
 
 
-def test_frames_are_spread_as_linspace_rounds() -> None:
-    assert sample_frames(metadata(100, 25.0), fps=None, max_frames=768) == [0, 14, 28, 42, 57, 71, 85, 99]
-
-
 def test_a_long_video_fits_the_context(processor: Qwen2VLProcessor) -> None:
     limits = processor.video_limits
     indices = processor.sample_video(metadata(10**6, 25.0), fps=None, max_frames=10**6)
@@ -140,8 +136,6 @@ def test_media_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
     with pytest.raises(InputError, match="200:1") as caught:
         processor.video(video_of([np.zeros((2, 500, 3), dtype=np.uint8)]))
     assert caught.value.field == "video_url"
-    with pytest.raises(InputError, match="differ in size"):
-        processor.video(video_of([np.zeros((56, 56, 3), np.uint8), np.zeros((56, 84, 3), np.uint8)]))
     with pytest.raises(InputError, match="no frames"):
         processor.sample_video(metadata(0, 25.0), fps=None, max_frames=8)
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models.interfaces.errors import InputError
+from models.interfaces.media import ChatMessage, ContentPart
 from models.text.chat_template import ChatTemplate
+from service.api.chat.prompt import template_options
+from service.api.chat.schema import ChatRequestBody
+from service.api.http.errors import ApiError
+from service.api.http.json_body import parse
 from tests.models.families.family import FAMILIES
+from tests.support.golden import copy_checkpoint
 
 CASES: dict[str, Any] = json.loads((FAMILIES["qwen3_5_moe"].directory / "template_cases.json").read_text())
 TEMPLATES = {name: ChatTemplate(source, {}) for name, source in CASES["templates"].items()}
@@ -26,3 +33,100 @@ def test_every_case_is_rendered_as_by_transformers(name: str) -> None:
                 template.render(**fields["input"])
         else:
             assert template.render(**fields["input"]) == expected, case
+
+
+def with_template(name: str, tmp_path: Path) -> Any:
+    """The processor of the fixture with another of the published templates."""
+    directory = copy_checkpoint(FAMILIES["qwen3_5_moe"].directory, tmp_path / name)
+    (directory / "chat_template.jinja").write_text(CASES["templates"][name])
+    return FAMILIES["qwen3_5_moe"].processor_of(directory)
+
+
+def prompt_text(processor: Any, messages: list[ChatMessage], **options: Any) -> str:
+    chat = processor.apply_chat_template(messages, (), options=options)
+    return "".join(processor.detokenize([token]).decode(errors="replace") for token in chat.token_ids)
+
+
+def said(role: str, text: str, reasoning: str | None = None) -> ChatMessage:
+    return ChatMessage(role, (ContentPart(text=text),), reasoning=reasoning)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("3.5", {"enable_thinking"}),
+        ("3.6", {"enable_thinking", "preserve_thinking"}),
+        ("3.8", {"enable_thinking", "preserve_thinking", "reasoning_effort"}),
+        ("3.5-small", {"enable_thinking"}),
+    ],
+)
+def test_a_processor_passes_on_what_its_template_reads(tmp_path: Path, name: str, options: set[str]) -> None:
+    processor = with_template(name, tmp_path)
+    assert processor.template_options == options and processor.call_format == "xml"
+    assert processor.reasoning_markers == ("<think>", "</think>")
+    question = [said("user", "why ?")]
+    assert prompt_text(processor, question, enable_thinking=True).endswith("<think>\n")
+    assert prompt_text(processor, question, enable_thinking=False).endswith("</think>\n\n")
+    assert prompt_text(processor, question).endswith("</think>\n\n" if "small" in name else "<think>\n")
+    turns = [*question, said("assistant", "blue", "the sky"), *question]
+    assert ("the sky" in prompt_text(processor, turns)) == (name == "3.8")
+    for kept in (True, False):
+        shown = "the sky" in prompt_text(processor, turns, preserve_thinking=kept)
+        assert shown == (kept and "preserve_thinking" in options)
+    within = [*question, said("assistant", "<think>the sky</think>blue"), *question]
+    assert ("the sky" in prompt_text(processor, within)) == (name == "3.8")
+
+
+def test_special_strings_of_users_are_text(tmp_path: Path) -> None:
+    """A user's <tool_response> is a question like another, and its markers are no tokens."""
+    processor = with_template("3.6", tmp_path)
+    for text in ("<tool_response>x</tool_response>", "</think>", "<tool_call>"):
+        chat = processor.apply_chat_template([said("user", text)], (), options={})
+        markers = [processor.tokenizer.special_ids[mark] for mark in ("<tool_response>", "</think>", "<tool_call>")]
+        assert not set(markers) & set(chat.token_ids[:-3])
+
+
+def test_the_templates_own_words_refuse_a_conversation(tmp_path: Path) -> None:
+    processor = with_template("3.8", tmp_path)
+    for messages, words in (
+        ([said("system", "s")], "No user query found"),
+        ([said("user", "a"), said("developer", "s"), said("user", "b")], "System message must be at the beginning"),
+    ):
+        with pytest.raises(InputError, match=words) as refused:
+            prompt_text(processor, messages)
+        assert refused.value.field == "messages"
+
+
+ALL = ("enable_thinking", "preserve_thinking", "reasoning_effort")
+
+
+@pytest.mark.parametrize(
+    ("fields", "known", "expected"),
+    [
+        ({"reasoning_effort": "high"}, ALL, {"reasoning_effort": "xhigh"}),
+        ({"reasoning_effort": "low"}, ALL, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "low"}, ALL[:1], {}),
+        ({"reasoning_effort": "minimal"}, ALL[:1], {"enable_thinking": False}),
+        ({"reasoning_effort": "none"}, (), {}),
+        ({"reasoning_effort": "none", "enable_thinking": True}, ALL, {"enable_thinking": True}),
+        ({"reasoning": {"effort": "medium"}}, ALL, {"reasoning_effort": "medium"}),
+        ({"chat_template_kwargs": {"reasoning_effort": "max"}}, ALL, {"reasoning_effort": "xhigh"}),
+        ({"chat_template_kwargs": {"preserve_thinking": True}}, ALL, {"preserve_thinking": True}),
+        ({"reasoning_effort": "tiny"}, ALL, "reasoning_effort"),
+        ({"reasoning": {"effort": "tiny"}}, ALL, "reasoning.effort"),
+        ({"chat_template_kwargs": {"preserve_thinking": "yes"}}, ALL, "chat_template_kwargs.preserve_thinking"),
+        ({"chat_template_kwargs": {"preserve_thinking": True}}, ALL[:1], "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, (), "chat_template_kwargs"),
+    ],
+)
+def test_options_of_a_request(fields: dict[str, Any], known: tuple[str, ...], expected: Any) -> None:
+    """expected: the options of the template, or the field that is refused."""
+    body = parse(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "why ?"}], **fields}), ChatRequestBody
+    )
+    if isinstance(expected, str):
+        with pytest.raises(ApiError) as refused:
+            template_options(body, known)
+        assert refused.value.param == expected
+    else:
+        assert template_options(body, known)[0] == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,24 +27,6 @@ CASES = json.loads((DIRECTORY / "tokenizer_cases.json").read_text())
 @pytest.mark.parametrize("case", CASES, ids=[case["text"] for case in CASES])
 def test_tokenizes_as_the_reference(case: dict[str, Any]) -> None:
     assert processor().tokenize(case["text"]) == case["ids"]
-
-
-def test_truncation_and_padding_that_training_left_in_the_file_are_not_used(tmp_path: Path) -> None:
-    directory = tmp_path / "trained"
-    shutil.copytree(DIRECTORY, directory, ignore=shutil.ignore_patterns("*.safetensors"))
-    published = json.loads((directory / "tokenizer.json").read_text())
-    published["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    published["padding"] = {
-        "strategy": {"Fixed": 64},
-        "direction": "Left",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<unk>",
-    }
-    (directory / "tokenizer.json").write_text(json.dumps(published))
-    text = "Good morning, how are you today?"
-    assert load_processor(directory).tokenize(text) == processor().tokenize(text)
 
 
 @pytest.mark.parametrize("text", ["say <|audio_start|> now", "<s>", "a</s>", "<unk>", "<|ref_audio_end|>"])
@@ -82,10 +63,6 @@ def test_layout_leaves_room_to_speak() -> None:
         processor().layout([5] * 255)
 
 
-def test_length_cap() -> None:
-    assert processor().max_patches([5] * 18) == 118
-
-
 @pytest.mark.slow
 def test_needs_no_torch() -> None:
     code = "import sys; import models.voxcpm2.processor; sys.exit('torch' in sys.modules)"
@@ -118,12 +95,6 @@ def test_refuses_other_configurations(tmp_path: Path, path: tuple[str, ...], val
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load_config(tmp_path)
-
-
-def test_needs_the_tokenizer(tmp_path: Path) -> None:
-    shutil.copy(DIRECTORY / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        load_processor(tmp_path)
 
 
 @given(st.text().filter(lambda text: "<" not in text), st.sampled_from(SPOKEN), st.text(st.characters(codec="ascii")))

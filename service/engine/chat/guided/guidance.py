@@ -33,7 +33,7 @@ from service.engine.chat.guided.mask_server import (
 )
 from service.engine.chat.guided.masks import GuidedRow, MaskHost, MaskJob, Unread
 from service.engine.chat.sequence import ChatSequence
-from service.link.silence import Silence
+from service.system.children import Silence
 
 log = logging.getLogger(__name__)
 

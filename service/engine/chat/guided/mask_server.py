@@ -31,7 +31,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.engine.chat.guided.matchers import build_matcher, build_tokenizer
 from service.link.sampling_limits import deep_executor, deep_thread
-from service.system.heap import give_back_freed_memory
+from service.system.children import give_back_freed_memory
 from service.system.logs import configure_logging
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,428 @@
+"""Events, items and configuration of the Realtime protocol, with the names and fields of OpenAI's API."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Annotated, Any, Literal, Union
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from service.api.chat.schema import AudioParams, Int64, Modality
+from service.api.speech.schema import VoiceOptions
+from service.hub.catalog import OPENAI_PCM_RATE
+from service.media.audio_formats import FORMATS, G711_RATE, SPOKEN, STREAMED, StreamedType
+
+NO_RECOGNITION = "this server has no speech recognition; send text as input_text"
+ShortId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+# Items
+
+ItemType = Literal["message", "item_reference", "function_call", "function_call_output", "mcp_approval_response"]
+ContentType = Literal["input_text", "input_image", "input_audio", "output_text", "output_audio"]
+Role = Literal["user", "system", "assistant"]
+Status = Literal["completed", "incomplete", "in_progress"]
+
+
+class ItemContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message. image_url: a data: URL. transcript: of an output_audio part, whose audio is not kept."""
+
+    type: ContentType
+    text: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+    audio: str | None = None
+    transcript: str | None = None
+
+
+class ConversationItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """role, content: of a message. call_id, name, arguments: of a function_call. call_id, output: of a
+    function_call_output. All of them are required."""
+
+    type: ItemType
+    id: ShortId | None = None
+    object: Literal["realtime.item"] | None = None
+    status: Status | None = None
+    role: Role | None = None
+    content: list[ItemContent] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
+
+
+# Configuration of a session and of a response
+
+Modalities = Annotated[list[Modality], Meta(min_length=1, max_length=2)]
+Tokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Instructions = Annotated[str, Meta(max_length=65_536)]
+Refused = Annotated[Any, Meta(description="not supported: only a value that changes nothing is accepted")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """audio/pcm: 16-bit mono samples, little-endian, at 24 kHz. audio/pcmu, audio/pcma: G.711 at 8 kHz."""
+
+    type: StreamedType = "audio/pcm"
+    rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
+
+    @property
+    def sample_rate(self) -> int:
+        return OPENAI_PCM_RATE if self.type == "audio/pcm" else G711_RATE
+
+    @property
+    def bytes_per_second(self) -> int:
+        return self.sample_rate * FORMATS[SPOKEN[STREAMED[self.type]]].bits // 8
+
+
+PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
+
+
+class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """format, voice and speed are OpenAI's."""
+
+    format: RealtimeFormat | None = None
+
+
+class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Audio that clients send. There is no speech recognition, so all fields except format are null."""
+
+    format: Any = None
+    turn_detection: Any = None
+    transcription: Any = None
+    noise_reduction: Any = None
+
+
+class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: RealtimeInput | None = None
+    output: RealtimeOutput | None = None
+
+
+class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """post_instructions: the most tokens that the conversation may have, not counting the instructions and the
+    tools."""
+
+    post_instructions: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+
+
+class RetentionRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Once a conversation is too long, its oldest turns are dropped until this share of the most tokens is left, and
+    stay dropped: the next turns find the beginning of the prompt in the cache."""
+
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
+    token_limits: TokenLimits | None = None
+
+
+Truncation = Literal["auto", "disabled"] | RetentionRatio
+
+
+class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that answers may call, with the fields of a chat request's `function`."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class RealtimeToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | RealtimeToolChoice
+
+
+class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that both a session and a response may set. modalities: the older name of output_modalities. temperature,
+    seed: of the chat model."""
+
+    output_modalities: Modalities | None = None
+    modalities: Modalities | None = None
+    instructions: Instructions | None = None
+    max_output_tokens: Tokens | None = None
+    audio: RealtimeAudio | None = None
+    temperature: Temperature | None = None
+    seed: Int64 | None = None
+    tools: list[RealtimeTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    prompt: Refused = None
+    reasoning: Refused = None
+
+
+class SessionParams(Overrides, frozen=True, kw_only=True):
+    """A session.update: fields that are left out, or null, stay as they are. Unsupported ones are left out of it, and
+    named by session.updated."""
+
+    type: Literal["realtime", "transcription"] = "realtime"
+    model: str | None = None
+    truncation: Truncation | None = None
+    tracing: Refused = None
+    include: Refused = None
+
+
+class ResponseParams(Overrides, frozen=True, kw_only=True):
+    """The configuration of one response. conversation "none": the answer is not added to the conversation. input: items
+    to answer instead of the conversation's, new ones or references to those."""
+
+    conversation: Literal["auto", "none"] | None = None
+    input: list[ConversationItem] | None = None
+    metadata: Metadata | None = None
+
+
+class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration in force. output_modalities has one entry: audio comes with its transcript."""
+
+    output_modalities: list[Modality]
+    instructions: str = ""
+    max_output_tokens: Tokens = "inf"
+    audio: RealtimeAudio = RealtimeAudio(input=RealtimeInput(format=PCM), output=RealtimeOutput(format=PCM))
+    truncation: Truncation = "disabled"
+    temperature: float | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    tools: list[RealtimeTool] = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def spoken(self) -> bool:
+        return "audio" in self.output_modalities
+
+    @property
+    def output(self) -> RealtimeOutput:
+        return self.audio.output or RealtimeOutput()
+
+    @property
+    def format(self) -> RealtimeFormat:
+        return self.output.format or PCM
+
+    @property
+    def speech(self) -> AudioParams:
+        """As a chat request names it."""
+        given = {name: getattr(self.output, name) for name in VoiceOptions.__struct_fields__}
+        return AudioParams(format=STREAMED[self.format.type], sample_rate=self.format.sample_rate, **given)
+
+
+class RealtimeSession(RealtimeConfig, frozen=True, kw_only=True):
+    """A session as clients see it."""
+
+    id: str
+    model: str
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+
+
+class UnsupportedField(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a session.update that is not in force. param: its path."""
+
+    param: str
+    message: str
+
+
+# Events of clients
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """Fields that every event of a client may have. Errors name the id, even if the rest of the event is invalid."""
+
+    event_id: Any = None
+    type: Any = None
+
+
+class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    event_id: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class SessionUpdate(ClientEvent, frozen=True, kw_only=True, tag="session.update"):
+    session: SessionParams
+
+
+class ItemCreate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.create"):
+    """previous_item_id: the item to put it after; "root" puts it first. Unset: after the last one."""
+
+    item: ConversationItem
+    previous_item_id: str | None = None
+
+
+class ItemRetrieve(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
+    item_id: ShortId
+
+
+class ItemDelete(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.delete"):
+    item_id: ShortId
+
+
+class ItemTruncate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.truncate"):
+    """audio_end_ms: how much of the answer's audio was played; the transcript beyond that is dropped."""
+
+    item_id: ShortId
+    content_index: int
+    audio_end_ms: Annotated[int, Meta(ge=0, le=2**31)]
+
+
+class ResponseCreate(ClientEvent, frozen=True, kw_only=True, tag="response.create"):
+    response: ResponseParams | None = None
+
+
+class ResponseCancel(ClientEvent, frozen=True, kw_only=True, tag="response.cancel"):
+    response_id: str | None = None
+
+
+AnyClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
+AUDIO_CHUNK = "input_audio_buffer.append"
+UNSUPPORTED_EVENTS = {
+    AUDIO_CHUNK: NO_RECOGNITION,
+    "input_audio_buffer.commit": NO_RECOGNITION,
+    "input_audio_buffer.clear": NO_RECOGNITION,
+    "output_audio_buffer.clear": "only WebRTC has this buffer",
+    "transcription_session.update": NO_RECOGNITION,
+}
+"""Events of OpenAI's clients, and why they are refused."""
+
+# Events of the server
+
+
+class RealtimeErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """event_id: of the client's event that is invalid. param: its field. retry_after: seconds."""
+
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    event_id: str | None = None
+    retry_after: float | None = None
+
+
+class RealtimeInputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    text_tokens: int
+    image_tokens: int
+    audio_tokens: int = 0
+
+
+class RealtimeOutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int
+
+
+class RealtimeUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """audio_tokens: patches of audio."""
+
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: RealtimeInputDetails
+    output_token_details: RealtimeOutputDetails
+
+
+class RealtimeFailure(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    code: str | None
+    message: str
+
+
+ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
+
+
+class StatusDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: ResponseStatus
+    reason: Literal["client_cancelled", "max_output_tokens"] | None = None
+    error: RealtimeFailure | None = None
+
+
+class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """conversation_id: null where the answer is not added to the conversation. usage: once the response has ended.
+    unenforced: paths of keywords in the tools' schemas that calls may break, if there are any."""
+
+    id: str
+    status: ResponseStatus
+    output: list[ConversationItem]
+    conversation_id: str | None
+    output_modalities: list[Modality]
+    max_output_tokens: Tokens
+    audio: RealtimeAudio
+    metadata: Metadata | None = None
+    status_details: StatusDetails | None = None
+    usage: RealtimeUsage | None = None
+    object: Literal["realtime.response"] = "realtime.response"
+    unenforced: list[str] | UnsetType = UNSET
+
+
+class OutputPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """text: of a text. transcript: of audio."""
+
+    type: Literal["text", "audio"]
+    text: str | None = None
+    transcript: str | None = None
+
+
+ITEM = {"item": ConversationItem}
+PLACED = ITEM | {"previous_item_id": str | None}
+RESPONSE = {"response": RealtimeResponse}
+OUTPUT = {"response_id": str, "output_index": int}
+PART = OUTPUT | {"item_id": str, "content_index": int}
+CALL = OUTPUT | {"item_id": str, "call_id": str}
+SERVER_EVENTS: dict[str, dict[str, Any]] = {
+    "error": {"error": RealtimeErrorDetail},
+    "session.created": {"session": RealtimeSession},
+    # unsupported: parts of the client's that were left out. No error event names them, since clients take one for the
+    # end of the session. unenforced: as in a response.
+    "session.updated": {
+        "session": RealtimeSession,
+        "unsupported": list[UnsupportedField] | UnsetType,
+        "unenforced": list[str] | UnsetType,
+    },
+    "conversation.item.added": PLACED,
+    "conversation.item.done": PLACED,
+    "conversation.item.retrieved": ITEM,
+    "conversation.item.deleted": {"item_id": str},
+    "conversation.item.truncated": {"item_id": str, "content_index": int, "audio_end_ms": int},
+    "response.created": RESPONSE,
+    "response.output_item.added": OUTPUT | ITEM,
+    "response.content_part.added": PART | {"part": OutputPart},
+    "response.output_text.delta": PART | {"delta": str},
+    "response.output_text.done": PART | {"text": str},
+    "response.output_audio_transcript.delta": PART | {"delta": str},
+    "response.output_audio_transcript.done": PART | {"transcript": str},
+    "response.output_audio.delta": PART | {"delta": str},
+    # unspoken: letters and digits that the speech model cannot speak, each once, if any.
+    "response.output_audio.done": PART | {"unspoken": str | UnsetType},
+    "response.function_call_arguments.delta": CALL | {"delta": str},
+    "response.function_call_arguments.done": CALL | {"name": str, "arguments": str},
+    "response.content_part.done": PART | {"part": OutputPart},
+    "response.output_item.done": OUTPUT | ITEM,
+    "response.done": RESPONSE,
+}
+"""Fields of each event beside its type and event_id."""
+
+
+class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    event_id: str = msgspec.field(default_factory=lambda: new_id("event"))
+
+
+def _defined(type: str, fields: dict[str, Any]) -> Any:
+    name = "".join(word.capitalize() for word in re.split(r"[._]", type)) + "Event"
+    optional = {key for key, kind in fields.items() if UnsetType in getattr(kind, "__args__", ())}
+    listed = [(key, kind, UNSET) if key in optional else (key, kind) for key, kind in fields.items()]
+    return msgspec.defstruct(name, listed, bases=(ServerEvent,), module=__name__, tag=type, frozen=True, kw_only=True)
+
+
+_EVENTS = {type: _defined(type, fields) for type, fields in SERVER_EVENTS.items()}
+AnyServerEvent: Any = Union[tuple(_EVENTS.values())]  # noqa: UP007 - made at runtime
+
+
+def server_event(type: str, **fields: Any) -> ServerEvent:
+    """Make an event of SERVER_EVENTS."""
+    event: ServerEvent = _EVENTS[type](**fields)
+    return event

@@ -1,0 +1,176 @@
+"""What is spoken for a text, case by case, and in chunks as for the whole; numbers; hostile texts cost little."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.spoken_text.chinese import DIGIT, han_cardinal
+from service.api.spoken_text.chinese import RULES as CHINESE
+from service.api.spoken_text.english import RULES as ENGLISH
+from service.api.spoken_text.english import TABLES, TRIGGER, cardinal, ordinal, year
+from service.api.spoken_text.markup import clean_text
+from service.api.spoken_text.normaliser import LONGEST, TextNormaliser, normalise
+from service.api.spoken_text.passages import PassageReader
+from service.api.spoken_text.tables import Rule
+from service.api.spoken_text.writing import spoken_of
+
+
+def spoken(text: str, size: int) -> str:
+    passages, normaliser = PassageReader(ssml=False), TextNormaliser()
+    said = ""
+    for at in range(0, len(text), size):
+        parts = passages.feed(text[at : at + size], final=at + size >= len(text))
+        passage = spoken_of(part for part in parts if isinstance(part, tuple))
+        said += spoken_of(normaliser.feed(passage, final=at + size >= len(text)))
+    return clean_text(said).strip()
+
+
+@pytest.mark.parametrize(("language", "fewest"), [("english", 400), ("chinese", 300)])
+def test_what_is_spoken(language: str, fewest: int) -> None:
+    lines = (Path(__file__).parent / f"{language}.tsv").read_text("utf-8").splitlines()
+    cases = [line.split("\t") for line in lines if "\t" in line]
+    assert len(cases) >= fewest
+    wrong = []
+    for written, expected in cases:
+        text = written.replace("\\n", "\n")
+        heard = {size: spoken(text, size) for size in (1, 3, len(text))}
+        wrong += [
+            f"{written!r} in pieces of {size}: {said!r}, not {expected!r}"
+            for size, said in heard.items()
+            if said != expected
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+NINES = "nine hundred ninety-nine"
+
+
+def test_each_sentence_has_its_language() -> None:
+    assert normalise("我有5个。You have 5 of them. Ich habe 5.") == "我有五个。You have five of them. Ich habe 5."
+
+
+@pytest.mark.parametrize("clause", ["AI 5%", "UN 2030", "OS 11", "CPU 80 °C", "MIT 5"])
+def test_between_clauses_of_a_language_they_are_of_it(clause: str) -> None:
+    german = f"Das ist nicht neu: {clause}, und es ist gut."
+    assert normalise(german) == german
+    assert clause not in normalise(f"There is more of it: {clause}, and that is good.")
+
+
+def test_numbers() -> None:
+    words = {0: "zero", 13: "thirteen", 40: "forty", 101: "one hundred one", 1_000_000: "one million"}
+    words[10**18 - 1] = f"{NINES} quadrillion {NINES} trillion {NINES} billion {NINES} million {NINES} thousand {NINES}"
+    assert {number: cardinal(number) for number in words} == words
+    words = {1: "first", 12: "twelfth", 20: "twentieth", 42: "forty-second", 100: "one hundredth"}
+    words[1003] = "one thousand third"
+    assert {number: ordinal(number) for number in words} == words
+    words = {1900: "nineteen hundred", 1066: "ten sixty-six", 2000: "two thousand", 2005: "two thousand five"}
+    words[2010] = "twenty ten"
+    assert {number: year(number) for number in words} == words
+
+
+def test_han_numbers() -> None:
+    words = {0: "零", 10: "十", 15: "十五", 20: "二十", 105: "一百零五", 110: "一百一十", 1001: "一千零一"}
+    words |= {1010: "一千零一十", 10_000: "一万", 10_010: "一万零一十", 100_000: "十万", 100_000_001: "一亿零一"}
+    words[12_0345_6789] = "十二亿零三百四十五万六千七百八十九"
+    assert {number: han_cardinal(number) for number in words} == words
+
+
+PIECES = st.sampled_from(
+    [
+        *"0123456789.,:;-/$€¥%#+() \n'\"&年月日个。，A我é ",
+        *("the ", "Dr. ", "Am 12. ", "May ", "No. ", "pm", "km", "in ", "US", "e.g. ", "Dec ", "Jan", "v1"),
+    ]
+)
+SECTIONS = "BEFORE_NUMBERS CODES CURRENCIES DAYS LARGE MONTHS PERIODS TITLES UNITS WORDS".split()  # noqa: SIM905
+WORDS = [word for section in SECTIONS for word in TABLES.words(section)]
+PARTS = TABLES.pattern("{NAMES}|{NOUNS}|{DOMAINS}|{FILES}|{PRODUCTS}").split("|")
+SIGNS = [*" .,;:-–—/&@#%°'\"’()[]~^=+*×sIVXAaéž我年1", ". "]
+VOCABULARY = st.sampled_from([*(word.removesuffix(".") for word in [*WORDS, *PARTS]), *SIGNS])
+"""What the rules look for, and what they do not."""
+TEXTS = st.lists(PIECES, max_size=40).map("".join)
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_normalised(text: str) -> None:
+    assert isinstance(normalise(text), str)
+
+
+@given(st.text(st.characters(categories=["L", "M", "Zs"]), max_size=200))
+def test_words_stay(text: str) -> None:
+    assert normalise(text) == text
+
+
+def changed(rules: tuple[Rule, ...], text: str) -> str:
+    for pattern, replace in rules:
+        text = pattern.sub(replace, text)
+    return text
+
+
+@given(st.lists(VOCABULARY, max_size=12).map("".join))
+def test_no_rule_changes_what_brings_none_into_play(text: str) -> None:
+    """Rules are not tried then."""
+    assert TRIGGER.search(text) or changed(ENGLISH, text) == text
+    assert DIGIT.search(text) or changed(CHINESE, text) == text
+
+
+@given(TEXTS, st.lists(st.sampled_from(["zebra", "lemon", "Quartz"]), min_size=1, max_size=3))
+def test_words_between_numbers_stay_in_order(text: str, words: list[str]) -> None:
+    mixed = " ".join(f"{text} {word}" for word in words)
+    assert re.findall("zebra|lemon|Quartz", normalise(mixed)) == words
+
+
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
+def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
+    normaliser = TextNormaliser()
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    parts = [pair for begin, end in itertools.pairwise(places) for pair in normaliser.feed(text[begin:end])]
+    parts += normaliser.feed("", final=True)
+    assert spoken_of(parts) == normalise(text) and "".join(source for source, _ in parts) == text
+
+
+class Patient(TextNormaliser):
+    """Lets no word pass before its clause has ended."""
+
+    def _plain(self) -> int:
+        return 0
+
+
+@given(TEXTS)
+def test_words_that_pass_early_are_those_that_would_pass_late(text: str) -> None:
+    patient = Patient()
+    assert spoken_of([*patient.feed(text), *patient.feed("", final=True)]) == normalise(text)
+
+
+def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
+    normaliser = TextNormaliser()
+    chunks = ["It costs $5, ", "so Dr. Lee ", "thinks. ", "Y", "es, D"]
+    given_ = [spoken_of(normaliser.feed(chunk)) for chunk in chunks]
+    assert given_ == ["It costs ", "five dollars, so ", "", "Doctor Lee thinks. Y", "es, "]
+    assert spoken_of(normaliser.feed("", final=True)) == "D"
+
+
+def test_a_text_without_clauses_is_not_held_back_for_ever() -> None:
+    normaliser = TextNormaliser()
+    text = "word " * 1000
+    assert len(text) - len(spoken_of(normaliser.feed(text))) < LONGEST
+
+
+@pytest.mark.parametrize("pattern", [rule[0].pattern for rule in (*ENGLISH, *CHINESE)])
+def test_no_rule_repeats_without_a_bound(pattern: str) -> None:
+    """Linear time by construction: no quantifier is open, so a match looks at a bounded stretch of text."""
+    bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "x", pattern)
+    assert not re.search(r"[*+]|\{\d*,\}", bare)
+
+
+@pytest.mark.parametrize(
+    "unit", ["9", "1,", "1/", "1-", "(", "[", "$1", "1 ", "1:11 ", "Dr. ", "2026-", "+1 ", ". ", "1.1.", "第2"]
+)
+def test_hostile_texts_stay_short(unit: str) -> None:
+    text = (unit * 4096)[:4096]
+    assert len(normalise(text)) <= 14 * len(text)
