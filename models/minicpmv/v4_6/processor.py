@@ -52,8 +52,8 @@ _REASONING = ("<think>", "</think>")
 
 @dataclass(frozen=True)
 class FrameSlicer(FrameResizer):
-    """Cuts a frame: uint8 [h, w, 3] -> [1, pixels, 3], the pixels of all slices one after the other. height, width: of the
-    overview; refined: (height, width) of what the crops are cut from, (0, 0) without; grid: its (rows, columns)."""
+    """Cuts a frame: uint8 [h, w, 3] -> [1, pixels, 3], the pixels of all slices one after the other. height, width: of
+    the overview; refined: (height, width) of what the crops are cut from, (0, 0) without; grid: its (rows, columns)."""
 
     rule: SliceRule | None = None
     refined: tuple[int, int] = (0, 0)
