@@ -306,12 +306,12 @@ def test_every_error_code_is_explained() -> None:
 
 
 def error_codes(call: ast.Call) -> set[str]:
-    """Codes of error objects that a call names: `code="..."`, the third argument of bad_request, or what follows the
-    status in a failure of the engine."""
+    """Codes of error objects that a call names: `code="..."`, the third argument of bad_request or invalid, or what
+    follows the status in a failure of the engine."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     values = [getattr(argument, "value", None) for argument in call.args]
     found = [getattr(keyword.value, "value", None) for keyword in call.keywords if keyword.arg == "code"]
-    if name == "bad_request":
+    if name in ("bad_request", "invalid"):
         found += values[2:3]
     elif name in ("Failed", "fail", "_abandon"):
         found += [code for status, code in pairwise(values) if isinstance(status, int)]

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 WHY = "libx.so: cannot open shared object file"
 
 
-@pytest.mark.parametrize(("module", "package"), [("tokenizers", "tokenizers"), ("yaml", "pyyaml")])
+@pytest.mark.parametrize(("module", "package"), [("av", "av"), ("tokenizers", "tokenizers"), ("yaml", "pyyaml")])
 def test_a_start_names_the_package_that_cannot_be_imported(tmp_path: Path, module: str, package: str) -> None:
-    """`tokenizers` is imported with the models, `yaml` with the command line itself."""
+    """`av` is imported by other processes, `tokenizers` with the models, `yaml` with the command line itself."""
     (tmp_path / f"{module}.py").write_text(
         "raise ImportError('libx.so: cannot open shared object file', name=__name__)"
     )

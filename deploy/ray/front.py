@@ -153,6 +153,8 @@ class Front:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._pass_socket(WebSocket(scope, receive, send))
+        elif scope["method"] == "OPTIONS":  # which needs no key: the replica says what pages may do
+            await self._pass_on(Request(scope, receive), send)
         elif scope["path"] == TARGETS:
             # For Prometheus' http_sd_configs: every replica is a target of its own.
             targets = [{"targets": [address]} for address in await self._listed()]

@@ -39,7 +39,9 @@ from service.settings.settings import Settings, load_settings, unknown_variables
 from service.system.logs import configure_logging
 from service.system.packages import (
     PackageError,
+    begin_check,
     check_installed,
+    end_check,
     is_ours,
     server_version,
     unusable,
@@ -183,10 +185,12 @@ def _serve(settings: Settings) -> int:
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
+            packages = begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import serve_several
 
+            end_check(packages)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)

@@ -28,8 +28,8 @@ from service.engine.startup.precompile import Compilations, precompile, stamp_fi
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool, claim_workspace
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
-from service.link.messages import EngineState, Outputs
 from service.link.engine_link import num_threads
+from service.link.messages import EngineState, Outputs
 
 log = logging.getLogger(__name__)
 

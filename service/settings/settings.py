@@ -189,7 +189,7 @@ class Settings(BaseSettings):
         1536 * MIB,
         "Limits",
         "Bytes of bodies, messages, fetched and decoded media in progress; more wait for their turn. What decoding the "
-        "media of one request may take is set aside of it.",
+        "largest picture may take is set aside of it.",
     )
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
     max_frames: Count = _knob(768, "Limits", "Frames sampled from all videos of a request.")

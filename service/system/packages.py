@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+
+from service.system.children import python_environment
 
 
 def server_version() -> str:
@@ -26,6 +28,14 @@ OTHERS = ("torch", "zmq", "safetensors", "fastapi", "uvicorn", "websockets", "mu
 """Further packages that are looked for, but not imported beside the server."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "zmq": "pyzmq", "multipart": "python-multipart"}
 """Names of packages, by module where the two differ."""
+_TRY = """
+import sys
+for name in sys.argv[1:]:
+    try:
+        __import__(name)
+    except Exception as error:
+        sys.exit(name.partition(".")[0] + "\\n" + str(error))
+"""
 
 
 class PackageError(Exception):
@@ -55,10 +65,15 @@ def check_installed() -> None:
             raise PackageError(unusable(name, "it is not installed"))
 
 
-def check_imports() -> None:
-    """Raise PackageError if a package cannot be imported that a server imports later."""
-    for module in IMPORTED_LATER:
-        try:
-            import_module(module)
-        except Exception as error:  # whatever is called so here
-            raise PackageError(unusable(module, error)) from error
+def begin_check() -> subprocess.Popen[str]:
+    """Start to import what is needed later, in a process beside this one, which then need not hold it."""
+    command = [sys.executable, "-P", "-c", _TRY, *IMPORTED_LATER]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=python_environment())
+
+
+def end_check(check: subprocess.Popen[str]) -> None:
+    """Raise PackageError if a package cannot be imported."""
+    _, said = check.communicate()
+    if check.returncode:
+        module, _, error = said.partition("\n")
+        raise PackageError(unusable(module, error))

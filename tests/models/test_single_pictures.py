@@ -93,19 +93,6 @@ def test_padding_of_nan_changes_nothing(family: Family, taken: list[bool]) -> No
 
 @fact_of_own_fixture
 @pytest.mark.parametrize("family", CASES)
-def test_two_pictures_never_share_it(family: Family, taken: list[bool]) -> None:
-    encoder = family.model.encoder
-    items = [noise(family, 1), noise(family, 2)]
-    room = dict(encoder.required(items)) | {"patches": 2 * WHOLE_ROWS}
-    together = padded(encoder, items, room)[: sum(item.num_embeds for item in items)]
-    assert not taken
-    alone = [padded(encoder, [one], one_segment_bucket(encoder, one))[: one.num_embeds] for one in items]
-    assert len(taken) == 2 * dense_layers(encoder)
-    torch.testing.assert_close(together, torch.cat(alone), atol=TOLERANCE, rtol=0)
-
-
-@fact_of_own_fixture
-@pytest.mark.parametrize("family", CASES)
 def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:

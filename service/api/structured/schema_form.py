@@ -106,6 +106,8 @@ def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> tuple[dict
     can say). Unfit names the path of anything else, and what is over a limit."""
     former = _Former(schema, loose)
     form = former.of(schema)
+    for reference, name in former.tags:
+        _require(_target(form, reference), name)
     close_objects(form)
     return form, former.unenforced
 
@@ -173,6 +175,8 @@ class _Former:
     def __init__(self, root: Mapping[str, Any], loose: bool) -> None:
         self.root, self.loose = root, loose
         self.unenforced: list[str] = []
+        self.tags: list[tuple[str, str]] = []
+        """References to alternatives, and the property that tells each from the others."""
 
     def of(self, schema: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
         if len(path) > MAX_DEPTH:
@@ -259,21 +263,30 @@ class _Former:
     def _list(self, key: str, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if not isinstance(value, list):
             raise Fault("a list of schemas expected")
-        if key == "oneOf":
-            # The library sees that alternatives exclude each other by their types, or by the values of a property that
-            # all of them require, but it does not look behind references.
-            value = [self._followed(part) or part for part in value]
         numbers = key == "anyOf" and any(_kinds(part) & {"integer", "number"} for part in value)
         parts = [
             False if numbers and _is_decimal(part) else self._part(part, (*path, index))
             for index, part in enumerate(value)
         ]
-        tag = schema.get("discriminator")
-        tag = tag.get("propertyName") if isinstance(tag, dict) else None
-        for part in parts if key == "oneOf" else ():
-            if isinstance(part, dict) and tag in part.get("properties", ()):  # it may have a default
-                part["required"] = [*dict.fromkeys([*part.get("required", ()), tag])]
+        if key == "oneOf" and self._excluded(value, parts, schema.get("discriminator")):
+            return {"anyOf": parts}
         return {key: parts} if parts else {}
+
+    def _excluded(self, value: list[Any], parts: list[Any], discriminator: Any) -> bool:
+        """Whether no value fits two alternatives: a discriminator tells them apart, which is then required, since it
+        may have a default, or their types do. The library sees neither behind references."""
+        followed: list[Any] = [self._followed(part) or part for part in value]
+        named = [one.get("properties") or () if isinstance(one, dict) else () for one in followed]
+        tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+        if isinstance(tag, str) and all(tag in names for names in named):
+            for part in parts:
+                if isinstance(part, dict) and "$ref" in part:  # beside a reference, the library takes few keywords
+                    self.tags.append((part["$ref"], tag))
+                else:
+                    _require(part, tag)
+            return True
+        kinds = [{"number" if kind == "integer" else kind for kind in _kinds(one)} for one in followed]
+        return bool(kinds) and all(kinds) and sum(map(len, kinds)) == len(set().union(*kinds))
 
     def _named(self, key: str, value: Any, path: Path) -> dict[str, Any]:
         if value == []:
@@ -303,10 +316,7 @@ class _Former:
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, dict) or not str(part.get("$ref")).startswith("#/"):
                 break
-            found = self.root
-            for step in unquote(part["$ref"]).split("/")[1:]:
-                found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-            part = found
+            part = found = _target(self.root, part["$ref"])
         return found if isinstance(found, dict) and "$ref" not in found else {}
 
     def _format(self, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -322,6 +332,19 @@ class _Former:
         if "pattern" not in schema:  # as Zod writes both, and .NET
             self.unenforced.append(shown(path))
         return {}
+
+
+def _target(root: Any, reference: str) -> Any:
+    """The part of a schema that a JSON pointer names; None if there is none."""
+    for step in unquote(reference).split("/")[1:]:
+        root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
+    return root
+
+
+def _require(part: Any, name: str) -> None:
+    """Make a property of an object required."""
+    if isinstance(part, dict) and name in part.get("properties", ()):
+        part["required"] = [*dict.fromkeys([*part.get("required", ()), name])]
 
 
 def _types(value: Any) -> dict[str, Any]:

@@ -154,24 +154,6 @@ def test_another_picture_at_the_same_place_misses() -> None:
     assert np.abs(made.log_probabilities("other") - made.log_probabilities("original")).max() > 1e-2
 
 
-def test_a_preempted_answer_goes_on_as_it_was() -> None:
-    family = FAMILIES[IN_FULL]
-    made = engine_of(family, encoder_cache=1)
-    for name in family.prompts:
-        made.submit(name, family.prompt(name), max_tokens=family.tokens)
-    preempted: set[str] = set()
-    for _ in range(400):
-        made.turn()
-        for sequence in list(made.worker._scheduler.rows.members.values()):
-            if len(sequence.generated) > 3 and sequence.request.request_id not in preempted:
-                made.worker._scheduler.preempt(sequence)
-                preempted.add(sequence.request.request_id)
-    made.run()
-    assert preempted == set(family.prompts)
-    assert all(made.tokens(name) == family.golden_tokens(name) for name in family.prompts)
-    made.assert_nothing_left()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families(*WITH_FEATURES, quick=ALL))
 def test_replayed_chunks_of_a_single_row(family: Family) -> None:
