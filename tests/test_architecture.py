@@ -9,40 +9,40 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 41_550,
-    "service/api": 15_900,
-    "service/cli": 3_200,
+    "service": 39_650,
+    "service/api": 15_050,
+    "service/cli": 3_000,
     "service/confined": 400,
-    "service/engine": 10_450,
-    "service/graphs": 1_350,
-    "service/hub": 950,
-    "service/link": 1_700,
-    "service/media": 3_050,
-    "service/metrics": 600,
-    "service/processes": 1_900,
+    "service/engine": 10_850,
+    "service/graphs": 1_400,
+    "service/hub": 550,
+    "service/link": 1_450,
+    "service/media": 2_950,
+    "service/metrics": 650,
+    "service/processes": 1_500,
     "service/settings": 650,
-    "service/system": 600,
+    "service/system": 550,
     "service/tuning": 500,
-    "service/voices": 500,
-    "models": 19_200,
+    "models": 21_300,
     "models/checkpoints": 1_100,
-    "models/interfaces": 700,
-    "models/layers": 8_700,
-    "models/qwen_vl": 2_200,
+    "models/interfaces": 750,
+    "models/layers": 9_600,
+    "models/minicpmv": 1_950,
+    "models/qwen_vl": 2_600,
     "models/text": 900,
     "models/voxcpm2": 3_350,
     "training": 6_450,
-    "benchmarks": 8_950,
-    "tests": 55_500,
+    "benchmarks": 9_050,
+    "tests": 54_500,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 43_300
+WORDS = 44_000
 """The most words of README, CHANGELOG and docs."""
 
-FILES = 261
+FILES = 203
 """The most Python files of service."""
 
-ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (9, 24)}
+ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (9, 25)}
 """By package: the most rooms (its modules and packages), and the most pairs of which one imports the other."""
 
 MAY_IMPORT = {

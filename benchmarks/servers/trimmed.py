@@ -2,8 +2,8 @@
 
     python -m benchmarks.servers.trimmed serve [server flags]
 
-A server keeps freed memory for the next pictures (service/system/children.py). How much depends on how many requests met,
-which is chance, and hides what requests leave behind.
+A server keeps freed memory for the next pictures (service/system/children.py). How much depends on how many requests
+met, which is chance, and hides what requests leave behind.
 """
 
 from __future__ import annotations

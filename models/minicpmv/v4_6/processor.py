@@ -103,7 +103,8 @@ class MiniCPMV46Processor(TextProcessor):
             raise CheckpointError(f"tokenizer.json: no added tokens {', '.join(missing)}")
         self._markers = {name: plain([tokenizer.special_ids[name]]) for name in names}
         self._line_break = plain(tokenizer.encode_plain("\n"))
-        self._structural = {int(part.token_ids[0]) for part in (self._line_break, *map(self._markers.get, names[:4]))}
+        structural = [self._line_break, *(self._markers[name] for name in names[:4])]
+        self._structural = {int(part.token_ids[0]) for part in structural}
         self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
