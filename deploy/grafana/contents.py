@@ -211,6 +211,12 @@ CHAT = Dashboard(
                     "percentunit",
                 ),
                 Panel(
+                    "Prompts from a recurrent state / s",
+                    ((rate("state_snapshot_hits_total", "model", CHAT_MODEL), "{{model}}"),),
+                    "reqps",
+                    description="Prefix hits of models such as Qwen3.5, which need a cached state, too.",
+                ),
+                Panel(
                     "Encoder cache hit ratio",
                     (
                         (
@@ -453,9 +459,17 @@ ENGINE = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "Encoder cache",
-                    ((f"reprise_encoder_cache_bytes{MODEL}", "{{model}} @ {{instance}} {{engine}}"),),
+                    "Encoder cache, cached recurrent states",
+                    (
+                        (f"reprise_encoder_cache_bytes{MODEL}", "{{model}} @ {{instance}} {{engine}}"),
+                        (f"reprise_state_snapshot_bytes{MODEL}", "states, {{model}} @ {{instance}} {{engine}}"),
+                    ),
                     "bytes",
+                ),
+                Panel(
+                    "Cached recurrent states",
+                    ((f"reprise_state_snapshots{MODEL}", "{{model}} @ {{instance}} {{engine}}"),),
+                    "short",
                 ),
                 Panel(
                     "KV pages in use",

@@ -29,10 +29,10 @@ class PagedCache:
     specs: Sequence[CacheSpec]
     num_pages: int = 64
     page_size: int = 16
-    state_specs: Sequence[Mapping[str, BufferSpec]] = ()
-    num_states: int = 8
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    state_specs: Sequence[Mapping[str, BufferSpec]] = ()
+    num_states: int = 8
 
     def __post_init__(self) -> None:
         self.caches = [spec.allocate(self.num_pages, self.page_size, self.device, self.dtype) for spec in self.specs]
