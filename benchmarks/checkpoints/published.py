@@ -186,6 +186,16 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"query_num": 64, "slice_config": {"scale_resolution": 448}, "vision_config": _SIGLIP},
         {"scale_resolution": 448, "image_feature_size": 64},
     ),
+    "minicpmv_4_6": (
+        "minicpmv_4_6",
+        {
+            "text_config": _qwen3_5(1024, 3584, 24, (8, 2), 16)["text_config"] | {"vocab_size": 248094},
+            "vision_config": _SIGLIP,
+            "insert_layer_id": 6,
+            "tie_word_embeddings": True,
+        },
+        {"scale_resolution": 448},
+    ),
     "kimi_vl_a3b": (
         "kimi_vl",
         {
@@ -235,7 +245,10 @@ def make(name: str, parent: Path) -> Path:
         if path.is_file() and path.suffix in (".json", ".model", ".txt") and path.name != "inputs.json":
             shutil.copy(path, target / path.name)
     _override(target / "config.json", config)
-    if preprocessor:
+    if (target / "processor_config.json").exists():
+        both = ("image_processor", "video_processor")
+        _override(target / "processor_config.json", dict.fromkeys(both, preprocessor))
+    elif preprocessor:
         _override(target / "preprocessor_config.json", preprocessor)
     if (target / "video_preprocessor_config.json").exists():
         _override(target / "video_preprocessor_config.json", _QWEN3_VIDEO_PIXELS)

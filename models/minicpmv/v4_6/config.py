@@ -18,6 +18,7 @@ _VISION_FIELDS = (
     *("layer_norm_eps", "hidden_act"),
 )
 _TOWER_FIXED: Mapping[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "window_kernel_size": [2, 2]}
+_TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 _TOP_FIXED: Mapping[str, Any] = {"merge_kernel_size": [2, 2], "merger_times": 1}
 _PROCESSOR_FIXED: Mapping[str, Any] = {"slice_mode": True, "stack_frames": 1}
 _MODES = {"16x": 4, "4x": 2}
@@ -78,7 +79,9 @@ def load_config(directory: Path) -> MiniCPMV46Config:
             f"config.json: insert_layer_id is {insert}, expected a number of one of {vision['num_hidden_layers']} "
             "layers but the last"
         )
-    text = text_fields(directory, {**section_of(config, "text_config"), **_tie(config)})
+    if (kind := section_of(config, "text_config").get("model_type", _TEXT_MODELS[0])) not in _TEXT_MODELS:
+        raise CheckpointError(f"config.json: text_config.model_type {kind!r} is not one of {', '.join(_TEXT_MODELS)}")
+    text = text_fields(directory, {**section_of(config, "text_config"), **_shared(config)})
     try:
         return MiniCPMV46Config(
             vision=VisionConfig(
@@ -114,7 +117,7 @@ def _media_rule(where: str, fields: Mapping[str, Any], patch: int, merge: int) -
     return MediaRule(slicing, bool(fields.get("use_image_id", True)), int(fields.get("max_num_frames") or 128))
 
 
-def _tie(config: Mapping[str, Any]) -> dict[str, Any]:
+def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
     """The tie of the top level decides, and M-RoPE always interleaves; files of 4.6 have no section."""
     text = section_of(config, "text_config")
     rope = {"mrope_section": list(_SECTION), **(text.get("rope_parameters") or {}), "mrope_interleaved": True}

@@ -348,11 +348,13 @@ PUBLISHED = {
     "qwen3_5_35b_a3b": (35_107_181_936, 446_571_248),
     "kimi_vl_a3b": (16_407_656_048, 416_866_032 + 30_679_808),
     "minicpmv_4_5": (8_695_895_280, None),
+    "minicpmv_4_6": (1_300_428_016, 548_266_416),
 }
 """Parameters, and those of the encoder."""
 PADDING = {
     "qwen2_5_vl_3b": 32 * 36 * (3 * 1280 + 2),
     "minicpmv_4_5": 52 * 1152,
+    "minicpmv_4_6": 52 * 1152,
 }
 """Values beside them that align the encoder's rows in memory."""
 
