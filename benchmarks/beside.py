@@ -26,7 +26,7 @@ from service.cli.bench.traffic import ChatLoad, Record, SpeechLoad
 
 MOST_AUDIO = 1_000.0
 """Seconds of audio per second that no server reaches, so that the streams never use up their requests."""
-SETTINGS = ("--max-in-flight", "2048", "--max-waiting", "1024", "--media-threads", "8")
+SETTINGS = ("--max-in-flight", "2048", "--max-waiting", "1024")
 
 
 @dataclass(frozen=True)

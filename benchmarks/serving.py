@@ -282,7 +282,7 @@ RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
     "arrivals": arrivals,
     "long": long,
 }
-SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "128", "--media-threads", "8")
+SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "128")
 CONTEXT = "32768"
 """Tokens of a sequence that vLLM makes room for: a long prompt, or a stream beside it."""
 

@@ -207,7 +207,7 @@ def full_disk(directory: Path, pid: int) -> Iterator[None]:
 
 
 def test_the_disk_of_the_voices_is_full(patient: Patient, voices: Path) -> None:
-    clip = sound(tone(220, 16_000, 3.0), 16_000, "WAV")
+    clip = sound(tone(220, 16_000, 30.0), 16_000, "WAV")
     form = {"name": "Full Moon", "consent": "I agree", "model": "voxcpm2"}
 
     def upload() -> httpx.Response:

@@ -23,6 +23,7 @@ _TOP_FIXED: Mapping[str, Any] = {"merge_kernel_size": [2, 2], "merger_times": 1}
 _PROCESSOR_FIXED: Mapping[str, Any] = {"slice_mode": True, "stack_frames": 1}
 _MODES = {"16x": 4, "4x": 2}
 """By downsample_mode: patches per side that become one token."""
+_INSERT_LAYER = 6
 _SECTION = (11, 11, 10)
 """mrope_section of files without one, as of the published classes."""
 
@@ -73,8 +74,9 @@ def load_config(directory: Path) -> MiniCPMV46Config:
     if mode not in _MODES:
         raise CheckpointError(f"{where}: downsample_mode {mode!r} is not one of {', '.join(_MODES)}")
     merge, patch = _MODES[mode], int(vision["patch_size"])
-    insert = int(config.get("insert_layer_id", vision.get("insert_layer_id", 6)))
-    if not 0 <= insert < int(vision["num_hidden_layers"]) - 1:
+    named = [section.get("insert_layer_id") for section in (config, vision)]
+    insert = next((number for number in named if number is not None), _INSERT_LAYER)
+    if insert >= int(vision["num_hidden_layers"]) - 1:
         raise CheckpointError(
             f"config.json: insert_layer_id is {insert}, expected a number of one of {vision['num_hidden_layers']} "
             "layers but the last"

@@ -56,9 +56,9 @@ def text_fields(directory: Path, text: Mapping[str, Any]) -> dict[str, Any]:
         )
     # A mixture has no dense MLP, and no field for its width.
     inner = text.get("intermediate_size") or text.get("shared_expert_intermediate_size")
-    checked = {**text, "intermediate_size": inner, "layer_types": _layer_types(text)}
+    checked = {**text, "intermediate_size": inner}
     require_text_fields(directory, checked)
-    return checked
+    return {**checked, "layer_types": _layer_types(checked)}
 
 
 def _layer_types(text: Mapping[str, Any]) -> list[str]:
