@@ -318,7 +318,7 @@ def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
         "reasoning.effort": None if body.reasoning is None else body.reasoning.effort,
     }
     path, effort = next(((path, value) for path, value in efforts.items() if value is not None), ("", None))
-    if effort is not None and effort not in EFFORTS:
+    if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
         raise bad_request(f"{path}: must be one of {', '.join(EFFORTS)}.", path)
     return effort
 

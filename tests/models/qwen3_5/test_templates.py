@@ -113,6 +113,7 @@ ALL = ("enable_thinking", "preserve_thinking", "reasoning_effort")
         ({"chat_template_kwargs": {"reasoning_effort": "max"}}, ALL, {"reasoning_effort": "xhigh"}),
         ({"chat_template_kwargs": {"preserve_thinking": True}}, ALL, {"preserve_thinking": True}),
         ({"reasoning_effort": "tiny"}, ALL, "reasoning_effort"),
+        ({"chat_template_kwargs": {"reasoning_effort": ["low"]}}, ALL, "chat_template_kwargs.reasoning_effort"),
         ({"reasoning": {"effort": "tiny"}}, ALL, "reasoning.effort"),
         ({"chat_template_kwargs": {"preserve_thinking": "yes"}}, ALL, "chat_template_kwargs.preserve_thinking"),
         ({"chat_template_kwargs": {"preserve_thinking": True}}, ALL[:1], "chat_template_kwargs"),
