@@ -68,11 +68,11 @@ class StatePool:
         """How many of the `length` tokens from `start` a chunk takes: to a multiple of STATE_INTERVAL or the end of the
         prompt, with one snapshot at most."""
         end = start + length
-        inside = [snapshot for snapshot in sequence.snapshot_ends if start < snapshot < end]
-        if len(inside) > 1:
-            end = inside[0]
         if end < sequence.num_tokens:
             end -= end % STATE_INTERVAL
+        inside = [snapshot for snapshot in sequence.snapshot_ends if start < snapshot <= end]
+        if len(inside) > 1:
+            end = inside[0]
         return max(0, end - start)
 
     def with_snapshot(self, chunk: Chunk) -> Chunk:

@@ -100,6 +100,17 @@ def test_where_prompts_part_a_snapshot_is_left() -> None:
     made.assert_nothing_left()
 
 
+def test_a_chunk_that_ends_at_a_snapshot_leaves_the_one_inside_it_to_another_chunk() -> None:
+    """Two are planned, at 64, where the prompts part, and at 128, where the chunk would end."""
+    made = engine(max_step_tokens=128)
+    answer(made, "first", text(80, *[81] * 70))
+    answer(made, "second", text(80, *[82] * 70))
+    answer(made, "again", text(80, *[82] * 70))
+    answer(made, "third", text(80, *[83] * 70))
+    assert made.cached_tokens() == {"first": 0, "second": 0, "again": 128, "third": 64}
+    assert made.tokens("again") == made.tokens("second")
+
+
 def test_copies_of_a_prompt_compute_what_follows_its_snapshot() -> None:
     """As several choices do."""
     made = engine(max_step_tokens=256)
