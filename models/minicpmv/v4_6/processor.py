@@ -251,18 +251,17 @@ class MiniCPMV46Processor(TextProcessor):
 
 
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-    """Frames to read: one a second (or `fps`); of a video of more seconds than `max_frames` frames evenly spaced among
-    ten a second; of a list all, thinned evenly. Source: the published video processor, which asks for a rate of 1."""
-    last = metadata.num_frames - 1
+    """Frames to read: one a second (or `fps`); where these are more than `max_frames`, some of them or of ten a second,
+    evenly spaced; of a list all, thinned evenly. Source: the published video processor, which asks for a rate of 1."""
+    last, rate = metadata.num_frames - 1, fps or 1.0
     if metadata.listed:
         indices = list(range(metadata.num_frames))
-    elif metadata.duration * (fps or 1.0) > max_frames:
-        indices = [
-            min(int(step / FINE_RATE * metadata.fps), last) for step in range(int(metadata.duration / (1 / FINE_RATE)))
-        ]
+    elif rate < FINE_RATE and metadata.duration * rate > max_frames:
+        steps = range(int(metadata.duration / (1 / FINE_RATE)))
+        indices = [min(int(step / FINE_RATE * metadata.fps), last) for step in steps]
     else:
-        count = max(1, int(np.ceil(metadata.duration * (fps or 1.0))))
-        indices = [min(int(index * metadata.fps / (fps or 1.0)), last) for index in range(count)]
+        count = max(1, int(np.ceil(metadata.duration * rate)))
+        indices = [min(int(index * metadata.fps / rate), last) for index in range(count)]
     if len(indices) > max_frames:
         indices = [indices[i] for i in np.linspace(0, len(indices) - 1, max_frames, dtype=int)]
     return indices

@@ -72,6 +72,16 @@ def test_slices_and_sampled_frames_are_the_references(directory: Path) -> None:
             assert sample_frames(metadata, fps=None, max_frames=case["max_num_frames"]) == case["indices"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 12, 90])
+@pytest.mark.parametrize("wanted", [1, 2, 4, 11, 60])
+def test_a_short_clip_is_read_in_as_many_frames_as_are_asked_for(count: int, wanted: int) -> None:
+    """Also if it is shorter than a tenth of a second. Of few frames at their own rate none is read twice."""
+    metadata = VideoMetadata(count, 30.0, count / 30, 10, 10)
+    indices = sample_frames(metadata, fps=metadata.fps, max_frames=wanted)
+    assert len(indices) == len(set(indices)) == min(count, wanted)
+    assert indices[0] == 0 and max(indices) < count
+
+
 def published(directory: Path) -> MiniCPMV46Processor:
     """A processor that cuts pictures as published ones do."""
     processor = load_processor(directory)
