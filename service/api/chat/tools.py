@@ -23,7 +23,7 @@ from service.api.chat.schema import (
     ToolCallEntry,
 )
 from service.api.chat.xml_calls import FUNCTION, XmlFunction
-from service.api.chat.xml_calls import RULES as XML_RULES
+from service.api.chat.xml_calls import RULE as XML_RULE
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import GrammarChecks, form_grammar, formed_lark_grammar, refusal
@@ -59,13 +59,16 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
     answer: grammar of answers that call nothing; empty: any text.
     """
     calls = "call (SEPARATOR call)*" if use.several else "call"
+    xml: list[str] = []
     if use.format == "xml":
-        begin, end, functions = FUNCTION, f"\n{CALL_END}", [XmlFunction(tool).grammar(BLANKS) for tool in use.callable]
+        pairs = [XmlFunction(tool).grammar(BLANKS, f"OTHER_{index}") for index, tool in enumerate(use.callable)]
+        begin, end, functions = FUNCTION, f"\n{CALL_END}", [function for function, _ in pairs]
+        xml = [XML_RULE, *(rule for _, rule in pairs)]
     else:
         begin, end, functions = CALL_HEAD, f"}}\n{CALL_END}", [_function(tool) for tool in use.callable]
     rules = [
         *_TEXT,
-        *(XML_RULES if use.format == "xml" else ()),
+        *xml,
         f"SEPARATOR: {json.dumps(chr(10) + CALL_START)}",
         f"""call: {json.dumps(begin)} function {json.dumps(end)}""",
         f"function: {' | '.join(functions)}",

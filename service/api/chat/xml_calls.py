@@ -28,8 +28,8 @@ from service.api.structured.schema_form import MAX_DEPTH, as_grammar
 
 FUNCTION = "\n<function="
 """What follows the opening tag of a call."""
-RULES = ("""text[lazy]: TEXT "\\n</parameter>" """, "KEY: /[^>\\n]+/")
-"""Rules that the grammars of functions use."""
+RULE = """text[lazy]: TEXT "\\n</parameter>" """
+"""A rule that the grammars of functions use."""
 Types = frozenset[str]
 """The JSON types that a value may have."""
 
@@ -58,17 +58,19 @@ class XmlFunction:
         self.types = {key: self._types(part)[0] for key, part in self._parts.items()}
         """Of each parameter that is listed."""
 
-    def grammar(self, blanks: str) -> str:
-        """What follows FUNCTION: the name, the listed parameters in their order, others if they are allowed, and the
-        end of the function. blanks: pattern of white space in JSON."""
-        parts = [json.dumps(f"{self._name}>\n")]
+    def grammar(self, blanks: str, others: str) -> tuple[str, str]:
+        """(what follows FUNCTION: the name, the listed parameters in their order, others if they are allowed, and the
+        end of the function; the rule `others`: opening tags of parameters that are not listed, whose values are any
+        text). blanks: pattern of white space in JSON."""
+        parts, keys = [json.dumps(f"{self._name}>\n")], (*self._parts, *self._schema.get("properties", {}))
+        tags = {key: json.dumps(f"<parameter={key}>\n", ensure_ascii=False) for key in keys}
         for key in self._parts:
-            begin = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
-            parameter = f'{begin} {self._value(key, blanks)} "\\n"'
+            parameter = f'{tags[key]} {self._value(key, blanks)} "\\n"'
             parts.append(parameter if key in self._required else f"({parameter})?")
         if self._schema.get("additionalProperties", True) is not False:
-            parts.append('("<parameter=" KEY ">\\n" text "\\n")*')
-        return " ".join([*parts, '"</function>"'])
+            parts.append(f'({others} text "\\n")*')
+        unlisted = f" & ~({' | '.join(tags.values())})" if tags else ""
+        return " ".join([*parts, '"</function>"']), f"{others}: /<parameter=[^>\\n]+>\\n/{unlisted}"
 
     def unenforced(self) -> list[str]:
         """Paths of what the grammar does not enforce, since a string is any text."""

@@ -132,6 +132,19 @@ def test_open_objects_take_further_parameters() -> None:
     assert joined(parser.feed(answer)[1])[0].function.arguments == '{"a": 1, "b": "x y"}'
 
 
+def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
+    """Its text would be taken for JSON of its type."""
+    properties = {"on": {"type": "boolean"}, 'a "b\\': {"type": "integer"}, "off": False}
+    tool = Tool("free", None, {"type": "object", "properties": properties, "additionalProperties": True})
+    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    grammar = tool_grammar(use)
+    check_grammar(grammar)
+    for parameters in ({"on": "true", "only": "yes"}, {"on": "false"}, {'a "b\\': "1"}, {"o": "n"}, {}):
+        assert fits(grammar, call("free", **parameters))
+    for parameters in ({"on": "True"}, {"only": "yes", "on": "True"}, {"off": "x"}, {'a "b\\': "one"}):
+        assert not fits(grammar, call("free", **parameters))
+
+
 def test_what_a_text_cannot_enforce_is_named_or_refused() -> None:
     strings = {"plate": {"type": "string", "pattern": "^[A-Z]+$"}, "name": {"type": "string"}}
     tool = Tool("car", None, {"type": "object", "properties": strings})
