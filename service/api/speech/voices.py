@@ -7,11 +7,12 @@ import logging
 import re
 import secrets
 import unicodedata
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
@@ -122,8 +123,6 @@ SEED = re.compile(r"[0-9]{1,18}")
 SAMPLE = "audio_sample"
 MAX_FIELDS, MAX_CHARACTERS = 16, 4096
 """Of a form: fields beside the file, and characters of each."""
-CHARSET = re.compile(r";\s*charset=[^;]*", re.IGNORECASE)
-"""Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578)."""
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
@@ -270,14 +269,33 @@ async def _described(
     return {"reference": patches}, seconds
 
 
+class _FormParser(MultiPartParser):
+    """starlette's parser takes a body that ends within a part, without that part."""
+
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
 async def _parse_form(request: Request) -> FormData:
     """The parsed body; max_body limits it."""
-    content_type = request.headers.get("content-type", "")
-    if not content_type.lower().startswith("multipart/form-data"):
-        raise bad_request("The body must be multipart/form-data, with name, and audio_sample or speaker_description.")
-    parser = MultiPartParser(
-        Headers({"content-type": CHARSET.sub("", content_type)}),
-        request.stream(),
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if kind != b"multipart/form-data" or not re.fullmatch(r'[^"\\]{1,256}', boundary):
+        needed = "multipart/form-data with a boundary, with name, and audio_sample or speaker_description"
+        raise bad_request(f"The body must be {needed}.")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.complete:
+            raise bad_request("The form is not complete: the body ends before the boundary that closes it.")
+
+    parser = _FormParser(
+        # Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578), as _field reads.
+        Headers({"content-type": f'multipart/form-data; charset=latin-1; boundary="{boundary}"'}),
+        whole(),
         max_files=1,
         max_fields=MAX_FIELDS,
         max_part_size=4 * MAX_CHARACTERS,
@@ -290,9 +308,13 @@ async def _parse_form(request: Request) -> FormData:
 
 def _field(form: FormData, name: str) -> str | None:
     """A text field; None when it is missing or empty."""
-    text = form.get(name, "")
-    if isinstance(text, UploadFile):
+    value = form.get(name, "")
+    if isinstance(value, UploadFile):
         raise bad_request(f"{name}: must be text, not a file.", name)
+    try:
+        text = value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise bad_request(f"{name}: the text is not UTF-8.", name) from None
     if len(text) > MAX_CHARACTERS:
         raise bad_request(f"{name}: too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed.", name)
     return text.strip() or None

@@ -258,13 +258,32 @@ def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
         b'--x\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), text)
         for name, text in parts.items()
     )
-    for charset in ("utf-7", "unicode_escape", "0123456789abcdef" * 10):
-        headers = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+    for charset in ("utf-7", "unicode_escape", "0123456789abcdef" * 10, "punycode"):
+        headers = {"content-type": f"multipart/form-data; charset ={charset}; boundary=x; charset={charset}"}
         answer = http.post("/v1/audio/voices", headers=headers, content=body + b"--x--\r\n")
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["param"] == "name"
         assert charset not in looked
+    assert not list(directory.iterdir())
+
+
+@pytest.mark.parametrize("cut", [b"", b"--x", b'--x\r\ncontent-disposition: form-data; name="x"; filename="a"'])
+def test_a_form_that_is_cut_or_not_utf8_is_refused(http: httpx.Client, directory: Path, cut: bytes) -> None:
+    """The rest of a form whose file was cut would describe another voice."""
+
+    def part(name: str, value: bytes) -> bytes:
+        return f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+
+    begun = cut + b"\r\n\r\n" + bytes(2 << 20) if b"file" in cut else cut
+    described = part("speaker_description", b"a calm voice")
+    for body, message in (
+        (part("name", b"Cut") + described + begun, "The form is not complete"),
+        (part("name", "Jürgen".encode("latin-1")) + described + b"--x--", "name: the text is not UTF-8."),
+    ):
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answer = http.post("/v1/audio/voices", headers=headers, content=body)
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(message), answer.text
     assert not list(directory.iterdir())
 
 
