@@ -84,8 +84,9 @@ def lark_grammar(text: str) -> str:
     parts, at = [], 0
     for found in _EMBEDDED.finditer(text):
         try:
-            schema, end = json.JSONDecoder().raw_decode(text, found.end())
-        except (ValueError, RecursionError):
+            _, end = json.JSONDecoder().raw_decode(text, found.end())
+            schema = msgspec.json.decode(text[found.end() : end])  # the other also takes NaN and half surrogate pairs
+        except (ValueError, RecursionError, msgspec.DecodeError):
             raise Unfit("%json must be followed by a JSON schema") from None
         formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
         parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]

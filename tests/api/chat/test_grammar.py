@@ -172,6 +172,8 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
         "minimum: nothing fits it",
     ),
     "no schema after %json": (lambda: lark_grammar("start: %json 5x"), "%json"),
+    "no number": (lambda: lark_grammar('start: %json {"multipleOf": NaN}'), "%json must be followed by"),
+    "half a pair": (lambda: lark_grammar(r'start: %json {"const": "\ud800"}'), "%json must be followed by"),
 }
 
 
