@@ -236,7 +236,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     model = TINY_MODEL if arguments.tiny else arguments.model
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
-        settings = ["--max-in-flight", "1024", "--max-waiting", "1024", "--media-threads", "8"]
+        settings = ["--max-in-flight", "1024", "--max-waiting", "1024"]
         settings += ["--max-running", "4" if arguments.tiny else MAX_RUNNING[kind]]
         flags = [*hosted, *settings]
         return record(

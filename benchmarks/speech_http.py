@@ -197,7 +197,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     max_running = arguments.max_running or scale.max_running * {"open": 2, "listeners": 4}.get(kind, 1)
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(MODEL, Path(folder))])
-        settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--media-threads", "8"]
+        settings = ["--max-in-flight", "2048", "--max-waiting", "1024"]
         settings += ["--max-running", str(max_running)]
         held = {"ramp": scale.ramp, "seconds": scale.counted} if kind == "listeners" else {}
         return record(

@@ -9,8 +9,8 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 39_650,
-    "service/api": 15_050,
+    "service": 39_700,
+    "service/api": 15_100,
     "service/cli": 3_000,
     "service/confined": 400,
     "service/engine": 10_850,
@@ -27,13 +27,13 @@ LINES = {
     "models/checkpoints": 1_100,
     "models/interfaces": 750,
     "models/layers": 9_600,
-    "models/minicpmv": 1_950,
+    "models/minicpmv": 2_000,
     "models/qwen_vl": 2_600,
     "models/text": 900,
     "models/voxcpm2": 3_350,
     "training": 6_450,
     "benchmarks": 9_050,
-    "tests": 54_500,
+    "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 44_100
