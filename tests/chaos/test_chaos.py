@@ -191,7 +191,7 @@ def test_one_bad_request_in_a_full_house(patient: Patient) -> None:
 def full_disk(directory: Path, pid: int) -> Iterator[None]:
     """Nothing of any size can be written below `directory`: a full tmpfs where one can be mounted, else a limit on the
     size of files of that process."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(directory)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(directory)], capture_output=True)
     if mounted.returncode == 0:
         try:
             yield
@@ -207,7 +207,7 @@ def full_disk(directory: Path, pid: int) -> Iterator[None]:
 
 
 def test_the_disk_of_the_voices_is_full(patient: Patient, voices: Path) -> None:
-    clip = sound(tone(220, 16_000, 30.0), 16_000, "WAV")
+    clip = sound(tone(220, 16_000, 6.0), 16_000, "WAV")
     form = {"name": "Full Moon", "consent": "I agree", "model": "voxcpm2"}
 
     def upload() -> httpx.Response:
