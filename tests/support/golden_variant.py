@@ -77,17 +77,18 @@ def _rename_modes(directory: Path) -> None:
 
 
 def _widen(directory: Path) -> None:
-    """Wider MLPs in the language model, and twice as many positions."""
+    """Wider MLPs in the language model, or shared experts, and twice as many positions."""
     config = json.loads((directory / "config.json").read_text())
     text = config.get("text_config", config)
-    width = text["intermediate_size"]
-    text["intermediate_size"] += MORE
+    field = "intermediate_size" if "intermediate_size" in text else "shared_expert_intermediate_size"
+    width = text[field]
+    text[field] += MORE
     text["max_position_embeddings"] *= 2
     (directory / "config.json").write_text(json.dumps(config))
     for file in directory.glob("model*.safetensors"):
         tensors = load_file(file)
         for name, value in tensors.items():
-            if not re.search(r"layers\.\d+\.mlp\.(gate|up|down)_proj\.weight$", name) or width not in value.shape:
+            if not re.search(r"layers\.\d+\.mlp\.(shared_expert\.)?(gate|up|down)_proj\.weight$", name) or width not in value.shape:
                 continue
             tensors[name] = F.pad(value, (0, MORE) if "down" in name else (0, 0, 0, MORE))
         save_file(tensors, file, metadata={"format": "pt"})

@@ -43,13 +43,14 @@ def test_what_does_not_fit_is_a_fault() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-def test_kernels_that_changed_compile_for_every_gpu(tmp_path: Path) -> None:
+def test_kernels_that_changed_compile(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     found = tmp_path / "compiled.json"
     found.write_text((ROOT / OUT).read_text())
     # Of another Triton all have changed: one configuration of each then.
     which = ["--update", "--out", found] if triton.__version__ in RECORDED else ["--changed"]
-    command = [sys.executable, "-m", "benchmarks.kernels.compile", *which]
+    # The others take most of an hour: `make compile-kernels`.
+    command = [sys.executable, "-m", "benchmarks.kernels.compile", "--gpu", "sm_80", "sm_90", *which]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
