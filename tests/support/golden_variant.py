@@ -39,7 +39,8 @@ def make_variant(source: Path, target: Path) -> None:
 
 
 def _change_prompts(directory: Path) -> None:
-    """The first prompt goes, the others come in reverse order under other names; images change their numbers."""
+    """The first prompt goes, unless it is the one of which routes to experts are recorded; the others come in reverse
+    order under other names; images change their numbers."""
     inputs = json.loads((directory / "inputs.json").read_text())
     tensors = load_file(directory / "expected.safetensors")
     images = sorted((directory / "images").glob("image*.png"))
@@ -51,7 +52,8 @@ def _change_prompts(directory: Path) -> None:
     moved = {directory / "images" / renumber(path.stem): path.read_bytes() for path in images}
     for path, content in moved.items():
         path.with_suffix(".png").write_bytes(content)
-    kept = list(inputs["prompts"])[:0:-1]
+    gone = next(name for name in inputs["prompts"] if f"prompt.{name}.expert_ids" not in tensors)
+    kept = [name for name in reversed(inputs["prompts"]) if name != gone]
     prompts = json.loads(renumber(json.dumps({PREFIX + name: inputs["prompts"][name] for name in kept})))
     (directory / "inputs.json").write_text(json.dumps(inputs | {"prompts": prompts, "max_new_tokens": TOKENS}))
     renamed: dict[str, Tensor] = {}
