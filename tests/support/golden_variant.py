@@ -90,7 +90,8 @@ def _widen(directory: Path) -> None:
     for file in directory.glob("model*.safetensors"):
         tensors = load_file(file)
         for name, value in tensors.items():
-            if not re.search(r"layers\.\d+\.mlp\.(shared_expert\.)?(gate|up|down)_proj\.weight$", name) or width not in value.shape:
+            dense = re.search(r"layers\.\d+\.mlp\.(shared_expert\.)?(gate|up|down)_proj\.weight$", name)
+            if not dense or width not in value.shape:
                 continue
             tensors[name] = F.pad(value, (0, MORE) if "down" in name else (0, 0, 0, MORE))
         save_file(tensors, file, metadata={"format": "pt"})
