@@ -57,10 +57,12 @@ def fits(grammar: str, answer: str) -> bool:
 
 
 texts = st.text(st.sampled_from('ab<>/=\n"\\{}é'), max_size=20).filter(lambda text: "</parameter>" not in text)
+NO_JSON = texts.filter(lambda text: text.strip() not in ("", "null") and text.strip()[0] != '"')
+"""A value that may be a string or null is JSON where it parses."""
 places = st.lists(st.integers(0, 10_000), max_size=12).map(tuple)
 
 
-@given(texts, texts.filter(lambda text: text not in ("", "null")), st.integers(1), texts, places)
+@given(texts, NO_JSON, st.integers(1), texts, places)
 def test_any_split_gives_the_values_of_the_whole(
     text: str, note: str, count: int, said: str, where: tuple[int, ...]
 ) -> None:
