@@ -27,7 +27,7 @@ from tests.support.waiting import GENEROUS, wait
 
 MODEL = "reprise/qwen2_vl"
 PICTURE = ROOT / "docs/images/shapes.png"
-PATIENCE = 2 * GENEROUS
+TIMEOUT = 2 * GENEROUS
 GREEDY = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 
 
@@ -38,7 +38,7 @@ def server(embedded_server: ServerProcess) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
         yield client
 
 
@@ -140,7 +140,7 @@ def test_values_end_in_json_though_digits_are_biased(client: OpenAI) -> None:
 
 
 async def test_answers_in_a_batch_are_the_answers_alone(server: ServerProcess) -> None:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
 
         async def one(index: int) -> str:
             parts = [picture_part(), text_part(f"Question {index}?")] if index % 2 else [text_part(f"Tell {index}.")]
@@ -199,7 +199,7 @@ def test_a_server_answers_and_ends_without_a_trace(tmp_path: Path) -> None:
     with served(*SMALL, TMPDIR=str(tmp_path), HOME=str(tmp_path)) as server:
         family = children(server.process.pid)
         for path, body in (("/v1/chat/completions", chat()), ("/v1/audio/speech", speech())):
-            assert httpx.post(server.url + path, json=body, timeout=PATIENCE).status_code == 200
+            assert httpx.post(server.url + path, json=body, timeout=TIMEOUT).status_code == 200
         assert server.stop() == 0
         assert family and not any(Path(f"/proc/{child}").exists() for child in family)
         assert not list(tmp_path.glob("reprise-*"))
@@ -208,6 +208,6 @@ def test_a_server_answers_and_ends_without_a_trace(tmp_path: Path) -> None:
 def test_print_config_masks_secrets() -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--print-config", "--api-key", "very-secret"]
     environ = {**os.environ, "REPRISE_MAX_N": "3", "REPRISE_TYPO": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT, env=environ)
     assert done.returncode == 0 and "max_n: 3" in done.stdout and "very-secret" not in done.stdout
     assert "REPRISE_TYPO" in done.stderr

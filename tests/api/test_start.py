@@ -23,7 +23,7 @@ from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import running_server
 
-PATIENCE = 240.0
+TIMEOUT = 240.0
 
 
 def with_load(load: Callable[[], Any]) -> Catalog:
@@ -37,12 +37,12 @@ def test_tokenizers_are_read_while_the_engine_loads() -> None:
 
     def load() -> FakeProcessor:
         reading.set()
-        assert loading.wait(PATIENCE), "the engine does not load while a tokenizer is read"
+        assert loading.wait(TIMEOUT), "the engine does not load while a tokenizer is read"
         return FakeProcessor()
 
     def engine(config: EngineConfig, channel: Channel) -> None:
         loading.set()
-        assert reading.wait(PATIENCE), "no tokenizer is read while the engine loads"
+        assert reading.wait(TIMEOUT), "no tokenizer is read while the engine loads"
         fake_engine.serve(config, channel)
 
     with running_server(with_load(load), lambda config: InlineLink(config, engine)) as server:
@@ -70,6 +70,6 @@ def test_every_line_of_the_log_is_json(embedded_server: ServerProcess) -> None:
 def test_what_cannot_be_served_is_json_where_the_log_is(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", *arguments]
     environment = {**os.environ, "REPRISE_LOG_FORMAT": "json", "REPRISE_TYPO": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT, env=environment)
     assert done.returncode == 2
     assert [json.loads(line)["level"] for line in done.stderr.splitlines()][-1] == "error"

@@ -45,7 +45,7 @@ several launches of its own, and the listener's turn comes after one launch or t
 MOST_PER_PATCH = 4
 """Questions answered for each patch that a listener hears, on an average; less than one half where launches take
 turns."""
-PATIENCE = 5 * REQUEST_SECONDS
+TIMEOUT = 5 * REQUEST_SECONDS
 """Seconds after which a test that has failed ends, if neither happens: what it waits for, or too much of the other."""
 LARGEST = 1400
 """Pixels of a side: every model of the package scales it down to its largest grid."""
@@ -57,7 +57,7 @@ def pieces(url: str, seed: int, patches: int) -> Iterator[int]:
     """Bytes of each piece of an utterance, as it comes."""
     body = {"model": SPEECH, "input": TEXT, "response_format": "pcm", "sample_rate": 48_000, "seed": seed}
     body |= {"min_len": patches, "max_len": patches}
-    with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=PATIENCE) as response:
+    with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=TIMEOUT) as response:
         assert response.status_code == 200
         yield from map(len, response.iter_bytes())
 
@@ -66,7 +66,7 @@ def ask(url: str, image: str) -> int:
     part = {"type": "image_url", "image_url": {"url": image}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}]
     body = {"model": CHAT, "messages": messages, "max_tokens": 4, "ignore_eos": True}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE).status_code
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT).status_code
 
 
 def large_picture(seed: int) -> str:
@@ -78,7 +78,7 @@ def go_on(url: str, begun: threading.Event, over: threading.Event) -> None:
     body = {"model": CHAT, "messages": [{"role": "user", "content": "Tell me more."}], "stream": True}
     body |= {"max_tokens": LONG_ANSWER, "ignore_eos": True}
     while not over.is_set():
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT) as response:
             assert response.status_code == 200
             for _ in response.iter_bytes():
                 begun.set()
@@ -95,7 +95,7 @@ class Launches:
 
     @classmethod
     def of(cls, url: str) -> Launches:
-        text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=PATIENCE).text
+        text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=TIMEOUT).text
         counts = [line for line in text.splitlines() if line.startswith("reprise_step_duration_seconds_count{")]
 
         def total(model: str) -> int:
@@ -162,7 +162,7 @@ def running(threads: list[threading.Thread], over: threading.Event) -> Iterator[
     finally:
         over.set()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_flow_of_the_largest_pictures_beside_live_speech(server: tuple[ServerP
 
     began = Launches.of(process.url)
     with running([threading.Thread(target=go_on, args=(process.url, begun, over)), *speeches], over):
-        wait(lambda: begun.is_set() and all(speech.heard for speech in speeches), PATIENCE, "everybody has begun")
+        wait(lambda: begun.is_set() and all(speech.heard for speech in speeches), TIMEOUT, "everybody has begun")
         for seed in range(QUESTIONS):
             assert_answered(process.url, Question(process.url, large_picture(seed)), began)
     for speech, patches in zip(speeches, UTTERANCES, strict=True):
@@ -205,7 +205,7 @@ def assert_answered(url: str, question: Question, began: Launches) -> None:
             return False
         return seen[-1].speech - asked.speech > MOST_PER_LAUNCH * (1 + seen[-1].chat - asked.chat)
 
-    wait(lambda: starves() or not question.is_alive(), PATIENCE, "an answer")
+    wait(lambda: starves() or not question.is_alive(), TIMEOUT, "an answer")
     assert not starves(), f"chat has work and starves: from {asked} to {seen[-1]}"
     assert question.status == 200
 
@@ -229,7 +229,7 @@ def test_a_listener_who_comes_into_a_crowd_of_questions(server: tuple[ServerProc
     threads = [threading.Thread(target=go_on, args=(url, begun, over))]
     threads += [threading.Thread(target=crowd, args=(seed,)) for seed in range(CROWD)]
     with running(threads, over):
-        wait(lambda: begun.is_set() and answered() >= CROWD, PATIENCE, "the crowd asks")
+        wait(lambda: begun.is_set() and answered() >= CROWD, TIMEOUT, "the crowd asks")
         for seed in range(LISTENERS):
             assert_heard(Listener(url, 9 + seed, UTTERANCES[0], answered), answered)
     assert set(statuses) == {200}
@@ -242,6 +242,6 @@ def assert_heard(listener: Listener, answered: Callable[[], int]) -> None:
     def overtaken() -> bool:
         return answered() - asked > MOST_BEFORE_AUDIO + MOST_PER_PATCH * listener.patches
 
-    wait(lambda: overtaken() or not listener.is_alive(), PATIENCE, "a listener hears everything")
+    wait(lambda: overtaken() or not listener.is_alive(), TIMEOUT, "a listener hears everything")
     assert not overtaken(), f"{answered() - asked} questions were answered during {listener.patches:.0f} patches"
     assert listener.patches == pytest.approx(UTTERANCES[0], abs=1)

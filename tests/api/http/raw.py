@@ -10,8 +10,6 @@ from typing import Any
 from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS
 
-PATIENCE = GENEROUS
-"""Seconds until a peer that should have said something counts as silent for ever."""
 GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
@@ -35,7 +33,7 @@ class Answer:
 def connect(server: RunningServer) -> socket.socket:
     host, _, port = server.url.removeprefix("http://").partition(":")
     connection = socket.create_connection((host, int(port)))
-    connection.settimeout(PATIENCE)
+    connection.settimeout(GENEROUS)
     return connection
 
 

@@ -32,7 +32,7 @@ from service.api.sockets import Inbox
 from service.api.sockets import close as close_socket
 from service.metrics.metrics import Metrics
 from service.system.children import possible_connections
-from tests.api.http.raw import GET_HEALTH, PATIENCE, chat_request, connect, parse, read_answer, read_to_end, send
+from tests.api.http.raw import GET_HEALTH, chat_request, connect, parse, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -279,7 +279,7 @@ def opened(server: RunningServer) -> Iterator[socket.socket]:
 
 def close(connection: socket.socket) -> bytes:
     """What comes until the server has closed by the protocol: it waits for the answer to its close frame."""
-    connection.settimeout(PATIENCE)
+    connection.settimeout(GENEROUS)
     connection.sendall(frame(TEXT, b'{"type": "session.close"}'))
     received, closed = b"", b"\x88\x02" + (1000).to_bytes(2, "big")
     while closed not in received:
@@ -337,7 +337,7 @@ def test_messages_that_have_not_come_whole_count_as_pending_bytes() -> None:
 def test_what_comes_after_the_route_has_ended_is_not_kept(server: RunningServer) -> None:
     with opened(server) as connection:
         connection.sendall(frame(TEXT, b'{"type": "session.close"}') + begun(20_000_000, 1_000_000))
-        connection.settimeout(PATIENCE)
+        connection.settimeout(GENEROUS)
         with pytest.raises(OSError):
             while connection.send(b" " * 65536):
                 pass

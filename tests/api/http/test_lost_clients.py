@@ -30,7 +30,7 @@ from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
-PATIENCE = GENEROUS
+TIMEOUT = GENEROUS
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (result := condition()):
         assert time.monotonic() < deadline, "what was waited for did not come"
         time.sleep(0.01)
@@ -153,7 +153,7 @@ def test_nor_does_a_client_that_reads_nothing(log: pytest.LogCaptureFixture) -> 
         request = chat_request("!endless", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
         with send(server, request):
             assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "timeout"
-        server.wait_idle(PATIENCE)
+        server.wait_idle(TIMEOUT)
     assert complaints(log) == []
 
 
@@ -203,7 +203,7 @@ def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: 
             while "response.output_text.delta" not in str(socket.recv(GENEROUS)):
                 pass
         assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
-        server.wait_idle(PATIENCE)
+        server.wait_idle(TIMEOUT)
 
 
 class Client:
