@@ -263,7 +263,7 @@ def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) 
     assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)
     for share, slots in ((0.4, EngineConfig(()).slots), (0.0, 1)):
         monkeypatch.setattr(memory, "STATE_SHARE", share)
-        plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False), 8 * GIB)
+        plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False, max_step_tokens=128), 8 * GIB)
         (model,) = plan.models
         assert model.running == slots <= model.snapshots and 0 < model.states <= plan.memory.state
         (line,) = [line for line in plan.lines() if "recurrent states" in line]
