@@ -131,9 +131,7 @@ SERVED: dict[str, Any] = {"slots": 128, "buckets": FUSED_BUCKETS, "costs": FUSED
     ],
     ids=["many", "long clips", "bursts", "offline, replayed"],
 )
-def test_no_audio_runs_dry_and_first_audio_comes_soon(
-    trace: list[Arrival], options: dict[str, Any], p95: float
-) -> None:
+def test_no_underruns_and_early_first_audio(trace: list[Arrival], options: dict[str, Any], p95: float) -> None:
     """If prefills came before any decode, first audio would take 3 to 40 % longer, and a crowd would hear gaps."""
     outcome = Simulation(trace, **options).run()
     assert outcome.underrun_seconds == 0 and outcome.finished == len(trace)
@@ -519,9 +517,7 @@ def test_at_three_times_capacity_speech_in_the_background_gets_a_fifth_of_the_st
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(ARRIVALS, min_size=1, max_size=25), st.integers(1, 12), st.integers(60, 400), st.floats(0.2, 30))
-def test_every_stream_ends_and_an_idle_gpu_never_waits(
-    trace: list[Arrival], slots: int, pages: int, scale: float
-) -> None:
+def test_every_stream_ends_and_the_gpu_never_waits(trace: list[Arrival], slots: int, pages: int, scale: float) -> None:
     """Any trace, any number of slots and pages, also on hardware slower than real time: all streams end, nothing leaks.
 
     Simulation.run asserts what every step must be, and fails to finish when a step is withheld from runnable streams.
