@@ -58,10 +58,11 @@ def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
     """Shape and dtype of a decode step's logits; fake tensors raise where the decoder reads a value on the host."""
     with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
         states, read = allocate_states(decoder, 4, torch.device("cpu")), torch.empty(rows, dtype=torch.int64)
-        batch = PagedBatch.of_decode_rows(
+        batch = PagedBatch(
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
             slot_mapping=torch.empty(rows, dtype=torch.int64),
+            num_decode_rows=rows,
             block_tables=torch.empty((rows, 3), dtype=torch.int32),
             seq_lens=torch.empty(rows, dtype=torch.int32),
             states=StateRows(states, torch.empty_like(read), read) if states else None,

@@ -128,7 +128,7 @@ class LayersStep:
         )
         layers = self.state.states
         states = StateRows(layers, *advance_states(slots, self.state)) if layers else None
-        batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens, states)
+        batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
 
@@ -191,8 +191,9 @@ class PrefillStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         states = chunk_states(buffers, self.states)
-        batch = PagedBatch.of_new_prompts(
-            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], states
+        ends, slot_mapping = buffers["cu_seqlens"], buffers["slot_mapping"]
+        batch = PagedBatch(
+            self.caches, self.page_size, slot_mapping, cu_seqlens_q=ends, cu_seqlens_k=ends, states=states
         )
         return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
@@ -225,14 +226,14 @@ class CachedPrefillStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         tables = self.state.block_tables[buffers["slots"]]
-        batch = PagedBatch.of_chunks(
+        batch = PagedBatch(
             self.caches,
             self.page_size,
             buffers["slot_mapping"],
-            buffers["cu_seqlens"],
-            tables,
-            buffers["seq_lens"],
-            chunk_states(buffers, self.state.states),
+            cu_seqlens_q=buffers["cu_seqlens"],
+            prefill_tables=tables,
+            prefill_lens=buffers["seq_lens"],
+            states=chunk_states(buffers, self.state.states),
         )
         return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
