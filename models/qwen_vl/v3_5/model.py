@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import tensor_shape
+from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import DecoderConfig
 from models.layers.gated_delta import GatedDeltaConfig
 from models.layers.rope_field import rope_field
-from models.qwen_vl.v3.config import Qwen3VLConfig
 from models.qwen_vl.v3.model import vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.v3_5.config import FULL, load_config
 from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, hybrid_rules, layer_rules
-
-
-class Qwen35(nn.Module):
-    """Implements models.protocol.ChatModel."""
-
-    def __init__(self, config: Qwen3VLConfig, decoder: HybridConfig) -> None:
-        super().__init__()
-        self.encoder = Qwen3VLEncoder(config.tower, config.images)
-        self.decoder = HybridDecoder(decoder)
 
 
 def load_model(
@@ -39,23 +31,32 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> Qwen35:
+) -> VisionChatModel[Qwen3VLEncoder, HybridDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
-    hybrid = hybrid_config(config.text)
+    encoder = partial(Qwen3VLEncoder, config.tower, config.images)
+    settings = directory, device, dtype, load_format, quantization
+    return load_hybrid(encoder, vision_rules(config.tower), config.text, *settings)
+
+
+def load_hybrid(
+    encoder: Callable[[], E],
+    encoder_rules: Sequence[Rule],
+    text: Mapping[str, Any],
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    quantization: Quantization,
+) -> VisionChatModel[E, HybridDecoder]:
+    """load_model of an encoder over this language model. text: as of hybrid_config."""
+    hybrid = hybrid_config(text)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    with without_memory():
-        model = Qwen35(config, hybrid)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
     apart = load_format == "published" and tensor_shape(directory, _FIRST_EXPERT) is not None
-    load_parameters(
-        model,
-        directory,
-        [*vision_rules(config.tower), *hybrid_rules(hybrid, "apart" if apart else "saved")],
-        device=torch.device(device),
-        dtype=dtype,
-        load_format=load_format,
+    model = load_chat_model(
+        lambda: (encoder(), HybridDecoder(hybrid)),
+        [*encoder_rules, *hybrid_rules(hybrid, "apart" if apart else "saved")],
+        *(directory, device, dtype, load_format, quantization),
         ignore=[*draft_tensors(hybrid), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
     if load_format == "published":
