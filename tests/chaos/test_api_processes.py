@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.servers.footprint import children, engine_pid
 from tests.support.api_processes import api_pids, only
-from tests.support.processes import ServerProcess, served, stand_still
-from tests.support.victims import CHAT, SMALL, Listener, chat, endless, small_and_endless, speech
+from tests.support.processes import served, stand_still
+from tests.support.victims import CHAT, SMALL, Listener, Patient, chat, endless, small_and_endless, speech
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow
@@ -21,41 +21,27 @@ TWO = ("--api-processes", "2", "--hang-timeout", "600")
 """Processes are stopped for as long as a test needs."""
 HUNG_AFTER = 30.0
 """Longer than the other process has to stand still while a stream begins."""
+IN_PROGRESS = [f'reprise_http_requests_in_progress{{endpoint="{endpoint}"}}' for endpoint in ("chat", "speech")]
 RUNNING = f'reprise_requests_running{{model="{CHAT}"}}'
 OK = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",status="200"}}'
 
 
-class Target:
-    """The server as tests.support.victims' clients see one."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self.url = server.url
-        self.pid = server.process.pid
-
-    def metric(self, line: str) -> float:
-        page = httpx.get(f"{self.url}/metrics", headers={"connection": "close"}, timeout=GENEROUS).text
-        return next((float(found.rpartition(" ")[2]) for found in page.splitlines() if found.startswith(line)), 0.0)
-
-    def ask(self) -> str:
-        response = httpx.post(f"{self.url}/v1/chat/completions", json=chat(), timeout=2 * GENEROUS)
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
-    def each(self, path: str) -> list[dict[str, object]]:
-        """What each API process says of itself."""
-        found = []
-        for pid in api_pids(self.pid):
-            with only(pid, self.pid):
-                found.append(httpx.get(self.url + path, headers={"connection": "close"}, timeout=GENEROUS).json())
-        return found
-
-    def wait_whole(self) -> None:
-        """Until both API processes accept connections and their engine is ready."""
-        wait(lambda: len(api_pids(self.pid)) == 2, what="there are two")
-        wait(lambda: [said["status"] for said in self.each("/ready")] == ["ready"] * 2, 2 * GENEROUS, "both are ready")
+def each(target: Patient, path: str) -> list[dict[str, object]]:
+    """What each API process says of itself."""
+    found = []
+    for pid in api_pids(target.pid):
+        with only(pid, target.pid):
+            found.append(httpx.get(target.url + path, headers={"connection": "close"}, timeout=GENEROUS).json())
+    return found
 
 
-def stream_on(target: Target, pid: int) -> Listener:
+def wait_whole(target: Patient) -> None:
+    """Until both API processes accept connections and their engine is ready."""
+    wait(lambda: len(api_pids(target.pid)) == 2, what="there are two")
+    wait(lambda: [said["status"] for said in each(target, "/ready")] == ["ready"] * 2, 2 * GENEROUS, "both are ready")
+
+
+def stream_on(target: Patient, pid: int) -> Listener:
     """An endless stream that this API process answers."""
     with only(pid, target.pid):
         stream = Listener(target, "/v1/chat/completions", endless())
@@ -69,14 +55,14 @@ def goes_on(stream: Listener) -> None:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     models = small_and_endless(tmp_path_factory.mktemp("models"))
     with served(*models, *TWO, "--max-in-flight", "4", "--drain-timeout", "1") as server:
-        yield Target(server)
+        yield Patient(server, tmp_path_factory.mktemp("tmp"))
 
 
-def test_a_killed_api_process_takes_its_own_requests_alone(target: Target) -> None:
-    target.wait_whole()
+def test_a_killed_api_process_takes_its_own_requests_alone(target: Patient) -> None:
+    wait_whole(target)
     answer, counted = target.ask(), target.metric(OK)
     doomed, other = api_pids(target.pid)
     lost, kept = [stream_on(target, doomed) for _ in range(2)], stream_on(target, other)
@@ -89,7 +75,7 @@ def test_a_killed_api_process_takes_its_own_requests_alone(target: Target) -> No
     goes_on(kept)
     assert target.ask() == answer  # also of the limits: three of four places were taken
     wait(lambda: target.metric(OK) >= counted + 1, what="the answer is counted")
-    target.wait_whole()
+    wait_whole(target)
     assert doomed not in api_pids(target.pid) and other in api_pids(target.pid)
     wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
     for pid in api_pids(target.pid):
@@ -98,13 +84,13 @@ def test_a_killed_api_process_takes_its_own_requests_alone(target: Target) -> No
     goes_on(kept)
     os.kill(other, signal.SIGKILL)
     kept.join(GENEROUS)
-    target.wait_whole()
+    wait_whole(target)
     wait(lambda: target.metric(RUNNING) == 0, what="nothing runs")
     assert target.ask() == answer
 
 
-def test_a_killed_engine_is_noticed_by_all(target: Target) -> None:
-    target.wait_whole()
+def test_a_killed_engine_is_noticed_by_all(target: Patient) -> None:
+    wait_whole(target)
     answer, restarts = target.ask(), target.metric("reprise_engine_restarts_total")
     pids = api_pids(target.pid)
     streams = [stream_on(target, pid) for pid in pids]
@@ -112,9 +98,9 @@ def test_a_killed_engine_is_noticed_by_all(target: Target) -> None:
     for stream in streams:
         stream.join(GENEROUS)
         assert stream.told == "engine_unavailable"
-    target.wait_whole()
+    wait_whole(target)
     assert api_pids(target.pid) == pids
-    assert {said["restarts"] for said in target.each("/health")} == {restarts + 1}
+    assert {said["restarts"] for said in each(target, "/health")} == {restarts + 1}
     assert target.metric("reprise_engine_restarts_total") == restarts + 1
     for pid in pids:
         with only(pid, target.pid):
@@ -124,7 +110,7 @@ def test_a_killed_engine_is_noticed_by_all(target: Target) -> None:
 def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
     models = small_and_endless(tmp_path)
     with served(*models, *TWO, "--hang-timeout", str(HUNG_AFTER)) as server:
-        target = Target(server)
+        target = Patient(server, tmp_path)
         hung, other = api_pids(target.pid)
         lost, kept = stream_on(target, hung), stream_on(target, other)
         stand_still(hung)
@@ -145,7 +131,7 @@ def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
     temporary.mkdir()
     flags = (*TWO, "--drain-timeout", "120", "--voices-dir", str(tmp_path / "voices"))
     with served(*SMALL, *flags, TMPDIR=str(temporary)) as server:
-        target = Target(server)
+        target = Patient(server, tmp_path)
         family = children(target.pid)
         stand_still(engine_pid(target.pid))
         asked: list[Listener] = []
@@ -155,7 +141,8 @@ def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
                     Listener(target, "/v1/chat/completions", chat(tokens=80, stream=True)),
                     Listener(target, "/v1/audio/speech", speech()),
                 ]
-                wait(lambda least=2 * number: _in_progress(target) >= least, what="they are in progress")
+                for line in IN_PROGRESS:
+                    wait(lambda line=line, least=number: target.metric(line) >= least, what=f"{line} counts it")
         server.process.send_signal(signal.SIGTERM)
         wait(lambda: "".join(server.log).count("draining 2 requests") == 2, what="both tell of the drain")
         os.kill(engine_pid(target.pid), signal.SIGCONT)
@@ -167,19 +154,13 @@ def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
         assert not list(temporary.iterdir())
 
 
-def _in_progress(target: Target) -> float:
-    page = httpx.get(f"{target.url}/metrics", headers={"connection": "close"}, timeout=GENEROUS).text
-    lines = [line for line in page.splitlines() if line.startswith("reprise_http_requests_in_progress{")]
-    return sum(float(line.rpartition(" ")[2]) for line in lines if "other" not in line)
-
-
 def test_what_does_not_end_is_told_and_the_second_signal_ends_at_once(tmp_path: Path) -> None:
     models = small_and_endless(tmp_path)
     for flags, signals in ((("--drain-timeout", "2"), 1), (("--drain-timeout", "3600"), 2)):
         temporary = tmp_path / f"tmp-{signals}"
         temporary.mkdir()
         with served(*models, *TWO, *flags, TMPDIR=str(temporary)) as server:
-            target = Target(server)
+            target = Patient(server, tmp_path)
             family = children(target.pid)
             streams = [stream_on(target, pid) for pid in api_pids(target.pid)]
             server.process.send_signal(signal.SIGTERM)
@@ -198,7 +179,7 @@ def test_a_supervisor_killed_outright_leaves_no_process(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with served(*SMALL, *TWO, TMPDIR=str(temporary), HOME=str(tmp_path)) as server:
-        target = Target(server)
+        target = Patient(server, tmp_path)
         family = children(target.pid)
         assert len(family) >= 3
         server.process.kill()

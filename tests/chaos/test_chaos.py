@@ -57,7 +57,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory, voices: Path) -> Iterator[
     temporary = tmp_path_factory.mktemp("tmp")
     models = small_and_endless(tmp_path_factory.mktemp("models"))
     with served(*models, *LIMITS, "--voices-dir", str(voices), TMPDIR=str(temporary)) as server:
-        yield Patient(server, temporary)
+        yield Patient(server, temporary).examine()
 
 
 @pytest.fixture(autouse=True)

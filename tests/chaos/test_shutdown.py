@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.servers.footprint import children, engine_pid
-from tests.support.processes import served, stand_still
+from tests.support.processes import ServerProcess, served, stand_still
 from tests.support.victims import (
     SMALL,
     TEXT,
@@ -28,6 +28,13 @@ pytestmark = pytest.mark.slow
 IN_PROGRESS = "reprise_http_requests_in_progress"
 
 
+def warm(server: ServerProcess, temporary: Path) -> Patient:
+    """A server that has answered: its first requests are admitted later than they are counted."""
+    patient = Patient(server, temporary)
+    assert patient.ask() and patient.speak()
+    return patient
+
+
 def assert_gone(family: list[int]) -> None:
     wait(lambda: not any(Path(f"/proc/{child}").exists() for child in family), what="no child outlives the server")
 
@@ -36,7 +43,7 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
     """The engine stands still until the drain has begun: nothing asked before ends before, however fast the machine."""
     drain = ("--drain-delay", "1", "--drain-timeout", "120", "--hang-timeout", "600")
     with served(*SMALL, *drain, TMPDIR=str(tmp_path)) as server:
-        patient = Patient(server, tmp_path)
+        patient = warm(server, tmp_path)
         engine = engine_pid(patient.pid)
         stand_still(engine)
         asked = [
@@ -62,7 +69,7 @@ def test_a_signal_to_all_processes_is_one_to_the_server(tmp_path: Path) -> None:
     """As systemd sends it to the server's control group. The engine stands still, as above."""
     flags = ("--drain-timeout", "120", "--hang-timeout", "600")
     with served(*SMALL, *flags, TMPDIR=str(tmp_path)) as server:
-        patient = Patient(server, tmp_path)
+        patient = warm(server, tmp_path)
         engine = engine_pid(patient.pid)
         stand_still(engine)
         asked = [
@@ -87,7 +94,7 @@ def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
     temporary.mkdir()
     flags = ("--drain-delay", "20", "--drain-timeout", "5", "--voices-dir", str(tmp_path / "voices"))
     with served(*small_and_endless(tmp_path), *flags, TMPDIR=str(temporary)) as server:
-        patient = Patient(server, temporary)
+        patient = Patient(server, temporary).examine()
         family = children(patient.pid)
         endless_ones = [
             Listener(patient, "/v1/chat/completions", endless()),
@@ -118,7 +125,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
     temporary.mkdir()
     models = small_and_endless(tmp_path)
     with served(*models, "--drain-delay", "0", "--drain-timeout", "3600", TMPDIR=str(temporary)) as server:
-        patient = Patient(server, temporary)
+        patient = warm(server, temporary)
         family = children(patient.pid)
         stream = Listener(patient, "/v1/chat/completions", endless())
         assert stream.begun.wait(GENEROUS)
@@ -138,7 +145,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:
     """kill -9 of the API process: engine and decoders notice and end, and nothing is left in the file system."""
     with served(*SMALL, TMPDIR=str(tmp_path)) as server:
-        patient = Patient(server, tmp_path)
+        patient = Patient(server, tmp_path).examine()
         family = children(patient.pid)
         assert len(family) >= 2
         server.process.kill()

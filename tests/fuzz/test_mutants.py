@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     temporary = tmp_path_factory.mktemp("tmp")
     with served(*SMALL, *LIMITS, "--voices-dir", str(temporary / "voices"), TMPDIR=str(temporary)) as server:
-        yield Patient(server, temporary)
+        yield Patient(server, temporary).examine()
 
 
 class Campaign:

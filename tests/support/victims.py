@@ -86,19 +86,23 @@ def long_speech(**fields: Any) -> dict[str, Any]:
 
 
 class Patient:
-    """A server under test, the answers that it gives while it is well, and what it then holds."""
+    """A server under test; once it is examined, the answers that it gives while it is well, and what it then holds.
+    temporary: its TMPDIR."""
 
     def __init__(self, server: ServerProcess, temporary: Path) -> None:
-        self.server = server
         self.url = server.url
         self.pid = server.process.pid
         self.temporary = temporary
         self._grammars = itertools.count()
+
+    def examine(self) -> Patient:
+        """Warm it up, and keep what `assert_well` compares with."""
         self._warm_up()
         self._steady()  # Captures take memory, and in 16 bits what is replayed in another bucket rounds differently.
         self.answer = self.ask()
         self.sound = self.speak()
-        self.before: Footprint = self._steady()
+        self.before = self._steady()
+        return self
 
     def _warm_up(self) -> None:
         """Everything that is started with its first use."""
