@@ -23,6 +23,7 @@ class Family:
         unexpected or misshapen tensor raises CheckpointError that names it. load_format "published" reads the files;
         "random" draws parameters from a fixed seed instead. Chat models take a fifth argument, quantization: "fp8"
         holds linear layers of the language model in e4m3.
+    drafter: whether `model` takes the argument drafter, which loads the network of Decoder.drafter, too.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Family:
     architectures: tuple[str, ...]
     processor: str
     model: str
+    drafter: bool = False
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -60,6 +62,7 @@ FAMILIES: tuple[Family, ...] = (
         ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         "models.qwen_vl.v3_5.processor:load_processor",
         "models.qwen_vl.v3_5.model:load_model",
+        drafter=True,
     ),
     Family(
         "minicpmv",

@@ -21,7 +21,7 @@ from models.qwen_vl.v3.config import Qwen3VLConfig
 from models.qwen_vl.v3.model import vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.v3_5.config import FULL, load_config
-from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, hybrid_rules, layer_rules
+from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
 
 
 class Qwen35(nn.Module):
@@ -39,32 +39,43 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
+    *,
+    drafter: bool = False,
 ) -> Qwen35:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
+    """drafter: loads the drafter, too, unless the files have none; some tools leave it out.
+
+    Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor.
+    """
     config = load_config(directory)
-    hybrid = hybrid_config(config.text)
+    drafter &= load_format == "random" or tensor_shape(directory, "mtp.fc.weight") is not None
+    hybrid = replace(hybrid_config(config.text), drafter=drafter)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
     with without_memory():
         model = Qwen35(config, hybrid)
         if quantization == "fp8":
             model.decoder.hold_in_e4m3()
-    apart = load_format == "published" and tensor_shape(directory, _FIRST_EXPERT) is not None
+    layers, draft_layers = (_expert_layout(directory, load_format, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
     load_parameters(
         model,
         directory,
-        [*vision_rules(config.tower), *hybrid_rules(hybrid, "apart" if apart else "saved")],
+        [*vision_rules(config.tower), *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
         device=torch.device(device),
         dtype=dtype,
         load_format=load_format,
-        ignore=[*draft_tensors(hybrid), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
+        ignore=[*([] if drafter else draft_tensors(hybrid)), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
     if load_format == "published":
         model.decoder.shift_norms()
     return model
 
 
-_FIRST_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
-"""In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+_LAYERS, _DRAFT_LAYERS = "model.language_model.layers.", "mtp.layers."
+
+
+def _expert_layout(directory: Path, load_format: LoadFormat, layers: str) -> ExpertLayout:
+    """In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+    first = f"{layers}0.mlp.experts.0.gate_proj.weight"
+    return "apart" if load_format == "published" and tensor_shape(directory, first) is not None else "saved"
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
@@ -92,7 +103,6 @@ def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
 
 
 def draft_tensors(config: HybridConfig) -> list[str]:
-    """Names of the tensors of the drafter (multi-token prediction), which is not run; some tools leave it out."""
+    """Names of the drafter's tensors, for models that run without."""
     layouts: list[ExpertLayout] = ["saved", "apart"]
-    layer = [rule.published for layout in layouts for rule in layer_rules(config, "mtp.layers.{i}.", "", layout)]
-    return [f"mtp.{name}.weight" for name in ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")] + layer
+    return [rule.published for layout in layouts for rule in drafter_rules(config, layout)]

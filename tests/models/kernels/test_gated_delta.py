@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.gated_delta import GatedDeltaConfig, causal_conv, delta_chunks, delta_step
+from models.layers.gated_delta import GatedDeltaConfig, causal_conv, delta_chunks, delta_step, pending_conv
 from models.layers.kv_cache import StateRows
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 
@@ -51,6 +51,20 @@ class Layer:
         qkv = conv(self.x[first:end], self.conv, self.states["conv"], rows, cu_seqlens)
         return delta(qkv, self.gates[first:end], *self.heads, self.states["delta"], rows, cu_seqlens)
 
+    def taking(self, rows: list[int]) -> Layer:
+        """These rows of the inputs, with the same states."""
+        taken = copy(self)
+        taken.x, taken.gates, taken.z = self.x[rows], self.gates[rows], self.z[rows]
+        return taken
+
+    def step_with_drafts(self, places: list[int], inputs: dict[str, Tensor], pending: list[int]) -> Tensor:
+        """All rows, as many for each sequence; its row of the state is that of its inputs."""
+        at, counts = (torch.tensor(values, device=self.x.device) for values in (places, pending))
+        rows = StateRows([], at, at, slots=at, pending=counts)
+        qkv = pending_conv.launch(self.x, self.conv, self.states["conv"], rows, inputs["qkv"])
+        given = (qkv, self.gates, *self.heads, self.states["delta"], rows, self.z, self.norm, 1e-6)
+        return delta_step.launch(*given, inputs["gates"])
+
     def step(self, read: list[int], write: list[int], *, kernel: bool) -> Tensor:
         count, device = len(read), self.x.device
         rows = StateRows([], torch.tensor(read, device=device), torch.tensor(write, device=device))
@@ -69,6 +83,26 @@ def test_cuts_and_neighbours_change_no_bit(device: torch.device) -> None:
     assert torch.equal(rest, whole[64:130])
     for state in layer.states.values():
         assert torch.equal(state[1], state[3])
+
+
+def test_drafts_change_no_bit(device: torch.device) -> None:
+    """Of the three tokens of a step the second sequence keeps two."""
+    config = GatedDeltaConfig(8, key_heads=1, value_heads=2, key_dim=16, value_dim=16, norm_eps=1e-6)
+    layer = Layer(config, 6, device, torch.float32)
+    plain = copy(layer)
+    plain.states = {name: state.clone() for name, state in layer.states.items()}
+    inputs = {
+        name: torch.full((3, *spec.shape), torch.nan, device=device)
+        for name, spec in config.pending_spec(3, torch.float32).items()
+    }
+    out = layer.step_with_drafts([1, 2], inputs, [0, 0])
+    for token in range(3):
+        rows = [1, 2] if token < 2 else [1]
+        alone = plain.taking([token, 3 + token]).step(rows, rows, kernel=True)
+        assert torch.equal(alone, out[[token, 3 + token][: len(rows)]])
+    layer.taking([0, 1]).step_with_drafts([1, 2], inputs, [3, 2])
+    for name, state in layer.states.items():
+        assert torch.equal(state, plain.states[name])
 
 
 @pytest.mark.gpu
