@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable
 from models.protocol import Decoder
+from service.engine.chat.drafts import MAX_ROWS, VerifyStep
 from service.engine.chat.replay_choice import (
     CACHED_PREFILL_TOKENS,
     PREFILL_SEQUENCES,
@@ -48,12 +49,20 @@ class StepSizes:
     hidden_size: int
     vocab_limit: int
     """Ids that can be sampled: those that both the tokenizer and the embedding have."""
+    drafts: int
+    """Drafts of a sequence in a step that has any; 0: none has."""
+
+    @property
+    def history(self) -> int:
+        """Positions of SlotState.history: with those of drafts behind the context's end."""
+        return (self.max_pages + 1) * self.page_size if self.drafts else 0
 
 
 class ChatGraphs:
     """The graph runners of one model.
 
-    decode, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with (True).
+    decode, verify, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with
+        (True). verify: decode steps with drafts.
     layers, guided_sample: the two halves of a decode step with guided rows; `held_hidden` [slots, hidden_size] passes
         the hidden states from the first to the second.
     prefill, cached_prefill: chunks without cached context, and any chunks.
@@ -81,6 +90,13 @@ class ChatGraphs:
             full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
             for full, sampling in samplings.items()
         }
+        verify_buckets = [
+            b | {"drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
+        ]
+        self.verify = {
+            full: self._row_runner("verify", VerifyStep(layers, sampling), verify_buckets, full=full)
+            for full, sampling in samplings.items()
+        }
         self.sample = {
             full: self._row_runner("sample", SampleStep(sampling, hidden_size, dtype), sample_buckets, full=full)
             for full, sampling in samplings.items()
@@ -98,7 +114,8 @@ class ChatGraphs:
     def runners(self) -> list[GraphRunner]:
         """Those of every token, for rows without a grammar, come first."""
         guided = [self.layers, *self.guided_sample.values()]
-        return [*self.decode.values(), *self.sample.values(), self.prefill, self.cached_prefill, *guided]
+        rows = (*self.decode.values(), *self.verify.values(), *self.sample.values())
+        return [*rows, self.prefill, self.cached_prefill, *guided]
 
     def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
         """Runners for chunks without cached context, and for any chunks."""
@@ -128,7 +145,7 @@ class ChatGraphs:
     def _row_runner(
         self,
         kind: str,
-        step: DecodeStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
+        step: DecodeStep | VerifyStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
         bucket_list: list[Bucket],
         *,
         full: bool = False,
@@ -137,7 +154,7 @@ class ChatGraphs:
         """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
         and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
         so that they do not delay the start."""
-        largest = max(bucket["rows"] for bucket in bucket_list)
+        largest = max((bucket["rows"] for bucket in bucket_list), default=0)
         before_ready = [
             bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
         ]

@@ -115,6 +115,16 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     return arrays | (_penalty_arrays(full, vocab_size) if full else {})
 
 
+def history_arrays(sequences: list[ChatSequence]) -> dict[str, np.ndarray]:
+    """Entries of SlotState.history of newly admitted sequences: slots, positions and tokens, int64 [known tokens]."""
+    lengths = [sequence.num_tokens for sequence in sequences]
+    return {
+        "history_slots": np.repeat([sequence.slot for sequence in sequences], lengths),
+        "history_places": np.concatenate([np.arange(length) for length in lengths]),
+        "history_ids": np.concatenate([sequence.token_ids(0, sequence.num_tokens) for sequence in sequences]),
+    }
+
+
 def _int_row(sequence: ChatSequence) -> np.ndarray:
     """A row of SlotState.ints."""
     sampling, row = sequence.sampling, np.zeros(len(IntColumn), dtype=np.int64)
@@ -125,6 +135,8 @@ def _int_row(sequence: ChatSequence) -> np.ndarray:
     row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
     row[IntColumn.MIN_TOKENS] = sampling.min_tokens
     row[IntColumn.TOP_K] = sampling.top_k
+    row[IntColumn.STATED] = sequence.num_tokens
+    row[IntColumn.LIMIT] = sequence.max_new_tokens
     if sequence.state_rows:  # The last chunk, with which this is sent, writes the second of them.
         row[IntColumn.SPARE], row[IntColumn.STATE] = sequence.state_rows
     return row

@@ -43,13 +43,24 @@ class Sampling:
         # Columns past the tokenizer's vocabulary only pad the embedding.
         logits = self.decoder.logits(hidden)[:, : self.vocab_limit]
         if not self.full:
-            return {"results": sample_tokens(logits, slots, state, mask_rows)}
+            results = sample_tokens(logits, slots, state, mask_rows)
+            _remember(slots, state)
+            return {"results": results}
         candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
         active = state.ints[slots, IntColumn.ACTIVE].to(torch.int32)
         results = sample_tokens(apply_penalties_and_filters(candidates.float(), slots, state), slots, state)
         tokens = results[:, 0].long()
         state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
+        _remember(slots, state)
         return {"results": results, "logits": logits.float()}
+
+
+def _remember(slots: Tensor, state: SlotState) -> None:
+    """Adds the token that the slots int64 [rows] have just sampled to their history, for prompt lookup."""
+    if state.history.shape[1]:
+        ints = state.ints[slots]
+        places = slots, ints[:, IntColumn.LENGTH]
+        state.history.index_put_(places, ints[:, IntColumn.TOKEN].to(torch.int32))
 
 
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
@@ -108,6 +119,31 @@ def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
     return torch.where(active, rows[:, 0], 0), torch.where(active, following[:, 0], 0)
 
 
+def advance_pending(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """advance_states with drafts, then rows of SlotState.pending and the number of their inputs that were accepted,
+    int64 [rows]. The step advances the state in STATE by these inputs alone, and its own are pending then."""
+    ints = state.ints[slots]
+    active, length, stated = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH], ints[:, IntColumn.STATED]
+    crossing = active & (length > stated) & (stated % STATE_INTERVAL == 0)
+    rows = ints[:, IntColumn.STATE : IntColumn.SPARE + 1]
+    following = torch.where(crossing[:, None], rows.flip(1), rows)
+    stated_now = torch.where(active, length, stated)[:, None]
+    columns = slice(IntColumn.STATE, IntColumn.STATED + 1)
+    state.ints[:, columns].index_copy_(0, slots, torch.cat((following, stated_now), dim=1))
+    read, write = rows[:, 0], following[:, 0]
+    return tuple(torch.where(active, x, 0) for x in (read, write, slots, length - stated))
+
+
+def state_rows(slots: Tensor, state: SlotState) -> StateRows | None:
+    """Where the recurrent state of the slots' next step is; None for models without."""
+    if not state.states:
+        return None
+    if not state.pending:
+        return StateRows(state.states, *advance_states(slots, state))
+    read, write, rows, counts = advance_pending(slots, state)
+    return StateRows(state.states, read, write, inputs=state.pending, slots=rows, pending=counts)
+
+
 @dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
@@ -126,8 +162,7 @@ class LayersStep:
         tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
             slots, self.state, bucket["pages"], self.page_size
         )
-        layers = self.state.states
-        states = StateRows(layers, *advance_states(slots, self.state)) if layers else None
+        states = state_rows(slots, self.state)
         batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens, states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
