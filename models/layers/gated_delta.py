@@ -94,14 +94,14 @@ class GatedDeltaNet(nn.Module):
         state = rows.layers[layer]
         qkv, z = gemm(normed, self.in_qkvz.weight).split(self.widths, dim=-1)
         gates = gemm(normed, self.in_ba.weight)
-        if batch.num_decode_rows:
-            qkv = causal_conv(qkv, self.conv, state["conv"], rows)
-            norm = z, self.norm, self.eps
-            return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm)
+        norm = z, self.norm, self.eps
         if rows.inputs:
-            inputs, norm = rows.inputs[layer], (z, self.norm, self.eps)
+            inputs = rows.inputs[layer]
             qkv = pending_conv(qkv, self.conv, state["conv"], rows, inputs["qkv"])
             return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm, inputs["gates"])
+        if batch.num_decode_rows:
+            qkv = causal_conv(qkv, self.conv, state["conv"], rows)
+            return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm)
         assert batch.cu_seqlens_q is not None
         qkv = causal_conv(qkv, self.conv, state["conv"], rows, batch.cu_seqlens_q)
         out = delta_chunks(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, batch.cu_seqlens_q)
@@ -190,10 +190,10 @@ def delta_step(
     sequences tokens of each sequence follow, whose gates take their place. qkv is then what pending_conv returns.
     """
     sequences = rows.read.shape[0]
-    held_tokens, pending = 0, None
+    held_tokens = 0
     if inputs is not None:
-        assert rows.slots is not None and rows.pending is not None
-        held_tokens, pending = inputs.shape[1], rows.pending[:, None, None, None]
+        assert rows.slots is not None
+        held_tokens = inputs.shape[1]
         own = gates.unflatten(0, (sequences, -1))
         gates = torch.cat((inputs.index_select(0, rows.slots), own), dim=1).flatten(0, 1)
         inputs[:, : own.shape[1]].index_copy_(0, rows.slots, own)
@@ -205,8 +205,11 @@ def delta_step(
         faded = held * decay.exp()[..., None, None]
         error = beta[..., None] * (v - torch.einsum("nhkv,nhk->nhv", faded, k))
         after = faded + k[..., :, None] * error[..., None, :]
-        held = after if token >= held_tokens else torch.where(token < pending, after, held)
-        if token >= held_tokens:
+        if token < held_tokens:
+            assert rows.pending is not None
+            held = torch.where((token < rows.pending)[:, None, None, None], after, held)
+        else:
+            held = after
             outputs.append(torch.einsum("nhkv,nhk->nhv", held, q))
     if inputs is None:
         state.index_copy_(0, rows.write, held.to(state.dtype))
