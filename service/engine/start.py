@@ -108,6 +108,8 @@ def load_worker(
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = DTYPES.get(model.dtype, default)
     options = _quantised(model, family, device, dtype)
+    if config.drafts == "mtp" and family.drafter:
+        options["drafter"] = True
     # A published tokenizer takes seconds to read: another thread does it while the weights are loaded.
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
         processor = reader.submit(resolve(family.processor), directory)
@@ -140,7 +142,7 @@ def _precompile_once(
     torch.cuda.empty_cache()
 
 
-def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str | bool]:
     """Keyword arguments of load_model. ConfigurationError if the model or its dtype cannot be quantised."""
     if model.quantization == "none":
         return {}

@@ -8,18 +8,16 @@ answers are the same, seeded ones too, up to rounding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.kv_cache import STATE_INTERVAL, PagedBatch
+from models.protocol import Decoder, Drafter
 from service.engine.chat.costs import ChatCosts
-from service.engine.chat.sampler import apply_penalties_and_filters
 from service.engine.chat.slot_state import IntColumn, SlotState
-from service.engine.chat.steps import LayersStep, Sampling, sample_tokens, state_rows
 
 MAX_ROWS = 32
 """Batches of more rows are not drafted for: their steps compute long enough that further rows cost time."""
@@ -44,63 +42,57 @@ def look_up(slots: Tensor, state: SlotState, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyStep:
-    """Every slot advances by one token and by the drafts that it accepts. Bucket: rows, pages, drafts.
+class Drafting:
+    """Drafts by a model's own drafter, made behind a step for the next one: SlotState.drafts."""
 
-    Output: "results" int32 [rows * (1 + drafts), 2] as of Sampling, slot by slot; behind the last token of a slot the
-    second column is NOT_ACCEPTED or, where it had no draft, NOT_DRAFTED. The full variant adds "logits".
-    """
+    decoder: Decoder
+    state: SlotState
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
+    vocab_limit: int
 
-    layers: LayersStep
-    sampling: Sampling
+    def draft(self, slots: Tensor, predicted: Tensor, max_pages: int) -> None:
+        """predicted [rows, hidden_size]: the drafter's output for the token before TOKEN of the slots int64 [rows]."""
+        drafts: list[Tensor] = []
+        for ahead in range(self.state.drafts.shape[1]):
+            if drafts:
+                positions, batch = self._rows(slots, ahead - 1, max_pages)
+                predicted = self.drafter(predicted, self.decoder.embed(drafts[-1]), positions, batch)
+            drafts.append(self.decoder.logits(predicted)[:, : self.vocab_limit].argmax(dim=-1))
+        self.state.drafts.index_copy_(0, slots, torch.stack(drafts, dim=1))
+
+    def after(self, slots: Tensor, hidden: Tensor, *, draft: bool) -> None:
+        """hidden [rows, hidden_size]: what the slots int64 [rows] have just sampled TOKEN from. draft: False only
+        writes the drafter's keys."""
+        max_pages = self.state.block_tables.shape[1]
+        positions, batch = self._rows(slots, -1, max_pages)
+        embeddings = self.decoder.embed(self.state.ints[slots, IntColumn.TOKEN])
+        if draft:
+            self.draft(slots, self.drafter(hidden, embeddings, positions, batch), max_pages)
+        else:
+            self.drafter.cache_keys(hidden, embeddings, positions, batch)
+            self.state.drafts.index_fill_(0, slots, -1)
 
     @property
-    def name(self) -> str:
-        return "verify_full" if self.sampling.full else "verify"
+    def drafter(self) -> Drafter:
+        assert self.decoder.drafter is not None
+        return self.decoder.drafter
 
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return self.layers.buffer_specs(bucket)
-
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, state = buffers["slots"], self.layers.state
-        drafts = look_up(slots, state, bucket["drafts"])
-        logits = self._logits(slots, drafts, bucket["pages"])
-        rows, drafted = _drafted_state(slots, drafts, state, full=self.sampling.full)
-        candidates = logits
-        if self.sampling.full:
-            candidates = apply_penalties_and_filters(logits.float(), rows, drafted)
-        sampled = sample_tokens(candidates, rows, drafted)
-        results = accept(sampled.unflatten(0, (len(slots), -1)).long(), drafts, slots, state, full=self.sampling.full)
-        return {"results": results} | ({"logits": logits.float()} if self.sampling.full else {})
-
-    def _logits(self, slots: Tensor, drafts: Tensor, max_pages: int) -> Tensor:
-        """Logits [rows * (1 + drafts), vocabulary] of the slots' known tokens and drafts."""
-        layers, state = self.layers, self.layers.state
-        ints, size = state.ints[slots, :, None], layers.page_size
-        width = 1 + drafts.shape[1]
-        ahead = torch.arange(width, device=slots.device)
-        active, length = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH]
-        tables = state.block_tables[slots, :max_pages]
-        places = length + ahead
-        pages = tables.gather(1, (places // size).clamp(max=max_pages - 1)).long()
-        # Behind the limit there may be no page.
+    def _rows(self, slots: Tensor, ahead: int, max_pages: int) -> tuple[Tensor, PagedBatch]:
+        """Rotary positions [axes, rows] and the batch of one token of each slot, `ahead` positions behind TOKEN."""
+        ints, size = self.state.ints[slots], self.page_size
+        tables = self.state.block_tables[slots, :max_pages]
+        place = ints[:, IntColumn.LENGTH] + ahead
+        active = ints[:, IntColumn.ACTIVE] > 0
         kept = active & (ints[:, IntColumn.GENERATED] + ahead < ints[:, IntColumn.LIMIT])
-        batch = PagedBatch.of_chunks(
-            layers.caches,
-            size,
-            torch.where(kept, pages * size + places % size, 0).flatten(),
-            width * torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
-            tables,
-            torch.where(active, length + width, 0).flatten().to(torch.int32),
-            state_rows(slots, state),
-        )
-        tokens = torch.cat((ints[:, IntColumn.TOKEN], drafts.clamp(min=0)), dim=1).flatten()
-        positions = (ints[:, IntColumn.POSITION] + ahead).flatten().expand(layers.decoder.position_axes, -1)
-        hidden = layers.decoder.forward(layers.decoder.embed(tokens), positions, batch)
-        return layers.decoder.logits(hidden)[:, : self.sampling.vocab_limit]
+        pages = tables.gather(1, (place // size).clamp(0, max_pages - 1)[:, None]).squeeze(1).long()
+        slot_mapping = torch.where(kept, pages * size + place % size, 0)
+        seq_lens = torch.where(active, place + 1, 0).to(torch.int32)
+        batch = PagedBatch.of_decode_rows(self.caches, size, slot_mapping, tables, seq_lens)
+        return (ints[:, IntColumn.POSITION] + ahead).expand(self.decoder.position_axes, -1), batch
 
 
-def _drafted_state(slots: Tensor, drafts: Tensor, state: SlotState, *, full: bool) -> tuple[Tensor, SlotState]:
+def drafted_state(slots: Tensor, drafts: Tensor, state: SlotState, *, full: bool) -> tuple[Tensor, SlotState]:
     """Rows of a state of its own for each slot and each position: that of the slot once the drafts before were
     accepted. full: with the tables of penalties."""
     width = 1 + drafts.shape[1]
@@ -119,10 +111,10 @@ def _drafted_state(slots: Tensor, drafts: Tensor, state: SlotState, *, full: boo
     return torch.arange(len(each), device=slots.device), drafted
 
 
-def accept(sampled: Tensor, drafts: Tensor, slots: Tensor, state: SlotState, *, full: bool) -> Tensor:
+def accept(sampled: Tensor, drafts: Tensor, slots: Tensor, state: SlotState, *, full: bool) -> tuple[Tensor, Tensor]:
     """Commits what was sampled at the known token and at each draft, int64 [rows, 1 + drafts, 2] as of Sampling, up to
     the first draft that differs, the first stop, the limit, and with recurrent state a multiple of STATE_INTERVAL ->
-    the results of VerifyStep."""
+    the results of VerifyStep, and the number of tokens int64 [rows], 0 for inactive slots."""
     ints = state.ints[slots]
     tokens, stops = sampled.unbind(-1)
     ahead = torch.arange(tokens.shape[1], device=slots.device)
@@ -149,7 +141,7 @@ def accept(sampled: Tensor, drafts: Tensor, slots: Tensor, state: SlotState, *, 
         state.history.index_put_((slots[:, None], length[:, None] + 1 + ahead), tokens.to(torch.int32))
     had_draft = torch.cat((torch.ones_like(drafts[:, :1]), drafts), dim=1) >= 0
     stops = torch.where(new, stops, torch.where(had_draft, NOT_ACCEPTED, NOT_DRAFTED))
-    return torch.stack((tokens, stops), dim=-1).flatten(0, 1).to(torch.int32)
+    return torch.stack((tokens, stops), dim=-1).flatten(0, 1).to(torch.int32), count
 
 
 _WEIGHT = 0.1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable
 from models.protocol import Decoder
-from service.engine.chat.drafts import MAX_ROWS, VerifyStep
+from service.engine.chat.drafts import MAX_ROWS, Drafting
 from service.engine.chat.replay_choice import (
     CACHED_PREFILL_TOKENS,
     PREFILL_SEQUENCES,
@@ -29,6 +29,7 @@ from service.engine.chat.steps import (
     PrefillStep,
     SampleStep,
     Sampling,
+    VerifyStep,
 )
 from service.engine.core.worker import WorkerContext
 from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
@@ -51,11 +52,8 @@ class StepSizes:
     """Ids that can be sampled: those that both the tokenizer and the embedding have."""
     drafts: int
     """Drafts of a sequence in a step that has any; 0: none has."""
-
-    @property
-    def history(self) -> int:
-        """Positions of SlotState.history: with those of drafts behind the context's end."""
-        return (self.max_pages + 1) * self.page_size if self.drafts else 0
+    history: int
+    """Positions of SlotState.history."""
 
 
 class ChatGraphs:
@@ -85,13 +83,16 @@ class ChatGraphs:
         sample_buckets: list[Bucket] = [{"rows": count} for count in rows]
         decode_buckets = self._decode_buckets(rows)
         layers = LayersStep(decoder, state, caches, sizes.page_size)
-        samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full=full) for full in (False, True)}
+        drafting = None
+        if decoder.drafter is not None:
+            drafting = Drafting(decoder, state, caches, sizes.page_size, sizes.vocab_limit)
+        samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full, drafting) for full in (False, True)}
         self.decode = {
             full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
             for full, sampling in samplings.items()
         }
         verify_buckets = [
-            b | {"drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
+            {**b, "drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
         ]
         self.verify = {
             full: self._row_runner("verify", VerifyStep(layers, sampling), verify_buckets, full=full)

@@ -69,6 +69,19 @@ def chunk_arrays(
     return arrays
 
 
+def next_tokens(chunks: tuple[Chunk, ...]) -> np.ndarray:
+    """For each token of the chunks the id of the next one, int64 [n]: 0 if that is not known, -1 where it takes an
+    embedding of media."""
+    parts = []
+    for chunk in chunks:
+        sequence, start, end = chunk.sequence, chunk.start + 1, chunk.end + 1
+        ids = sequence.token_ids(start, end)
+        for rows in sequence.media_rows(start, end):
+            ids[rows.start - start : rows.end - start] = -1
+        parts += [ids, np.zeros(chunk.length - len(ids), np.int64)]
+    return np.concatenate(parts)
+
+
 def state_arrays(chunks: tuple[Chunk, ...]) -> dict[str, np.ndarray]:
     """The rows of recurrent state that chunks read and write, as the fields of StateRows, each int64 [chunks]."""
     rows = [

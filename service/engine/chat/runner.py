@@ -17,14 +17,21 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.masks import MaskJob, MaskTable
-from service.engine.chat.inputs import STATE_BUFFERS, admission_arrays, chunk_arrays, history_arrays, required_prefill
+from service.engine.chat.inputs import (
+    STATE_BUFFERS,
+    admission_arrays,
+    chunk_arrays,
+    history_arrays,
+    next_tokens,
+    required_prefill,
+)
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import chunk_states, decode_rows, with_features
+from service.engine.chat.steps import chunk_states, decode_rows, run_chunks, with_features
 from service.engine.chat.warmup import ScratchRuns
 from service.engine.core.faults import RepeatableLaunchError, repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
@@ -72,10 +79,14 @@ class ChatRunner:
         self._context = context
         self._calibrated = not context.config.restarted or context.device.type == "cpu"
         page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
-        self.drafts = context.config.draft_tokens if context.config.drafts != "off" else 0
+        lookup, drafter = context.config.drafts == "lookup", model.decoder.drafter is not None
+        self.drafts = context.config.draft_tokens if lookup or drafter else 0
         """Drafts of each row in a step that has any; 0: no step has."""
+        self.keys_ahead = max(0, self.drafts - 1) if drafter else 0
+        """Positions behind the keys of a step to which its drafter writes."""
         max_pages = pages_for(max_context + self.drafts, page_size)
-        self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts)
+        history = (max_pages + 1) * page_size if lookup else 0
+        self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts, history)
         self._scratch = ScratchRuns(self._decoder, self._sizes, context)
         self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
@@ -98,7 +109,7 @@ class ChatRunner:
         pending = allocate_pending(self._decoder, config.slots, self.drafts, device)
         sizes = self._sizes
         self._state = SlotState(
-            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.history
+            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
         )
         self._masks = MaskTable(self._state, masks)
         self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
@@ -123,6 +134,8 @@ class ChatRunner:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
         self.measure_cached_keys()
         pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
+        for size, seconds in self.graphs.verify[False].measured_seconds:
+            pacing.costs.observe("verify", size, seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
@@ -275,6 +288,8 @@ class ChatRunner:
         ends = [chunk for chunk in step.chunks if chunk.is_last]
         sizes = self._sizes
         arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
+        if self._decoder.drafter is not None:
+            arrays["next_tokens"] = next_tokens(step.chunks)
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
             if self._state.history.shape[1]:
@@ -301,7 +316,7 @@ class ChatRunner:
                 context_slots=sent.get("context_slots"),
                 states=chunk_states(sent, self._state.states),
             )
-            hidden = self._decoder.forward(hidden, positions, batch)
+            hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         return hidden[sent["sampled_rows"]]
@@ -341,6 +356,8 @@ class ChatRunner:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
         if self._state.states:
             named |= {name: arrays[name] for name in STATE_BUFFERS}
+        if self._decoder.drafter is not None:
+            named["next_tokens"] = arrays["next_tokens"]
         plan = Plan(
             arrays=named,
             tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},

@@ -33,15 +33,22 @@ rest of its own prefill: shortest first with ageing, so that no request waits fo
 class Scheduler:
     """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
 
-    def __init__(self, pages: PagePool, slots: SlotPool, max_step_tokens: int, states: StatePool | None = None) -> None:
-        """states: for a model with recurrent state."""
+    def __init__(
+        self,
+        pages: PagePool,
+        slots: SlotPool,
+        max_step_tokens: int,
+        states: StatePool | None = None,
+        keys_ahead: int = 0,
+    ) -> None:
+        """states: for a model with recurrent state. keys_ahead: as of DecodeRows."""
         self.pages = pages
         self.states = states
         self.slots = slots
         self.waiting: list[ChatSequence] = []
         self.running: dict[int, ChatSequence] = {}
         """Every sequence that holds a slot, by slot, in order of admission."""
-        self.rows = DecodeRows(slots.num_slots, pages.page_size)
+        self.rows = DecodeRows(slots.num_slots, pages.page_size, keys_ahead)
         self.num_preemptions = 0
         self._prefilling: list[ChatSequence] = []
         self._max_step_tokens = max_step_tokens
@@ -180,7 +187,8 @@ class Scheduler:
         if not self.slots.num_free:
             return False
         shared = self.pages.share(sequence.digests[: sequence.hit_pages]) + self.pages.hold(found)
-        num_keys = min(sequence.num_tokens + 1, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
+        num_keys = sequence.num_tokens + 1 + self.rows.keys_ahead
+        num_keys = min(num_keys, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
         wanted = pages_for(num_keys, self.pages.page_size) - len(shared)
         if wanted + len(self.rows.members) > self.pages.num_available:
             self.pages.release(shared)

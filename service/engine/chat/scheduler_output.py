@@ -24,6 +24,8 @@ class DecodeRows:
 
     num_slots: int
     page_size: int
+    keys_ahead: int = 0
+    """Positions behind the keys of a step to which its drafter writes."""
     members: dict[int, ChatSequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class DecodeRows:
     def next_keys(self, drafts: int) -> np.ndarray:
         """Positions of each row that a step with so many drafts may read or write, int64 [rows]; those behind the limit
         need no page."""
-        return np.minimum(self.num_keys[self.slots], self.limit[self.slots]) + 1 + drafts
+        return np.minimum(self.num_keys[self.slots], self.limit[self.slots]) + 1 + drafts + self.keys_ahead
 
     def advance(self, drafts: int) -> None:
         """One step was launched; rows that reach their length cap leave."""

@@ -70,8 +70,9 @@ class SlotState:
 
     Nor are the recurrent states (models.layers.kv_cache.StateRows.layers), whose rows the columns STATE and SPARE name.
 
-    With drafts also history int32 [rows, positions], the known tokens (position LENGTH is TOKEN), for prompt lookup,
-    and pending, the tables of StateRows.inputs.
+    With drafts also pending, the tables of StateRows.inputs; for prompt lookup history int32 [rows, positions], the
+    known tokens (position LENGTH is TOKEN); for a model with a drafter drafts int64 [rows, drafts] of its next step, -1
+    for none.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class SlotState:
         device: torch.device,
         states: Sequence[Mapping[str, Tensor]] = (),
         pending: Sequence[Mapping[str, Tensor]] = (),
+        drafts: int = 0,
         history: int = 0,
     ) -> None:
-        """states: empty for models without recurrent state. pending: empty without drafts. history: its positions, 0
-        without prompt lookup."""
+        """states: empty for models without recurrent state. pending: empty without drafts. drafts: of a step, 0 for
+        none. history: its positions, 0 without prompt lookup."""
         self.states, self.pending = states, pending
         rows = num_slots + 1
+        self.drafts = torch.full((rows, drafts), -1, dtype=torch.int64, device=device)
         self.history = torch.zeros((rows, history), dtype=torch.int32, device=device)
         self.ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64, device=device)
         self.floats = torch.tensor(NEUTRAL_FLOATS, device=device).repeat(rows, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Capturable, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
-from service.engine.chat.drafts import MAX_ROWS, VerifyStep
+from service.engine.chat.drafts import MAX_ROWS
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
 from service.engine.chat.pacing import chunk_tokens
@@ -23,8 +23,10 @@ from service.engine.chat.steps import (
     GuidedSampleStep,
     LayersStep,
     Sampling,
+    VerifyStep,
     chunk_states,
     decode_rows,
+    run_chunks,
     with_features,
 )
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
@@ -56,7 +58,9 @@ class ScratchRuns:
         tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
         states = allocate_states(self._decoder, 1, device)
         pending = allocate_pending(self._decoder, 0, sizes.drafts, device)
-        state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.history)
+        state = SlotState(
+            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
+        )
         prefill = peak_bytes(lambda: self._prefill(caches, [tokens], state), device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
         step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
@@ -178,4 +182,5 @@ class ScratchRuns:
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)
         hidden = with_features(self._decoder.embed(zeros), width)
-        self._decoder.forward(hidden, zeros.expand(self._decoder.position_axes, -1), batch)
+        positions = zeros.expand(self._decoder.position_axes, -1)
+        run_chunks(self._decoder, hidden, positions, batch, {"next_tokens": zeros})

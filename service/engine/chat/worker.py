@@ -105,7 +105,9 @@ class ChatWorker:
         limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
         pending = self._runner.drafts > 0
         states = StatePool(self.state_rows, self._pages, pending=pending) if self.state_rows else None
-        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens, states)
+        self._scheduler = Scheduler(
+            self._pages, SlotPool(config.slots), config.max_step_tokens, states, self._runner.keys_ahead
+        )
         self._requests = ChatRequests(
             self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
         )
@@ -209,13 +211,13 @@ class ChatWorker:
     def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
         started = time.perf_counter()
         preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
-        decode_seconds = self._pacing.decode_seconds(rows)
+        drafts = self._draft_length.choose(rows, self._pacing.costs)
+        decode_seconds = self._pacing.decode_seconds(rows, verifies=drafts > 0)
         if decode_seconds > allowance and not must:
             return False
         budget = None
         if self._scheduler.has_prefills():
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
-        drafts = self._draft_length.choose(rows, self._pacing.costs)
         step = self._scheduler.schedule(self._can_start, budget, drafts)
         if preempted := self._scheduler.num_preemptions - preemptions:
             self._observations.count("preemptions_total", preempted, model=self.name)
