@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import BufferSpec
 from models.layers.kv_cache import PagedBatch, StateRows
 from models.protocol import Decoder
 from models.qwen_vl.v3_5.model import load_model
 from tests.models.families.family import CPU, FAMILIES, Family
+from tests.support.audit import audited_verify
 from tests.support.chat_golden import golden_prompt, largest_difference, prompt_rows
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache, PagedSequence
@@ -129,6 +131,11 @@ def test_speculation_is_as_traced(family: Family, name: str) -> None:
         sequence.length += 1 + accepted
         run.pending, tokens = 1 + accepted, tokens + new
     assert tokens == known
+
+
+def test_the_drafter_reads_no_value_on_the_host() -> None:
+    decoder = load_model(FAMILIES["qwen3_5_moe"].directory, "cpu", torch.float32, drafter=True).decoder
+    assert audited_verify(decoder, 2, 3) == BufferSpec((6, decoder.vocab_size), torch.float32)
 
 
 def assert_states(run: Speculation, conv: Tensor, recurrent: Tensor) -> None:
