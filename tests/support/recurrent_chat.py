@@ -22,6 +22,7 @@ class RecurrentDecoder(nn.Module):
     Chunks are computed in blocks of STATE_INTERVAL rows, so other cuts round differently. Row 0 is full of NaN.
     """
 
+    drafter = None
     decay: Tensor
     powers: Tensor
     carried: Tensor

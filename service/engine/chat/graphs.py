@@ -91,7 +91,7 @@ class ChatGraphs:
             full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
             for full, sampling in samplings.items()
         }
-        verify_buckets = [
+        verify_buckets: list[Bucket] = [
             {**b, "drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
         ]
         self.verify = {

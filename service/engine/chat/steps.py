@@ -253,14 +253,12 @@ class VerifyStep:
         ahead = torch.arange(width, device=slots.device)
         active, length = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH]
         tables = state.block_tables[slots, :max_pages]
-        places = length + ahead
+        places = length + ahead  # Where the answer's limit leaves them no page, the table has the scratch page.
         pages = tables.gather(1, (places // size).clamp(max=max_pages - 1)).long()
-        # Behind the limit there may be no page.
-        kept = active & (ints[:, IntColumn.GENERATED] + ahead < ints[:, IntColumn.LIMIT])
         batch = PagedBatch.of_chunks(
             layers.caches,
             size,
-            torch.where(kept, pages * size + places % size, 0).flatten(),
+            torch.where(active, pages * size + places % size, 0).flatten(),
             width * torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
             tables,
             torch.where(active, length + width, 0).flatten().to(torch.int32),
