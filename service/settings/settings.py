@@ -155,8 +155,8 @@ class Settings(BaseSettings):
     drafts: Drafts = _knob(
         "off",
         "Engine",
-        "How the next tokens of chat answers are drafted, several of which a step then verifies: lookup takes what "
-        "followed the same tokens earlier in the conversation.",
+        "How the next tokens of chat answers are drafted, several of which a step then verifies. lookup: they are what "
+        "followed the same tokens earlier in the conversation. mtp: by the models that have a layer for it (Qwen3.5).",
     )
     draft_tokens: int = _knob(3, "Engine", "Drafts of an answer that a step verifies.", ge=1, le=4)
     graph_memory: Bytes | None = _knob(

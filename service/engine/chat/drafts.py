@@ -144,8 +144,8 @@ def accept(sampled: Tensor, drafts: Tensor, slots: Tensor, state: SlotState, *, 
 
 
 _WEIGHT = 0.1
-_PROBE = 64
-"""Steps without drafts after which a step has some again, to learn whether they pay now."""
+_PROBE, _PROBE_STEPS = 64, 4
+"""Where drafts do not pay, so many of so many steps have some, to learn whether they pay now."""
 _USUAL_COST = 1.25
 """Seconds of a step with drafts relative to one without, until both were measured."""
 
@@ -159,6 +159,7 @@ class DraftLength:
         self._accepted = float(most)
         """Running mean of accepted drafts of a row."""
         self._steps_without = 0
+        """Steps since they paid."""
 
     def choose(self, rows: int, costs: ChatCosts) -> int:
         """For a step of decode rows alone."""
@@ -167,7 +168,7 @@ class DraftLength:
         plain, verify = costs.mean("decode", rows), costs.mean("verify", rows)
         ratio = verify / plain if plain and verify else _USUAL_COST
         self._steps_without = 0 if 1 + self._accepted > ratio else self._steps_without + 1
-        return 0 if self._steps_without % _PROBE else self._most
+        return self._most if self._steps_without % _PROBE < _PROBE_STEPS else 0
 
     def observe(self, accepted: int) -> None:
         """accepted: drafts of a row of a step."""
