@@ -23,6 +23,7 @@ class Command:
 
 
 _QWEN3 = ("qwen3_vl_2b", "qwen3_vl_4b", "qwen3_vl_8b", "qwen3_vl_30b_a3b")
+_QWEN3_5 = ("qwen3_5_4b", "qwen3_5_27b", "qwen3_5_35b_a3b")
 _CHAT = ("qwen2_vl_2b", "qwen2_vl_7b", "qwen2_5_vl_3b", "qwen2_5_vl_7b", "minicpmv_4_5", "kimi_vl_a3b", *_QWEN3)
 
 COMMANDS: tuple[Command, ...] = (
@@ -33,7 +34,7 @@ COMMANDS: tuple[Command, ...] = (
             f"python -m benchmarks.encoder {name}",
             "transformers vllm" if name == "qwen2_vl_2b" else "",
         )
-        for name in _CHAT
+        for name in (*_CHAT, "minicpmv_4_6")
     ),
     *(
         Command(
@@ -42,7 +43,7 @@ COMMANDS: tuple[Command, ...] = (
             f"python -m benchmarks.decode {name}",
             "transformers vllm" if name == "qwen2_vl_2b" else "",
         )
-        for name in _CHAT
+        for name in (*_CHAT, *_QWEN3_5)
         if name != "minicpmv_4_5"
     ),
     *(
@@ -95,6 +96,11 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.chat_http latency qwen3_vl_4b",
     ),
     Command(
+        "TTFT at the client, MiniCPM-V 4.6",
+        "chat_http_latency_minicpmv_4_6",
+        "python -m benchmarks.chat_http latency minicpmv_4_6",
+    ),
+    Command(
         "tokens per second at the clients",
         "chat_http_decode_qwen2_vl_2b",
         "python -m benchmarks.chat_http decode qwen2_vl_2b",
@@ -114,6 +120,11 @@ COMMANDS: tuple[Command, ...] = (
             ("arrivals", "the first as Poisson arrivals, each rate for 60 s"),
             ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
         )
+    ),
+    Command(
+        "conversations of four turns about one picture, Qwen3.5-4B",
+        "serving_conversations_qwen3_5_4b",
+        "python -m benchmarks.serving conversations qwen3_5_4b",
     ),
     Command(
         "32 picture chats a second and 32 live streams of speech on one GPU, alone and beside each other",
@@ -139,6 +150,11 @@ COMMANDS: tuple[Command, ...] = (
         "the same of qwen2_vl_2b",
         "versions_qwen2_vl_2b",
         "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
+    ),
+    Command(
+        "the same of qwen2_vl_2b and voxcpm2",
+        "versions_qwen2_vl_2b_voxcpm2",
+        "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b voxcpm2",
     ),
     Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
     Command(

@@ -18,17 +18,13 @@ from benchmarks.measure.timing import host_milliseconds, milliseconds, spread
 from benchmarks.roofline.decoders import decode_floor, prefill_floor
 from benchmarks.steps.decoder import (
     CONTEXT,
-    PAGE_SIZE,
     POOL_BYTES,
-    ROOM,
-    caches_of,
     captured_decode,
     captured_prefill,
     fill,
 )
 from benchmarks.steps.full_size import free, load, measure_each, named_models, show
 from models.checkpoints.checkpoint import Quantization
-from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
 from service.graphs.pool import GraphPool
 
@@ -68,23 +64,12 @@ def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> R
 
 
 def measure_prefill(name: str, decoder: Decoder, tokens: int, pool: GraphPool) -> Row:
-    """One sequence without cached context, eagerly as in the engine, replayed by the runner, and its graph alone."""
-    device = pool.device
-    caches = caches_of(decoder.cache_specs(), -(-(tokens + PAGE_SIZE) // (CONTEXT + ROOM)), device)
-    ids = torch.randint(0, 1000, (tokens,), device=device)
-    positions = torch.arange(tokens, device=device).expand(decoder.position_axes, -1)
-    ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-    slots = torch.arange(tokens, device=device) + PAGE_SIZE
-    batch = PagedBatch.of_new_prompts(caches, PAGE_SIZE, slots, ends)
-
-    def forward() -> torch.Tensor:
-        return decoder.forward(decoder.embed(ids), positions, batch)
-
-    eager = milliseconds(forward)
-    host = host_milliseconds(forward)
+    """One sequence without cached context: eager, replayed by the runner, and its graph alone."""
     runner, plan = captured_prefill(name, decoder, tokens, pool)
     graph = runner.graph_for(plan.required)
     assert graph is not None
+    eager = milliseconds(lambda: runner.run(plan, eager="disabled"))
+    host = host_milliseconds(lambda: runner.run(plan, eager="disabled"))
     replay = milliseconds(lambda: runner.run(plan))
     least = prefill_floor(decoder, tokens) * 1e3
     return {

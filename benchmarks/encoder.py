@@ -2,7 +2,7 @@
 replay_ms: through the runner. graph_ms: the bare graph. general_graph_ms: the bare graph for any number of segments,
 where a single picture has one of its own.
 
-python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b qwen3_vl_4b ...]
+python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_6 kimi_vl_a3b qwen3_vl_4b ...]
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ WORK: dict[str, list[Work]] = {
         pictures(1344, 1344),
         video(64, 448, 448),
     ],
+    "minicpmv_4_6": [pictures(448, 448), pictures(1280, 720), pictures(1920, 1080), video(64, 448, 448)],
     "kimi_vl_a3b": [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), pictures(224, 224, 2)],
     "qwen3_vl_2b": _QWEN3,
     "qwen3_vl_4b": _QWEN3,

@@ -20,7 +20,6 @@ import torch
 from httpx._transports import default as transports
 from hypothesis import HealthCheck, settings
 
-from tests.support.delays import delay_engines
 from tests.support.interpreter import quicken
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS
@@ -53,10 +52,6 @@ settings.register_profile(
     suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
 )
 settings.load_profile("any machine")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--delays", action="store_true", help="engines in threads and event loops are late, at random")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,14 +95,6 @@ def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
     # Of a server that is idle for a moment, tests would count steps and requests that nobody asked for.
     os.environ["REPRISE_FIXED_VOICES"] = "at_use"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def delays(pytestconfig: pytest.Config) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if pytestconfig.getoption("--delays"):
-            delay_engines(patch)
-        yield
 
 
 @pytest.fixture(scope="session")

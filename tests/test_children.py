@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from service.cli.bench.run import CLIENT
-from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import ProcessLink
-from service.media.decode import decode_audio, decode_workers
-from service.media.limits import AudioLimits
 from service.system.children import PACKAGE_ROOT, python_command, python_environment
-from tests.media.samples import sound, tone
 from tests.support.processes import ROOT
 
 HOSTILE = ("models.py", "service/__init__.py", "torch.py", "numpy.py", "msgspec.py", "site.py")
@@ -67,30 +60,6 @@ def test_a_path_that_was_named_stays_and_does_not_replace_the_packages(hostile: 
     command = [sys.executable, "-P", "-c", code, "serve", "--print-config", "--max-n", "3"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "max_n: 3" in done.stdout, done.stderr
-    _check(hostile)
-
-
-@pytest.mark.slow
-async def test_the_engine_process_is_not_started_from_the_current_directory(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", ":")
-    ended = await ProcessLink(EngineConfig((ModelConfig("none", "/nowhere"),))).run(lambda outputs: None)
-    assert ended.reason == "it cannot run as it is configured"
-    _check(hostile)
-
-
-async def test_decode_workers_are_not_started_from_the_current_directory(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", ".")
-    pool = decode_workers(1)
-    try:
-        clip = sound(tone(440, 8000), 8000, "WAV")
-        samples = await decode_audio(pool, clip, sample_rate=8000, field="clip", limits=AudioLimits(1 << 20, 10.0))
-        assert isinstance(samples, np.ndarray) and samples.size
-    finally:
-        await asyncio.to_thread(pool.close)
     _check(hostile)
 
 

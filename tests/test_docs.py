@@ -25,6 +25,7 @@ from typing import Any, get_args
 
 import pytest
 from fastapi.routing import APIRoute
+from typer.testing import CliRunner
 
 from service.api import health_routes as operations
 from service.api.chat import route as chat
@@ -43,10 +44,12 @@ from service.api.speech.schema import SpeechRequestBody, VoiceUpload
 from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
 from service.cli.bench import command as bench
 from service.cli.documents import DOCS, PAGES
+from service.cli.main import app
 from service.graphs.observations import EagerReason
 from service.media.audio_formats import FORMATS, SPOKEN
 from service.metrics.metrics import PREFIX, SPECS
 from service.settings.settings import ENV_PREFIX, Settings
+from tests.support.imports import parsed
 from tests.support.processes import ROOT, ServerProcess
 
 ADDRESS = "127.0.0.1:8000"
@@ -185,17 +188,16 @@ def elsewhere() -> list[str]:
 
 
 @pytest.mark.parametrize("command", elsewhere())
-def test_commands_that_run_elsewhere_make_sense(command: str) -> None:
+def test_commands_that_run_elsewhere_make_sense(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= set(targets)
     elif "serve" in words and words[0].endswith("reprise"):
         flags = words[words.index("serve") :]
-        done = subprocess.run(
-            [sys.executable, "-m", "service.cli", *flags, "--print-config"], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, [*flags, "--print-config"])
+        assert done.exit_code == 0, done.output
     elif "-m" in words:
         assert importlib.util.find_spec(words[words.index("-m") + 1]) is not None
     else:
@@ -247,19 +249,8 @@ def test_what_is_named_exists(document: Path) -> None:
     known = {f"{PREFIX}_{spec.name}" for spec in SPECS}
     assert set(re.findall(rf"`({PREFIX}_[a-z_]+)", text)) <= known
     flags = set(re.findall(r"`(?:reprise serve )?--([a-z][a-z-]+)", BLOCK.sub("", text)))
-    others = {
-        "config",
-        "print-config",
-        "dry-run",
-        "gpu-memory",
-        "help",
-        "url",
-        "key",
-        "local",
-        "version",
-        "out",
-        "json",
-    }
+    others = {"config", "print-config", "dry-run", "gpu-memory", "help", "version"}
+    others |= {"url", "key", "local", "out", "json"}
     others |= {name.replace("_", "-") for load in BENCH_OPTIONS for name in signature(load).parameters}
     settings = {name.replace("_", "-") for name in Settings.model_fields}
     assert {flag.removeprefix("no-") for flag in flags} <= settings | others
@@ -276,29 +267,19 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 def test_every_field_and_code_of_the_api_is_explained() -> None:
     text = (DOCS / "api.md").read_text()
-    bodies = (
-        ChatRequestBody,
-        StreamOptions,
-        MediaUrl,
-        SpeechRequestBody,
-        VoiceUpload,
-        AudioStart,
-        AudioDone,
-        SocketError,
-    )
+    bodies = [ChatRequestBody, StreamOptions, MediaUrl, SpeechRequestBody, VoiceUpload]
+    bodies += [AudioStart, AudioDone, SocketError]
     fields = {name for body in bodies for name in body.__struct_fields__} - set(REFUSED)  # which GET /docs lists
     assert {name for name in fields if f"`{name}`" not in text} == set()
     messages = get_args(ClientMessage) + get_args(ServerMessage)
-    assert {
-        message.__struct_config__.tag for message in messages if f"`{message.__struct_config__.tag}`" not in text
-    } == set()
+    assert [tag for message in messages if f"`{(tag := message.__struct_config__.tag)}`" not in text] == []
     paths = ["/v1/audio/speech/stream", *paths_of_routes()]
     assert [path for path in paths if path.partition("{")[0].rstrip("/") not in text] == []
 
 
 def test_every_error_code_is_explained() -> None:
     text = "".join((DOCS / page).read_text() for page in ("api.md", "realtime.md"))
-    trees = [ast.parse((ROOT / path).read_text()) for path in CODE if path.parts[0] == "service"]
+    trees = [parsed(ROOT / path) for path in CODE if path.parts[0] == "service"]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     codes = {code for call in calls for code in error_codes(call)}
     assert len(codes) > 30

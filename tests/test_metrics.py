@@ -9,16 +9,8 @@ from service.metrics.metrics import PREFIX, SPECS, Metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
 COUNTS = (
-    "request_images",
-    "request_video_frames",
-    "requests_running",
-    "requests_waiting",
-    "slots_used",
-    "state_snapshots",
-    "event_loop_tasks",
-    "engine_threads",
-    "graph_captures_left",
-    "built_in_voices_left",
+    *("request_images", "request_video_frames", "requests_running", "requests_waiting", "slots_used"),
+    *("state_snapshots", "event_loop_tasks", "engine_threads", "graph_captures_left", "built_in_voices_left"),
 )
 STATES = ("ready", "engine_up", "engine_asleep", "http_requests_in_progress")
 
@@ -78,12 +70,8 @@ def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
     metrics.observe_state(EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096))
     text = metrics.exposition().decode()
     for line in (
-        'requests_running{model="m"} 2.0',
-        'requests_waiting{model="m"} 3.0',
-        'kv_cache_usage_ratio{model="m"} 0.25',
-        'kv_cache_pages{model="m",state="cached"} 10.0',
-        'encoder_cache_bytes{model="m"} 7.0',
-        "graph_bytes 4096.0",
+        *('requests_running{model="m"} 2.0', 'requests_waiting{model="m"} 3.0', 'kv_cache_usage_ratio{model="m"} 0.25'),
+        *('kv_cache_pages{model="m",state="cached"} 10.0', 'encoder_cache_bytes{model="m"} 7.0', "graph_bytes 4096.0"),
     ):
         assert f"{PREFIX}_{line}" in text
 

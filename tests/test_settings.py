@@ -223,7 +223,7 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, obje
             "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
         ),
         ("max_n: !!timestamp 2026-13-01\n", "month must be in 1..12"),
-        ("max_n: " + "[" * 5000, "maximum recursion depth exceeded"),
+        ("max_n: " + "[" * 1000, "maximum recursion depth exceeded"),
         ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
         ("!!map [max_n]\n", "expected a mapping node, but found sequence, line 1, column 1"),
     ],

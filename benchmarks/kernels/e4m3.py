@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.gemms import Part, layer
 from benchmarks.kernels.timing import Case
-from benchmarks.roofline import h100
+from benchmarks.roofline.gpu import bytes_per_second
 from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -150,7 +150,7 @@ def cases() -> list[Case]:
 
 def _of(shape: str, model: str, part: Part, rows: int) -> Iterator[Case]:
     num_bytes = part.inputs * part.outputs * (2 if part.kind == "silu_mul" else 1)
-    floor = round(num_bytes / h100.BYTES * 1e6, 2)
+    floor = round(num_bytes / bytes_per_second() * 1e6, 2)
 
     def case(variant: str, make: object) -> Case:
         return Case(model, shape, variant, make, floor, calls=8 if part.name == "head" else 24)  # type: ignore[arg-type]

@@ -381,8 +381,8 @@ def sampling(rows: int) -> None:
     logits = empty(rows, 1024)[:, :1000]
     step_kernels.sample_tokens(logits, slots, state)
     step_kernels.sample_tokens(logits, slots, state, rows_of_int64(rows))
-    column = empty(rows, dtype=torch.float32)
-    step_kernels.sample_tokens(filter_kernels.filtered(logits.float(), column, column, slots, column), slots, state)
+    kept = filter_kernels.filtered(logits.float(), state.ints[slots], state.floats[slots])
+    step_kernels.sample_tokens(kept, slots, state)
 
 
 CASES: dict[str, Callable[[int], object]] = {

@@ -15,11 +15,15 @@ NAMES = {
     "qwen2_5_vl_3b": "Qwen2.5-VL-3B",
     "qwen2_5_vl_7b": "Qwen2.5-VL-7B",
     "minicpmv_4_5": "MiniCPM-V 4.5",
+    "minicpmv_4_6": "MiniCPM-V 4.6",
     "kimi_vl_a3b": "Kimi-VL-A3B",
     "qwen3_vl_2b": "Qwen3-VL-2B",
     "qwen3_vl_4b": "Qwen3-VL-4B",
     "qwen3_vl_8b": "Qwen3-VL-8B",
     "qwen3_vl_30b_a3b": "Qwen3-VL-30B-A3B",
+    "qwen3_5_4b": "Qwen3.5-4B",
+    "qwen3_5_27b": "Qwen3.5-27B",
+    "qwen3_5_35b_a3b": "Qwen3.5-35B-A3B",
     "voxcpm2": "VoxCPM2",
 }
 

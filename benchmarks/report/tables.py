@@ -126,7 +126,8 @@ def h200(results: Results) -> str:
 
     models = [name.removeprefix("decode_") for name in _commands("decode_")]
     rows = [[NAMES[model], *(cell(f"{kind}_{model}", wanted) for _, kind, wanted in columns)] for model in models]
-    return markdown(["model", *(heading for heading, _, _ in columns)], rows)
+    measured_on_both = [row for row in rows if any(row[1:])]
+    return markdown(["model", *(heading for heading, _, _ in columns)], measured_on_both)
 
 
 _ADAPTERS = {"base graph": "none, the graph without adapters", "0 adapters": "none", "1 adapters": "1 adapter"}

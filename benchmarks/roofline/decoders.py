@@ -10,29 +10,34 @@ import torch
 from torch import nn
 
 from benchmarks.checkpoints.published import make
-from benchmarks.roofline import h100
+from benchmarks.roofline.gpu import FLOPS, bytes_per_second
 from benchmarks.steps.full_size import load
 from models.kimi_vl.language import LatentDecoder
 from models.layers.decoder import CausalDecoder
+from models.layers.kv_cache import STATE_INTERVAL
 from models.layers.moe import MixtureOfExperts
 from models.protocol import Decoder
+from models.qwen_vl.v3_5.language import HybridDecoder
+from service.engine.chat.slot_state import state_row_bytes
 
 EMBEDDINGS = ("embed_tokens.", "head.", "tied_head.")
 """Beginnings of the names of weights that are no part of a layer."""
 
 
 def decode_floor(decoder: Decoder, rows: int, context: int) -> float:
-    """Seconds of a step: every weight that `rows` tokens need, and their keys and values, read once."""
+    """Seconds of a step: every weight that `rows` tokens need, and their keys and values, read once; recurrent states
+    read and written once."""
     assert isinstance(decoder, nn.Module)
     heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
     left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
     cached = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    return (_read_bytes(decoder, rows, left_out) + rows * context * cached) / h100.BYTES
+    row = context * cached + 2 * state_row_bytes(decoder)
+    return (_read_bytes(decoder, rows, left_out) + rows * row) / bytes_per_second()
 
 
 def prefill_floor(decoder: Decoder, tokens: int) -> float:
     """Seconds of the layers over one prompt without cached context: the larger of its arithmetic (causal attention
-    counts half of all pairs) and the weights that `tokens` tokens need, read once."""
+    counts half of all pairs, the delta rule as in chunks) and the weights that `tokens` tokens need, read once."""
     assert isinstance(decoder, nn.Module)
     chosen = _chosen(decoder)
     linear = 0.0
@@ -41,7 +46,9 @@ def prefill_floor(decoder: Decoder, tokens: int) -> float:
             share = chosen[id(weight)] / weight.shape[0] if id(weight) in chosen else 1.0
             linear += 2 * tokens * share * weight.numel()
     attention = len(decoder.cache_specs()) * tokens**2 * _attended_width(decoder)
-    return max((linear + attention) / h100.FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / h100.BYTES)
+    if isinstance(decoder, HybridDecoder):
+        linear += tokens * _delta_flops(decoder)
+    return max((linear + attention) / FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / bytes_per_second())
 
 
 @cache
@@ -79,8 +86,21 @@ def _attended_width(decoder: nn.Module) -> int:
     if isinstance(decoder, LatentDecoder):
         text = decoder.config
         return text.num_attention_heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
-    if not isinstance(decoder, CausalDecoder):
+    if isinstance(decoder, HybridDecoder):
+        block = decoder.config.decoder.block
+    elif isinstance(decoder, CausalDecoder):
+        block = decoder.config.block
+    else:
         raise TypeError(
             f"{type(decoder).__name__} has no roofline of prefills: add it to benchmarks/roofline/decoders.py"
         )
-    return 2 * decoder.config.block.num_heads * decoder.config.block.head_dim
+    return 2 * block.num_heads * block.head_dim
+
+
+def _delta_flops(decoder: HybridDecoder) -> int:
+    """Of a token in the layers with the delta rule: of its chunk two products of keys, the triangular solution and one
+    product with values; of the state three products (models.layers.gated_delta.delta_chunks)."""
+    delta = decoder.config.delta
+    key, value = delta.key_dim, delta.value_dim
+    in_chunk = STATE_INTERVAL * (4 * key + (key + value) + 2 * value)
+    return len(decoder.state_specs()) * delta.value_heads * (in_chunk + 6 * key * value)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.roofline.h100 import BYTES, FLOPS
+from benchmarks.roofline.gpu import FLOPS, bytes_per_second
 from models.interfaces.capturable import Plan
+from models.minicpmv.v4_6.encoder import WINDOW, MiniCPMV46Encoder
 from models.protocol import VisionEncoder
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
@@ -21,6 +22,8 @@ def encoder_floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) ->
         vision, levels = encoder.config, len(encoder.deepstack)
         sizes = vision.depth, vision.hidden_size, vision.intermediate_size, vision.out_features
         return qwen3_vl_encoder(_lengths(plan, "cu_seqlens"), *sizes, levels)
+    if isinstance(encoder, MiniCPMV46Encoder):
+        return minicpmv_4_6_encoder(encoder, _lengths(plan, "cu_slices"))
     if name.startswith("qwen2_vl"):
         return qwen2_vl_encoder(_lengths(plan, "cu_seqlens"), 1536 if name.endswith("2b") else 3584)
     if name.startswith("qwen2_5_vl"):
@@ -43,7 +46,7 @@ def qwen2_vl_encoder(sequences: Sequence[int], out_features: int) -> float:
     linear = 2 * patches * 1176 * 1280 + 32 * 2 * patches * (4 * 1280**2 + 2 * 1280 * 5120)
     linear += 2 * (patches // 4) * (5120**2 + 5120 * out_features)
     attention = 32 * 4 * 1280 * sum(length**2 for length in sequences)
-    return max((linear + attention) / FLOPS, 1.33e9 / BYTES)
+    return max((linear + attention) / FLOPS, 1.33e9 / bytes_per_second())
 
 
 def qwen2_5_vl_encoder(frames: Sequence[int], windows: Sequence[int], out_features: int) -> float:
@@ -54,7 +57,7 @@ def qwen2_5_vl_encoder(frames: Sequence[int], windows: Sequence[int], out_featur
     linear += 2 * (patches // 4) * (5120**2 + 5120 * out_features)
     squares = 4 * sum(length**2 for length in frames) + 28 * sum(length**2 for length in windows)
     weights = 1176 * 1280 + 32 * (4 * 1280**2 + 3 * 1280 * 3420) + 5120**2 + 5120 * out_features
-    return max((linear + 4 * 1280 * squares) / FLOPS, 2 * weights / BYTES)
+    return max((linear + 4 * 1280 * squares) / FLOPS, 2 * weights / bytes_per_second())
 
 
 def moonvit_encoder(sequences: Sequence[int]) -> float:
@@ -63,7 +66,7 @@ def moonvit_encoder(sequences: Sequence[int]) -> float:
     linear = 2 * patches * 588 * 1152 + 27 * 2 * patches * (4 * 1152**2 + 2 * 1152 * 4304)
     linear += 2 * (patches // 4) * (4608**2 + 4608 * 2048)
     attention = 27 * 4 * 1152 * sum(length**2 for length in sequences)
-    return max((linear + attention) / FLOPS, 0.895e9 / BYTES)
+    return max((linear + attention) / FLOPS, 0.895e9 / bytes_per_second())
 
 
 def minicpmv_encoder(slices: Sequence[int], groups: int, queries: int, width: int) -> float:
@@ -73,7 +76,26 @@ def minicpmv_encoder(slices: Sequence[int], groups: int, queries: int, width: in
     tower += 27 * 4 * 1152 * sum(length**2 for length in slices)
     resampler = 2 * patches * 1152 * width + 4 * patches * width**2 + 4 * queries * width * patches
     resampler += 4 * groups * queries * width**2
-    return max((tower + resampler) / FLOPS, 1.01e9 / BYTES)
+    return max((tower + resampler) / FLOPS, 1.01e9 / bytes_per_second())
+
+
+def minicpmv_4_6_encoder(encoder: MiniCPMV46Encoder, slices: Sequence[int]) -> float:
+    """Seconds for slices of the given numbers of patches, a quarter of which pass the blocks behind the merger."""
+    vision, patches, squares = encoder.config.vision, sum(slices), sum(length**2 for length in slices)
+    width, inner = vision.hidden_size, vision.intermediate_size
+    before = vision.num_layers if encoder.window_merger is None else encoder.config.insert_layer + 1
+    behind = vision.num_layers - before
+    block = 2 * (4 * width**2 + 2 * width * inner)
+    flops = 2 * patches * 3 * vision.patch_size**2 * width
+    flops += block * (before * patches + behind * patches // WINDOW)
+    flops += 4 * width * (before * squares + behind * squares // WINDOW**2)
+    if behind:
+        flops += 2 * patches * 4 * width**2 + 4 * width * WINDOW * patches
+        flops += 2 * (patches // WINDOW) * (WINDOW * width * WINDOW * inner + WINDOW * inner * width)
+    tokens = patches // encoder.config.merge**2
+    flops += 2 * tokens * ((WINDOW * width) ** 2 + WINDOW * width * encoder.config.hidden_size)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in encoder.parameters())
+    return max(flops / FLOPS, weights / bytes_per_second())
 
 
 def qwen3_vl_encoder(
@@ -85,4 +107,4 @@ def qwen3_vl_encoder(
     linear += (1 + levels) * 2 * (patches // 4) * (block**2 + block * out_features)
     attention = depth * 4 * width * sum(length**2 for length in sequences)
     weights = depth * (4 * width**2 + 2 * width * inner) + (1 + levels) * (block**2 + block * out_features)
-    return max((linear + attention) / FLOPS, 2 * weights / BYTES)
+    return max((linear + attention) / FLOPS, 2 * weights / bytes_per_second())

@@ -9,10 +9,12 @@ from benchmarks.steps.full_size import captured
 from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
+from service.engine.chat.inputs import STATE_BUFFERS
+from service.engine.chat.slot_state import IntColumn, SlotState, allocate_states
 from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
+from service.link.sampling import FloatColumn
 
 CONTEXT = 512
 ROOM = 512
@@ -29,11 +31,13 @@ def fill(state: SlotState, rows: int) -> None:
     pages = torch.randperm(rows * per_row, generator=generator).view(rows, per_row).int() + 1
     state.block_tables[1 : rows + 1, :per_row] = pages.to(state.block_tables.device)
     ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64)
-    ints[:, IntColumn.TOKEN] = torch.randint(0, 1000, (rows,), generator=generator)
+    ints[:, IntColumn.TOKEN] = torch.randint(0, state.prompt_seen.shape[1], (rows,), generator=generator)
     ints[:, IntColumn.LENGTH] = CONTEXT
     ints[:, IntColumn.POSITION] = CONTEXT
     ints[:, IntColumn.ACTIVE] = 1
     ints[:, IntColumn.SEED] = torch.arange(rows)
+    ints[:, IntColumn.STATE] = torch.arange(1, rows + 1)
+    ints[:, IntColumn.SPARE] = torch.arange(rows + 1, 2 * rows + 1)
     state.ints[1 : rows + 1] = ints.to(state.ints.device)
     state.floats[1 : rows + 1 : 2, FloatColumn.TEMPERATURE] = 0.7
 
@@ -47,9 +51,19 @@ def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[d
     return caches
 
 
+def states_of(decoder: Decoder, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
+    """Two rows of recurrent state for each sequence, behind the scratch row; empty for models without."""
+    states = allocate_states(decoder, 1 + 2 * rows, device)
+    for layer in states:
+        for values in layer.values():
+            values.normal_()
+    return states
+
+
 def captured_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> tuple[GraphRunner, Plan, SlotState]:
     """One captured step of rows in the middle of their answers."""
-    state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device)
+    states = states_of(decoder, rows, pool.device)
+    state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device, states)
     sampling = Sampling(decoder, state, decoder.vocab_size, full=False)
     layers = LayersStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE)
     step = DecodeStep(layers, sampling)
@@ -66,7 +80,7 @@ def captured_prefill(
     device = pool.device
     pages = -(-(cached + tokens) // PAGE_SIZE)
     caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
-    hidden = decoder.embed(torch.randint(0, 1000, (tokens,), device=device))
+    hidden = decoder.embed(torch.randint(0, decoder.vocab_size, (tokens,), device=device))
     sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
     required = {"tokens": tokens, "sequences": 1}
     positions = np.arange(cached, cached + tokens)
@@ -75,14 +89,18 @@ def captured_prefill(
         "slot_mapping": positions + PAGE_SIZE,
         "cu_seqlens": np.array([0, tokens], dtype=np.int32),
     }
+    states = states_of(decoder, 1, device)
+    if states:
+        rows = (2 if cached else 0, 1, 0, 0)
+        arrays |= {buffer: np.array([row]) for buffer, row in zip(STATE_BUFFERS, rows, strict=True)}
     step: PrefillStep | CachedPrefillStep
     if cached:
-        state = SlotState(1, pages, decoder.vocab_size, device)
+        state = SlotState(1, pages, decoder.vocab_size, device, states)
         state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
         step = CachedPrefillStep(decoder, state, caches, *sizes)
         arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
     else:
-        step = PrefillStep(decoder, caches, *sizes)
+        step = PrefillStep(decoder, caches, *sizes, states=states)
     if decoder.feature_levels:
         required = required | {"levels": 0}
     plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)

@@ -278,10 +278,12 @@ class GraphPool:
         graph, taken = self._record(capturable, bucket, buffers, outputs)
         mib, seconds = taken / 2**20, time.perf_counter() - started
         log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
-        yield
-        fill()
-        replay = min(seconds_of(graph.replay, self.device) for _ in range(TIMED_REPLAYS))
-        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+        replays = []
+        for _ in range(TIMED_REPLAYS):
+            yield
+            fill()
+            replays.append(seconds_of(graph.replay, self.device))
+        return Capture(graph.replay, outputs, RouteSeconds(eager, min(replays)))
 
     def _record(
         self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], outputs: Mapping[str, Tensor]

@@ -5,36 +5,30 @@ Arrays inside a message (prompts, pixels, audio) travel as separate raw frames; 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from models.interfaces.media import Prompt
 from service.graphs.observations import Observation
+from service.link.sampling import SamplingParams
+
+PARSER_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": True,
+    "verbose_errors": False,
+}
+"""llguidance.LLParserLimits. A lexer's state takes 1 to 2 kB; fuel is burnt at about 14,000 units a millisecond."""
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages; the tag is the class name."""
-
-
-class SamplingParams(Struct, frozen=True):
-    """How tokens are chosen. Neutral values switch a filter off: temperature 0 is greedy, top_p 1, top_k 0, min_p 0."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int = 0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    """Number of top alternatives to report for each token; 0 reports the chosen token alone."""
 
 
 # API -> engine
@@ -53,7 +47,7 @@ class ChatRequest(Struct, frozen=True):
     """The grammar that the answer must match, in llguidance's JSON form, checked by the API process (see
     service/api/structured/grammar.py); empty: none."""
     slow_grammar: bool = False
-    """Whether checking the grammar took longer than SLOW_SECONDS, so that building its matcher will, too."""
+    """Whether its check took so long (SLOW_SECONDS) that the engine builds its matcher apart from others."""
 
 
 class SpeechSegment(Struct, frozen=True):

@@ -249,7 +249,7 @@ class Settings(BaseSettings):
         (),
         "Speech",
         "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
-        "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
+        "the default. Each has its own captured graphs, made once it is asked for. Default: the model's, 10 4 6 16.",
     )
 
     _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)

@@ -23,11 +23,11 @@ from service.link.messages import (
     ChatRequest,
     EncodeReference,
     PhaseTimes,
-    SamplingParams,
     SpeechDelta,
     StepCounts,
     TokenInfo,
 )
+from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
 from tests.support import fake_engine
 from tests.support.inline_link import InlineLink

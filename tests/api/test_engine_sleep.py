@@ -22,8 +22,8 @@ from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import (
     ChatRequest,
     EncodeReference,
-    SamplingParams,
 )
+from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, until, wait

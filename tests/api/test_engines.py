@@ -20,7 +20,8 @@ from service.api.engines.engines import HEAD_START, LITTLE_SLACK, PREFIXES, Load
 from service.api.engines.transcripts import Transcripts
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, ProcessLink
-from service.link.messages import ChatRequest, EncodeReference, SamplingParams, SpeechRequest
+from service.link.messages import ChatRequest, EncodeReference, SpeechRequest
+from service.link.sampling import SamplingParams
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-import soundfile
 from openai import OpenAI
 
 from tests.api.test_meaning import ONLY, SHAPES
 from tests.support.processes import ServerProcess
 from tests.support.tool_samples import result
-from tests.support.waiting import wait
 
 MODEL, TALKER = "reprise/qwen2_vl", "reprise/voxcpm2"
 SPOKEN: dict[str, Any] = {
@@ -46,23 +42,6 @@ def question(text: str) -> Any:
             "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}],
         }
     ]
-
-
-def gauges(server: ServerProcess, name: str) -> dict[str, float]:
-    lines = httpx.get(f"{server.url}/metrics", timeout=600).text.splitlines()
-    values = [line.rsplit(" ", 1) for line in lines if line.startswith(f"reprise_{name}")]
-    return {series: float(value) for series, value in values}
-
-
-def test_an_answer_about_a_picture_is_spoken(client: OpenAI) -> None:
-    answer = client.chat.completions.create(messages=question("What color is the square?"), **SPOKEN)
-    message: Any = answer.choices[0].message
-    assert message.content is None and message.audio.transcript == "The square is blue."
-    sound, rate = soundfile.read(io.BytesIO(base64.b64decode(message.audio.data)))
-    assert rate == 48_000 and np.abs(sound).max() > 0.001
-    usage: Any = answer.usage
-    assert len(sound) / rate == pytest.approx(usage.completion_tokens_details.audio_tokens * PATCH_SECONDS)
-    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
 def test_a_streamed_answer_is_the_same_answer_and_sounds_the_same(client: OpenAI) -> None:
@@ -106,24 +85,3 @@ def test_an_answer_that_fits_a_schema_is_spoken(client: OpenAI) -> None:
     answer: Any = client.chat.completions.create(messages=messages, response_format=shape, **SPOKEN)
     assert json.loads(answer.choices[0].message.audio.transcript)["color"] in ("red", "blue")
     assert answer.usage.completion_tokens_details.audio_tokens > 0
-
-
-def test_leaving_in_the_middle_frees_slots_and_blocks_of_both_models(
-    client: OpenAI, embedded_server: ServerProcess
-) -> None:
-    asked = {**SPOKEN, "audio": {"voice": "nova", "format": "pcm16"}}
-    with client.chat.completions.create(
-        messages=question("Is there a dog in the picture?"), stream=True, extra_body={"ignore_eos": True}, **asked
-    ) as stream:
-        for chunk in stream:
-            if chunk.choices[0].delta.audio and chunk.choices[0].delta.audio.data:
-                break
-
-    def held() -> list[float]:
-        """Request slots, KV blocks and running requests, as one page of metrics has them."""
-        page = gauges(embedded_server, "")
-        named = ("reprise_slots_used", "reprise_kv_cache_pages", "reprise_requests_running")
-        return [page[name] for name in page if name.startswith(named) and ("pages" not in name or '"used"' in name)]
-
-    wait(lambda: not any(held()), what="no request slot or KV block is used, and no request runs")
-    assert len(held()) >= 6, "three gauges of two models"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,22 +10,11 @@ import torch
 
 import benchmarks.__main__ as runner
 from benchmarks.commands import Command
-from tests.support.waiting import wait
 
 pytestmark = pytest.mark.slow
-SLOW = """
-import time
-try:
-    print("begun", flush=True)
-    time.sleep(3600)
-except KeyboardInterrupt:
-    print("ended")
-    raise
-"""
 KNOWN = {
     "good": Command("", "good", "python -c \"print('measured')\"", on_cpu=True),
     "bad": Command("", "bad", 'python -c "raise SystemExit(3)"', on_cpu=True),
-    "slow": Command("", "slow", f"python -c {shlex.quote(SLOW)}", on_cpu=True),
     "fast": Command("", "fast", "python -c \"print('on a GPU')\""),
 }
 
@@ -46,27 +32,6 @@ def test_a_failure_is_told_and_does_not_stop_the_others(capsys: pytest.CaptureFi
     assert "bad: exit status 3" in printed and "good: exit status 0" in printed and "    measured" in printed
     assert (tmp_path / "good.log").read_text() == "measured\n"
     assert runner.main(["good"]) == 0
-
-
-def test_what_does_not_fit_is_interrupted_and_what_comes_then_is_not_begun(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Begun(subprocess.Popen):
-        """Its time is not up before it runs."""
-
-        def wait(self, timeout: float | None = None) -> int:
-            log = tmp_path / "slow.log"
-            began = time.monotonic()
-            if timeout is not None:
-                wait(lambda: "begun" in log.read_text(), what="the command runs")
-                timeout = max(0.0, timeout - (time.monotonic() - began))
-            return super().wait(timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Begun)
-    monkeypatch.setattr(runner, "LEAST_SECONDS", 0.0)
-    assert runner.main(["--minutes", "0.05", "slow", "good"]) == 1
-    printed = capsys.readouterr().out
-    assert "slow: cut short" in printed and "    ended" in printed and "good: no time left" in printed
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -10,8 +10,8 @@ from tests.support import miniature
 
 pytestmark = pytest.mark.slow
 
-REQUESTS = 640
-"""Forty of each kind, as many before as during the round that is judged. `python -m benchmarks.churn` sends more."""
+REQUESTS = 320
+"""Twenty of each kind, as many before as during the round that is judged. `python -m benchmarks.churn` sends more."""
 CLIENTS = 8
 
 

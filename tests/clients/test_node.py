@@ -6,13 +6,16 @@ import io
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 
 from benchmarks.servers.footprint import footprint, wait_settled
-from tests.support.processes import ROOT, served
+from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.victims import SMALL
 from tests.support.waiting import GENEROUS
 
@@ -23,36 +26,48 @@ CERTIFICATE = ROOT / "tests/media/tls/a.example.pem"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def install(folder: Path) -> None:
+@dataclass(frozen=True)
+class Node:
+    """A folder with the package, and a server."""
+
+    folder: Path
+    server: ServerProcess
+    temporary: Path
+
+    def seen(self, script: str, *arguments: Path, **started: int) -> Any:
+        """What a script saw. started: processes that the server starts for it, by role; nothing else is left."""
+        held = (self.server.process.pid, self.server.url, self.temporary)
+        before = footprint(*held)
+        command = ["node", script, self.server.url, "qwen2_vl", "voxcpm2", PICTURE, *arguments]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        after = footprint(*held)
+        assert after.processes == {**before.processes, **started}
+        wait_settled(*held, after, GENEROUS)
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder, temporary = tmp_path_factory.mktemp("node"), tmp_path_factory.mktemp("tmp")
     for file in SOURCE.iterdir():
         if file.is_file():
             shutil.copy(file, folder)
     command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
-
-
-def test_chat_speech_and_errors(tmp_path: Path) -> None:
-    install(tmp_path)
-    temporary, audio = tmp_path / "tmp", tmp_path / "hello.wav"
-    temporary.mkdir()
     with served(*SMALL, "--api-key", "the-key", TMPDIR=str(temporary)) as server:
-        before = footprint(server.process.pid, server.url, temporary)
-        arguments = [server.url, "qwen2_vl", "voxcpm2", str(PICTURE), str(audio)]
-        command = ["node", "drive.mjs", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        after = footprint(server.process.pid, server.url, temporary)
-        assert after.processes == before.processes
-        wait_settled(server.process.pid, server.url, temporary, after, GENEROUS)
-    seen = json.loads(done.stdout)
+        yield Node(folder, server, temporary)
+
+
+def test_chat_speech_and_errors(node: Node, tmp_path: Path) -> None:
+    audio = tmp_path / "hello.wav"
+    seen = node.seen("drive.mjs", audio)
     assert seen["models"] == ["qwen2_vl", "voxcpm2"]
     assert seen["text"] and seen["text"] == seen["streamed"] == seen["assembled"]
     assert seen["finish"] in ("stop", "length") and seen["logprobs"] > 0
     assert seen["usage"]["prompt_tokens_details"]["image_tokens"] > 0
-    assert seen["streamUsage"] == {
-        **seen["usage"],
-        "prompt_tokens_details": seen["streamUsage"]["prompt_tokens_details"],
-    }
+    details = seen["streamUsage"]["prompt_tokens_details"]
+    assert seen["streamUsage"] == {**seen["usage"], "prompt_tokens_details": details}
     samples, rate = soundfile.read(io.BytesIO(audio.read_bytes()))
     assert rate == 48_000 and len(samples) > 0
     assert seen["contentType"].startswith("audio/pcm") and seen["pieces"] > 1
@@ -65,19 +80,8 @@ def test_chat_speech_and_errors(tmp_path: Path) -> None:
     assert errors["key"]["name"] == "AuthenticationError" and errors["key"]["code"] == "invalid_api_key"
 
 
-def test_realtime(tmp_path: Path) -> None:
-    install(tmp_path)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    with served(*SMALL, "--api-key", "the-key", TMPDIR=str(temporary)) as server:
-        before = footprint(server.process.pid, server.url, temporary)
-        command = ["node", "realtime.mjs", server.url, "qwen2_vl", "voxcpm2", str(PICTURE), str(CERTIFICATE)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        after = footprint(server.process.pid, server.url, temporary)
-        assert after.processes == {**before.processes, "grammars": 1}  # which checks the tool's
-        wait_settled(server.process.pid, server.url, temporary, after, GENEROUS)
-    seen = json.loads(done.stdout)
+def test_realtime(node: Node) -> None:
+    seen = node.seen("realtime.mjs", CERTIFICATE, grammars=1)  # which checks the tool's
     assert seen["session"]["model"] == "qwen2_vl" and seen["session"]["type"] == "realtime"
     assert seen["updated"]["instructions"] == "Be brief." and seen["updated"]["audio"]["output"]["voice"] == "alloy"
     assert seen["asked"] == {"role": "user", "sent": True}

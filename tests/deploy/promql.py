@@ -33,11 +33,6 @@ def thresholds() -> dict[str, float]:
     return found
 
 
-def without_threshold(alert: str) -> str:
-    """What an alert compares: there is such data though nothing is wrong."""
-    return re.sub(r"\s*(?:==|>|<)\s+(?:[\d.]+|scalar\([^)]*\))", "", alert)
-
-
 def captured() -> set[str]:
     return {rule["record"] for rule in rules() if "record" in rule}
 

@@ -22,7 +22,8 @@ from tests.deploy.promql import (
     thresholds,
 )
 
-ALERTS_PAGE = Path(__file__).parents[2] / "docs/alerts.md"
+ROOT = Path(__file__).parents[2]
+ALERTS_PAGE = ROOT / "docs/alerts.md"
 
 _TARGET_LABELS = {"instance", "job"}
 
@@ -51,6 +52,14 @@ def test_expressions_use_metrics_and_labels_that_exist() -> None:
         grouped = grouping_in(expression)
         allowed = {label for name in used for label in names.get(name, {"model", "kind", "endpoint"})}
         assert grouped <= allowed | _TARGET_LABELS, f"{where}: grouped by {grouped - allowed}"
+
+
+def test_values_of_labels_are_written_somewhere() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
+    for where, expression in expressions():
+        for label, values in re.findall(r'(\w+)\s*(?:=~|!=|!~|=)\s*"([^"$]+)"', expression):
+            if label not in ("alert", "job"):
+                assert not [value for value in values.split("|") if f'"{value}"' not in source], f"{where}: {label}"
 
 
 def test_dashboards_are_what_the_script_writes() -> None:

@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from benchmarks import ray_hop
-from benchmarks.servers.footprint import children
+from benchmarks.servers.footprint import children, inspect
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, stand_still
 from tests.support.sse import sse_events
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
 from tests.support.waiting import GENEROUS, wait
@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
-RUNNING = "reprise_requests_running"
+RUNNING, IN_PROGRESS = "reprise_requests_running", 'reprise_http_requests_in_progress{endpoint="chat"'
 IDLE = 1008
 DRAIN_SECONDS = 120
 """Of a replica. Ray may count a request on that was cancelled, and then waits for so long."""
@@ -72,7 +72,7 @@ class Cluster:
 
     def scrape(self, address: str, name: str) -> float:
         lines = httpx.get(f"http://{address}/metrics", timeout=GENEROUS).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def ask(self, **fields: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/chat/completions", json=chat(**fields), timeout=2 * GENEROUS)
@@ -184,22 +184,24 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
 
 
 def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) -> None:
-    """It had not received a byte. Ray then starts the replica anew."""
-    usual = cluster.ask(tokens=4 * LONG).json()
-    cluster.wait_idle()
+    """It had not received a byte: the engines stand still. Ray then starts the replica anew."""
+    usual = cluster.ask().json()
+    replicas = {address: listening(address) for address in cluster.replicas()}
+    engines = [pid for pid in children(os.getpid()) if (process := inspect(pid)) and process.role == "engine"]
+    assert len(engines) >= len(replicas) == 2
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(cluster.ask(tokens=4 * LONG)))
-    before = cluster.metric(RUNNING)
-    asking.start()
-    runs: list[str] = []
-
-    def found() -> bool:
-        runs[:] = [address for address, running in cluster.metric(RUNNING).items() if running]
-        return bool(runs)
-
-    wait(found, GENEROUS, "the request runs")
-    (address,) = runs
-    os.kill(listening(address), signal.SIGKILL)
+    asking = threading.Thread(target=lambda: answers.append(cluster.ask()))
+    try:
+        for pid in engines:
+            stand_still(pid)
+        asking.start()
+        wait(lambda: any(cluster.metric(IN_PROGRESS).values()), GENEROUS, "a replica has the request")
+        (address,) = (address for address, requests in cluster.metric(IN_PROGRESS).items() if requests)
+        os.kill(replicas[address], signal.SIGKILL)
+    finally:
+        for pid in engines:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     asking.join(4 * GENEROUS)
     (answer,) = answers
     assert answer.status_code == 200, answer.text
@@ -207,7 +209,7 @@ def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) 
 
     def replaced() -> bool:
         now = cluster.replicas()
-        return len(now) == len(before) and address not in now
+        return len(now) == len(replicas) and address not in now
 
     wait(replaced, 4 * GENEROUS, "the replica is started anew")
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.kustomize import manifest_files
+from tests.deploy.promql import annotations, queries
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -36,6 +37,13 @@ def test_rules_pass_promtool() -> None:
     run(tool("promtool"), "check", "config", "--syntax-only", "prometheus.yml", cwd=folder)
     run(tool("promtool"), "check", "rules", *sorted(folder.glob("rules/*.yml")))
     run(tool("promtool"), "test", "rules", folder / "tests/alerts_test.yml")
+
+
+def test_expressions_of_dashboards_pass_promtool(tmp_path: Path) -> None:
+    panels = [expression.replace("$__rate_interval", "1m") for _, expression in (*queries(), *annotations())]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(panels)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    run(tool("promtool"), "check", "rules", tmp_path / "rules.yml")
 
 
 def test_every_alert_has_a_unit_test() -> None:

@@ -17,6 +17,7 @@ from benchmarks.checkpoints.published import make
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
 from service.cli.main import app
+from service.engine.chat.worker import ChatWorker
 from service.engine.core.worker import MemoryRequirements
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
 from service.engine.memory import memory
@@ -261,9 +262,17 @@ def test_without_a_gpu_a_size_is_asked_for() -> None:
 def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows for each slot at least; where these take more than their share, slots are fewer."""
     assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)
+    measure, measured = ChatWorker.measure, list[MemoryRequirements]()
+
+    def measure_once(worker: ChatWorker) -> MemoryRequirements:
+        if not measured:
+            measured.append(measure(worker))
+        return measured[0]
+
+    monkeypatch.setattr(ChatWorker, "measure", measure_once)
     for share, slots in ((0.4, EngineConfig(()).slots), (0.0, 1)):
         monkeypatch.setattr(memory, "STATE_SHARE", share)
-        plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False), 8 * GIB)
+        plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False, max_step_tokens=128), 8 * GIB)
         (model,) = plan.models
         assert model.running == slots <= model.snapshots and 0 < model.states <= plan.memory.state
         (line,) = [line for line in plan.lines() if "recurrent states" in line]

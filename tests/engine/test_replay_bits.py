@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +32,6 @@ from tests.support.golden import GOLDEN, prompts
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 
-EXCEPTIONS: Mapping[tuple[str, str], str] = {}
-"""(model, kind of step) -> why its bits may differ on a GPU. docs/numerics.md names each."""
 SCRATCH = 1
 """KV slots that several rows of padding write at once."""
 MOST = 3
@@ -105,8 +102,8 @@ class Compared:
 
     def check(self, model: str, wanted: set[str]) -> None:
         """All differences together, and that steps of every kind of `wanted` were compared."""
-        unlisted = {kind: lines for kind, lines in self.differences.items() if (model, kind) not in EXCEPTIONS}
-        assert not unlisted, "\n".join([model, *(f"{kind}: {line}" for kind in unlisted for line in unlisted[kind])])
+        found = [f"{kind}: {line}" for kind, lines in self.differences.items() for line in lines]
+        assert not found, "\n".join([model, *found])
         assert wanted <= set(self.kinds), self.kinds
 
 
@@ -192,9 +189,3 @@ def test_replays_of_speech_give_the_bits_of_eager_calls(device: str, monkeypatch
         compared = watched(where, monkeypatch)
         rig.run({0: streams(3), 2: streams(4)[3:]})
     compared.check("voxcpm2", {"prefill", "tail", "decode", "vae"})
-
-
-def test_the_page_names_every_exception() -> None:
-    page = (Path(__file__).parents[2] / "docs/numerics.md").read_text()
-    for (model, kind), reason in EXCEPTIONS.items():
-        assert f"| {model}, {kind} | {reason} |" in page

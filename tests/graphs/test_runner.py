@@ -300,6 +300,20 @@ def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
     assert parts == 6 and len(runner.captured) == 2
 
 
+def test_a_runner_on_demand_captures_what_a_call_missed() -> None:
+    pool = GraphPool(torch.device("cpu"), LIMIT)
+    buckets = [{"rows": 2}, {"rows": 4}]
+    runner = GraphRunner(
+        "tiny", "decode", Counter("cpu"), buckets, pool, Observations(), on_demand=True, before_ready=()
+    )
+    assert not runner.capture_next(idle=True) and runner.num_untried == 0
+    plan = Plan(arrays={"slots": torch.tensor([5, 2]).numpy()}, required={"rows": 2})
+    assert runner.run(plan).route == "eager"
+    while runner.capture_next(idle=True):
+        pass
+    assert runner.captured == [{"rows": 2}] and runner.run(plan).route == "replay"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
     runner, _ = encoder_runner(device)

@@ -32,15 +32,7 @@ def test_a_refusal_is_one_line_and_a_status(tmp_path: Path, repository: Reposito
         variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / home), "HF_TOKEN": ""}
         ended = subprocess.run(
             [
-                sys.executable,
-                "-m",
-                "service.cli",
-                "serve",
-                "--model",
-                "owner/name",
-                "--port",
-                "0",
-                "--log-format",
+                *(sys.executable, "-m", "service.cli", "serve", "--model", "owner/name", "--port", "0", "--log-format"),
                 "json",
             ],
             env={**os.environ, **dict.fromkeys(PROXIES, ""), **variables},

@@ -16,7 +16,8 @@ from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import AttachedLink, FollowedEngine, ProcessLink
-from service.link.messages import Abort, ChatRequest, Detach, SamplingParams, Stop
+from service.link.messages import Abort, ChatRequest, Detach, Stop
+from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
 from tests.support.waiting import GENEROUS, until
 

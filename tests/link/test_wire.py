@@ -25,12 +25,12 @@ from service.link.messages import (
     ModelState,
     Outputs,
     ReferenceEncoded,
-    SamplingParams,
     SpeechDelta,
     SpeechRequest,
     SpeechSegment,
     TokenInfo,
 )
+from service.link.sampling import SamplingParams
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 arrays = st.sampled_from(sorted(wire.DTYPES)).flatmap(lambda dtype: hnp.arrays(dtype, shapes))

@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 
 Server = TypeVar("Server")
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1200,900",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    *("--window-size=1200,900", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
 ATTEMPTS = 3
 NEW_LINE = "\ue008\ue007\ue000"

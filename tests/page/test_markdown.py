@@ -72,18 +72,7 @@ ELEMENTS = {
     *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),
 }
 ATTRIBUTES = {
-    "dir",
-    "class",
-    "href",
-    "title",
-    "target",
-    "rel",
-    "start",
-    "tabindex",
-    "role",
-    "aria-label",
-    "aria-live",
-    "type",
+    *("dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-live", "type"),
 }
 LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
 HOSTILE = (
@@ -101,23 +90,8 @@ HOSTILE = (
 )
 LONG = (
     *("*", "**a ", "*a _b ~~c ", "[", "[](", "[a](b ", "![", "` ``", "\\", "<", "<http://a", "http://a.b ", "*a* `b` "),
-    *(
-        "> ",
-        ">",
-        "- ",
-        "  - a\n",
-        "1. ",
-        "|",
-        "| a\n",
-        "a|b\n-|-\n",
-        "# ",
-        "```\n",
-        "\n",
-        "- a\n\n",
-        "a\n",
-        "a\n\n",
-        " ",
-    ),
+    *("> ", ">", "- ", "  - a\n", "1. ", "|", "| a\n", "a|b\n-|-\n", "# ", "```\n", "\n", "- a\n\n"),
+    *("a\n", "a\n\n", " "),
 )
 
 

@@ -29,16 +29,7 @@ from models.protocol import Decoder
 from service.engine.chat.slot_state import allocate_pending, allocate_states
 
 _HOST_READS = {
-    "item",
-    "tolist",
-    "numpy",
-    "__array__",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "cpu",
-    "nonzero",
+    *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero"),
 }
 _HOST_WRITES = {"tensor", "as_tensor", "asarray", "new_tensor"}
 _FROM_MEMORY = ("from_numpy", "frombuffer")

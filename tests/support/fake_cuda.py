@@ -11,20 +11,9 @@ import torch
 GPU = torch.device("cuda", 0)
 TOTAL = 1 << 40
 PARTS = (
-    "synchronize",
-    "empty_cache",
-    "memory_allocated",
-    "memory_reserved",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "reset_peak_memory_stats",
-    "memory_snapshot",
-    "get_allocator_backend",
-    "mem_get_info",
-    "graph_pool_handle",
-    "current_stream",
-    "CUDAGraph",
-    "graph",
+    *("synchronize", "empty_cache", "memory_allocated", "memory_reserved", "max_memory_allocated"),
+    *("max_memory_reserved", "reset_peak_memory_stats", "memory_snapshot", "get_allocator_backend", "mem_get_info"),
+    *("graph_pool_handle", "current_stream", "CUDAGraph", "graph"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,10 +18,16 @@ def modules_of(*packages: str) -> dict[str, Path]:
     return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Modules, and names in them, that a file imports anywhere, inside functions too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -65,7 +72,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 def imported_from_elsewhere(modules: Mapping[str, Path]) -> set[str]:
     """Names that are imported from a module that has only imported them itself."""
-    trees = {module: ast.parse(path.read_text()) for module, path in modules.items()}
+    trees = {module: parsed(path) for module, path in modules.items()}
     names = {module: defined(tree) for module, tree in trees.items()}
     return {
         f"{module}: {node.module}.{alias.name}"

@@ -16,7 +16,8 @@ from service.engine.engine import Engine
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig
-from service.link.messages import Abort, ChatRequest, Command, Failed, Outputs, SamplingParams
+from service.link.messages import Abort, ChatRequest, Command, Failed, Outputs
+from service.link.sampling import SamplingParams
 from tests.support.tiny_chat import tiny_model, tiny_processor
 
 

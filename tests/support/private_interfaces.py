@@ -51,22 +51,9 @@ INTERFACES = (
         tuple(
             f"uvicorn.protocols.http.h11_impl:H11Protocol().{name}"
             for name in (
-                "app",
-                "config",
-                "conn",
-                "connections",
-                "cycle",
-                "headers",
-                "loop",
-                "transport",
-                "connection_lost",
-                "connection_made",
-                "data_received",
-                "handle_websocket_upgrade",
-                "on_response_complete",
-                "send_400_response",
-                "shutdown",
-                "timeout_keep_alive_handler",
+                *("app", "config", "conn", "connections", "cycle", "headers", "loop", "transport", "connection_lost"),
+                *("connection_made", "data_received", "handle_websocket_upgrade", "on_response_complete"),
+                *("send_400_response", "shutdown", "timeout_keep_alive_handler"),
             )
         ),
         ("connections.py",),
@@ -77,19 +64,8 @@ INTERFACES = (
         tuple(
             f"uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol().{name}"
             for name in (
-                "app",
-                "close_sent",
-                "config",
-                "conn",
-                "frames",
-                "handshake_complete",
-                "transport",
-                "data_received",
-                "handle_bytes",
-                "handle_cont",
-                "handle_parser_exception",
-                "handle_ping",
-                "handle_pong",
+                *("app", "close_sent", "config", "conn", "frames", "handshake_complete", "transport", "data_received"),
+                *("handle_bytes", "handle_cont", "handle_parser_exception", "handle_ping", "handle_pong"),
                 "handle_text",
             )
         ),

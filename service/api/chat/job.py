@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -34,8 +35,8 @@ from service.api.engines.request_stream import RequestGroup, StepReport, step_re
 from service.api.http.errors import bad_request
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
-from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
-from service.link.sampling_limits import MIN_TEMPERATURE
+from service.link.messages import ChatDelta, ChatRequest, StepCounts
+from service.link.sampling import MIN_TEMPERATURE, SamplingOptions, SamplingParams
 from service.settings.settings import Settings
 
 
@@ -267,24 +268,21 @@ def sampling_params(
     _check_token_ids(body, processor)
     own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
 
-    def pick(field: str, default: float) -> float:
-        """The request's value, else the checkpoint's, else `default`."""
-        value = getattr(body, field)
-        return float(processor.generation_defaults.get(field, default) if value is None else value)
+    def value_of(name: str) -> float | None:
+        """The request's value, else the checkpoint's."""
+        value: float | None = getattr(body, name)
+        return processor.generation_defaults.get(name) if value is None else value
 
-    temperature = pick("temperature", 1.0)
+    options: dict[str, Any] = {
+        name: value for name in SamplingOptions.__struct_fields__ if (value := value_of(name)) is not None
+    }
+    if options.get("temperature", 1) < MIN_TEMPERATURE:
+        options["temperature"] = 0.0
     return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-        top_p=pick("top_p", 1.0),
-        top_k=max(0, int(pick("top_k", 0))),
-        min_p=pick("min_p", 0.0),
-        repetition_penalty=pick("repetition_penalty", 1.0),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+        max_tokens,
+        **options,
         logit_bias=body.logit_bias or {},
         seed=secrets.randbits(63) if body.seed is None else body.seed,
-        min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(own_stops | set(body.stop_token_ids or ()))),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from service.api.engines.request_stream import StepReport
 from service.api.http.errors import bad_request
 from service.api.speech.schema import SampleRate, VoiceOptions
-from service.link.sampling_limits import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, MIN_REPETITION_PENALTY
+from service.link.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, SamplingOptions
 from service.media.audio_formats import SpokenFormat
 
 
@@ -153,13 +153,13 @@ def _fields(name: str, refused: Mapping[str, Refused], *bases: type[msgspec.Stru
 
 if TYPE_CHECKING:
 
-    class RefusedFields(msgspec.Struct, frozen=True, kw_only=True):
-        """A field for each name in REFUSED."""
+    class RefusedFields(SamplingOptions, frozen=True, kw_only=True):
+        """SamplingOptions, and a field for each name in REFUSED."""
 
     class UnspokenFields(VoiceOptions, frozen=True, kw_only=True):
         """Fields of speech that a spoken answer has, and one for each name in NOT_SPOKEN."""
 else:
-    RefusedFields = _fields("RefusedFields", REFUSED)
+    RefusedFields = _fields("RefusedFields", REFUSED, SamplingOptions)
     UnspokenFields = _fields("UnspokenFields", NOT_SPOKEN, VoiceOptions)
 
 
@@ -337,6 +337,7 @@ class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):
+    downsample_mode: Literal["16x", "4x"] | None = None
     min_pixels: PixelBound = None
     max_pixels: PixelBound = None
     total_pixels: PixelBound = None
@@ -402,11 +403,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     json_object: bool | None = None
 
 
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
 
 
 class ThinkingSwitch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -423,7 +422,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
-    """Fields of OpenAI's chat completions and the sampling fields that vLLM adds. enable_thinking, think, thinking,
+    """Fields of OpenAI's chat completions and of other servers. enable_thinking, think, thinking,
     reasoning.enabled: other servers' names of chat_template_kwargs.enable_thinking."""
 
     model: str
@@ -432,15 +431,7 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Probability | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None

@@ -25,10 +25,14 @@ from service.api.structured.grammar_worker import Tried, TryGrammar
 from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown
 from service.confined.channel import WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
-from service.link.sampling_limits import MAX_GRAMMAR_BYTES, SLOW_SECONDS
 
 log = logging.getLogger(__name__)
 
+MAX_GRAMMAR_BYTES = 64 << 10
+"""Bytes of a grammar in its JSON form, with which the cost of building it and of computing a mask grows."""
+SLOW_SECONDS = 0.1
+"""Processor time of a check above which the engine builds the grammar apart from others. Usual schemas take a few
+milliseconds."""
 MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 """Bytes of a schema's JSON before it has the form of a grammar, which leaves a few keywords out. The tools of a request
 may have as many together."""

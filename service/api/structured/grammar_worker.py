@@ -25,8 +25,14 @@ import numpy as np
 from service.api.structured.schema_form import Path, children, without
 from service.confined.channel import Struct, WorkerChannel
 from service.confined.privileges import allow_cpu, confine
-from service.link.sampling_limits import CHECK_LIMITS, CHECK_STACK_BYTES
+from service.link.messages import PARSER_LIMITS
 
+CHECK_LIMITS: dict[str, Any] = {
+    name: value // 2 if type(value) is int else value for name, value in PARSER_LIMITS.items()
+}
+"""Half of the engine's budgets for the same work."""
+CHECK_STACK_BYTES = 6 << 20
+"""Stack of a thread that checks a grammar: what does not overflow it is far from overflowing a thread of the engine."""
 _STEPS = 16
 """Tokens of each answer that is followed."""
 _REASONS = {

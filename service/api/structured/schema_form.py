@@ -16,8 +16,9 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from service.link.sampling_limits import WHITESPACE
-
+WHITESPACE = r"(?: |\n {0,16})?"
+"""White space between JSON's tokens: a blank, or an indented new line. A model that could choose blanks for ever might
+not end."""
 MAX_DEPTH = 64
 """Depth of schemas within each other."""
 MAX_LITERAL = 4096

@@ -11,8 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.launch import launch
+from service.engine.chat.slot_state import IntColumn
+from service.link.sampling import FloatColumn
 
 _BLOCK = 2048
+_TOP_K = tl.constexpr(int(IntColumn.TOP_K))
+_TEMPERATURE = tl.constexpr(int(FloatColumn.TEMPERATURE))
+_TOP_P = tl.constexpr(int(FloatColumn.TOP_P))
+_MIN_P = tl.constexpr(int(FloatColumn.MIN_P))
 
 
 @triton.jit
@@ -58,26 +64,26 @@ def _search(row_ptr, size, inverse, floor, peak, limit, target, WEIGHTED: tl.con
 def _filter_kernel(
     logits_ptr,
     out_ptr,
-    temperature_ptr,
-    min_p_ptr,
-    top_k_ptr,
-    top_p_ptr,
+    ints_ptr,
+    floats_ptr,
     size,
     stride,
+    INTS: tl.constexpr,
+    FLOATS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * stride
     out_row_ptr = out_ptr + row.to(tl.int64) * size
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    temperature = tl.load(temperature_ptr + row)
+    top_k = tl.load(ints_ptr + row * INTS + _TOP_K)
+    top_p = tl.load(floats_ptr + row * FLOATS + _TOP_P)
+    temperature = tl.load(floats_ptr + row * FLOATS + _TEMPERATURE)
     inverse = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     peak = tl.full((), float("-inf"), tl.float32)
     for start in range(0, size, BLOCK):
         x = _scaled(row_ptr, start + tl.arange(0, BLOCK), size, inverse)
         peak = tl.maximum(peak, tl.max(x, axis=0))
-    floor = peak + tl.log(tl.load(min_p_ptr + row))
+    floor = peak + tl.log(tl.load(floats_ptr + row * FLOATS + _MIN_P))
     limit = tl.full((), 0, tl.uint32)
     if top_k > 0:
         kept = tl.minimum(top_k, size).to(tl.float32)
@@ -101,7 +107,7 @@ def _filter_kernel(
         tl.store(out_row_ptr + columns, tl.where(inside, logits, float("-inf")), mask=columns < size)
 
 
-def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def filtered(logits: Tensor, ints: Tensor, floats: Tensor) -> Tensor:
     rows, size = logits.shape
     out = torch.empty((rows, size), dtype=logits.dtype, device=logits.device)
     launch(
@@ -109,12 +115,12 @@ def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, 
         (rows,),
         logits,
         out,
-        temperature.contiguous(),
-        min_p.contiguous(),
-        top_k.contiguous(),
-        top_p.contiguous(),
+        ints.contiguous(),
+        floats.contiguous(),
         size,
         logits.stride(0),
+        INTS=len(IntColumn),
+        FLOATS=len(FloatColumn),
         BLOCK=_BLOCK,
         num_warps=8,
     )

@@ -7,10 +7,9 @@ import numpy as np
 from models.interfaces.capturable import Bucket
 from service.engine.chat.scheduler_output import Chunk
 from service.engine.chat.sequence import ChatSequence
-from service.engine.chat.slot_state import FloatColumn, IntColumn
+from service.engine.chat.slot_state import SAMPLED_INTS, IntColumn
 from service.engine.core.pages import block_tables, kv_slots
-from service.link.messages import SamplingParams
-from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
+from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn
 
 STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
 """Buffers of chunks of models with recurrent state, each int64 [sequences]."""
@@ -111,7 +110,7 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
     for row, sequence in enumerate(sequences):
         sampling = sequence.sampling
-        ints[row], floats[row] = _int_row(sequence), _float_row(sampling)
+        ints[row], floats[row] = _int_row(sequence), sampling.floats()
         stops = [token for token in sampling.stop_token_ids if token < vocab_size]
         stop_ids[row, : len(stops)] = stops
         bias_ids[row, : len(sampling.logit_bias)] = list(sampling.logit_bias)
@@ -146,24 +145,12 @@ def _int_row(sequence: ChatSequence) -> np.ndarray:
     row[IntColumn.GENERATED] = len(sequence.generated)
     row[IntColumn.ACTIVE] = 1
     row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
-    row[IntColumn.MIN_TOKENS] = sampling.min_tokens
-    row[IntColumn.TOP_K] = sampling.top_k
     row[IntColumn.STATED] = sequence.num_tokens
     row[IntColumn.LIMIT] = sequence.max_new_tokens
+    for column in SAMPLED_INTS:
+        row[column] = getattr(sampling, column.name.lower())
     if sequence.state_rows:  # The last chunk, with which this is sent, writes the second of them.
         row[IntColumn.SPARE], row[IntColumn.STATE] = sequence.state_rows
-    return row
-
-
-def _float_row(sampling: SamplingParams) -> np.ndarray:
-    """A row of SlotState.floats."""
-    row = np.zeros(len(FloatColumn), dtype=np.float32)
-    row[FloatColumn.TEMPERATURE] = 0.0 if sampling.top_k == 1 else sampling.temperature
-    row[FloatColumn.TOP_P] = sampling.top_p
-    row[FloatColumn.MIN_P] = sampling.min_p
-    row[FloatColumn.REPETITION] = sampling.repetition_penalty
-    row[FloatColumn.PRESENCE] = sampling.presence_penalty
-    row[FloatColumn.FREQUENCY] = sampling.frequency_penalty
     return row
 
 

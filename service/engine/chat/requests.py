@@ -15,7 +15,7 @@ from service.engine.chat.sequence import ChatSequence
 from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.core.worker import WorkerContext
 from service.link.messages import ChatRequest, Failed
-from service.link.sampling_limits import sampling_problem
+from service.link.sampling import sampling_problem
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from models.layers.op import op
 from models.layers.random import philox
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
+from service.engine.chat.slot_state import IntColumn, SlotState
+from service.link.sampling import FloatColumn
 
 _BLOCK = 256
 _STREAM = 1
@@ -80,13 +81,15 @@ def threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
 
 
 @op(cuda="service.engine.chat.filter_kernels:filtered")
-def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def filtered(logits: Tensor, ints: Tensor, floats: Tensor) -> Tensor:
     """Logits float32 [rows, n] with -inf where a filter excludes; decided after temperature, ties at a border stay.
     NaN and inf stay, for corrupt_rows.
 
-    temperature (0 counts as 1), min_p and top_p float32 in 0..1, top_k int64, each [rows]; min_p 0, top_k 0 and top_p 1
-    switch them off.
+    ints int64 [rows, len(IntColumn)] and floats float32 [rows, len(FloatColumn)]: the rows' slot state, of which this
+    reads TEMPERATURE (0 counts as 1), MIN_P, TOP_K and TOP_P; 0, below 1 and 1 switch these filters off.
     """
+    temperature, min_p = floats[:, FloatColumn.TEMPERATURE], floats[:, FloatColumn.MIN_P]
+    top_k, top_p = ints[:, IntColumn.TOP_K], floats[:, FloatColumn.TOP_P]
     size = logits.shape[-1]
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     floor = scaled.amax(dim=-1, keepdim=True) + torch.log(min_p)[:, None]
@@ -118,13 +121,13 @@ def apply_penalties(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor,
     """
     counts = state.output_counts[slots]
     seen = state.prompt_seen[slots] | (counts > 0)
-    repetition = floats[:, FloatColumn.REPETITION, None]
+    repetition = floats[:, FloatColumn.REPETITION_PENALTY, None]
     # In place where it can be: a tensor of 64 rows and 152,000 tokens takes 39 MB, and small GPUs have little.
     found = logits * repetition
     torch.where(logits > 0, logits / repetition, found, out=found)
     torch.where(seen, found, logits, out=found)
-    found -= floats[:, FloatColumn.FREQUENCY, None] * counts
-    found -= floats[:, FloatColumn.PRESENCE, None] * (counts > 0)
+    found -= floats[:, FloatColumn.FREQUENCY_PENALTY, None] * counts
+    found -= floats[:, FloatColumn.PRESENCE_PENALTY, None] * (counts > 0)
     found.scatter_add_(1, state.bias_ids[slots], state.bias_values[slots])
     stop_ids = state.stop_ids[slots]
     early = (ints[:, IntColumn.GENERATED] < ints[:, IntColumn.MIN_TOKENS])[:, None] & (stop_ids >= 0)
@@ -136,11 +139,7 @@ def apply_penalties_and_filters(logits: Tensor, slots: Tensor, state: SlotState)
     """Logits float32 [rows, vocabulary] of `slots` int64 [rows] with penalties applied and -inf where a filter
     excludes."""
     ints, floats = state.ints[slots], state.floats[slots]
-    logits = apply_penalties(logits, slots, ints, floats, state)
-    top_k = ints[:, IntColumn.TOP_K]
-    return filtered(
-        logits, floats[:, FloatColumn.TEMPERATURE], floats[:, FloatColumn.MIN_P], top_k, floats[:, FloatColumn.TOP_P]
-    )
+    return filtered(apply_penalties(logits, slots, ints, floats, state), ints, floats)
 
 
 def corrupt_rows(logits: Tensor) -> Tensor:

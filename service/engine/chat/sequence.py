@@ -12,8 +12,8 @@ import numpy as np
 from models.interfaces.media import MediaItem, Prompt
 from service.engine.chat.guide import Guide
 from service.engine.core.step_counts import RequestStats
-from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
-from service.link.sampling_limits import needs_penalties_or_filters
+from service.link.messages import ChatDelta, ChatRequest, TokenInfo
+from service.link.sampling import SamplingParams
 
 _MEDIA = struct.Struct("<qqq")
 """The first position of a page with rows of an item, the first of the rows, and their number."""
@@ -86,7 +86,7 @@ class ChatSequence:
         # Computed once: every step reads these for every row.
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.request.prompt.token_ids)
-        self.needs_penalties_or_filters = needs_penalties_or_filters(self.request.sampling)
+        self.needs_penalties_or_filters = self.request.sampling.needs_penalties_or_filters
         self._items: tuple[int, Mapping[int, MediaItem]] = (-1, {})
 
     @property

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from models.interfaces.capturable import BufferSpec
 from models.protocol import Decoder
-from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
+from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn, SamplingOptions, SamplingParams
 
 
 class IntColumn(IntEnum):
-    """Columns of SlotState.ints."""
+    """Columns of SlotState.ints. Those of sampling are named as their fields of SamplingParams."""
 
     TOKEN = 0
     """The next input token."""
@@ -42,19 +42,8 @@ class IntColumn(IntEnum):
     """Maximum of GENERATED; a step that verifies drafts stops there."""
 
 
-class FloatColumn(IntEnum):
-    """Columns of SlotState.floats."""
-
-    TEMPERATURE = 0
-    TOP_P = 1
-    MIN_P = 2
-    REPETITION = 3
-    PRESENCE = 4
-    FREQUENCY = 5
-
-
-NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
-"""FloatColumns of a row that is sampled greedily, without penalties and filters."""
+SAMPLED_INTS = [column for column in IntColumn if column.name.lower() in SamplingOptions.__struct_fields__]
+_NEUTRAL = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class SlotState:
@@ -93,7 +82,7 @@ class SlotState:
         self.drafts = torch.full((rows, drafts), -1, dtype=torch.int64, device=device)
         self.history = torch.zeros((rows, history), dtype=torch.int32, device=device)
         self.ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64, device=device)
-        self.floats = torch.tensor(NEUTRAL_FLOATS, device=device).repeat(rows, 1)
+        self.floats = torch.tensor(_NEUTRAL.floats(), device=device).repeat(rows, 1)
         self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
         self.block_tables = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
         self.bias_ids = torch.zeros((rows, MAX_BIASES), dtype=torch.int64, device=device)

@@ -14,8 +14,8 @@ from torch import Tensor
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.random import philox
 from models.layers.kv_cache import STATE_INTERVAL
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
-from service.link.sampling_limits import MAX_STOP_IDS
+from service.engine.chat.slot_state import IntColumn, SlotState
+from service.link.sampling import MAX_STOP_IDS, FloatColumn
 
 _ENTRIES = 256
 _BLOCKS = 8

@@ -31,7 +31,8 @@ _PREFILLS_BEFORE_READY = {
 """Tokens of the buckets that are captured before readiness: for text alone, with few patches, and with many."""
 _PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4
-"""For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
+"""For numbers of solver steps other than the default, the bucket list holds only every fourth batch size, captured once
+a request has named them: their parts take 0.2 s each."""
 
 
 class SpeechGraphs:
@@ -63,7 +64,7 @@ class SpeechGraphs:
             return {
                 count: make_runner(name, kind, step(count), rows, context)
                 if count == default
-                else make_runner(name, kind, step(count), rare, context, ())
+                else make_runner(name, kind, step(count), rare, context, (), on_demand=True)
                 for count in solver_steps
             }
 
@@ -100,6 +101,8 @@ def make_runner(
     context: WorkerContext,
     before_ready: Sequence[Bucket] | None = None,
     capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
+    *,
+    on_demand: bool = False,
 ) -> GraphRunner:
     """before_ready: to capture before readiness, by default all. After a restart these are a few that hold all others,
     since a step in a larger bucket keeps the pace of playback, and an eager one does not."""
@@ -112,6 +115,7 @@ def make_runner(
         context.pool,
         context.observations,
         enabled=context.config.graphs,
+        on_demand=on_demand,
         before_ready=spanning(first) if context.config.restarted else first,
         capture_stream=capture_stream,
     )

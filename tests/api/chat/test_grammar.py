@@ -15,6 +15,7 @@ import pytest
 
 from service.api.structured import grammar as grammar_module
 from service.api.structured.grammar import (
+    MAX_GRAMMAR_BYTES,
     choice_grammar,
     form_grammar,
     json_schema_grammar,
@@ -23,7 +24,8 @@ from service.api.structured.grammar import (
 )
 from service.api.structured.grammar_worker import problem
 from service.api.structured.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS, Unfit, schema_form, shown, without
-from service.link.sampling_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_executor
+from service.engine.chat.guided.mask_server import deep_executor
+from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
 
@@ -33,7 +35,7 @@ PAGE = Path(__file__).parents[3] / "docs/structured_output.md"
 
 def accepts(grammar: str, answer: str) -> bool:
     """Whether the grammar allows the whole answer, byte by byte."""
-    limits = llguidance.LLParserLimits(**LIMITS)
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=limits)
     raw = answer.encode()
     return matcher.try_consume_tokens(list(raw)) == len(raw) and matcher.is_accepting()
@@ -262,7 +264,7 @@ def test_the_largest_accepted_grammars_are_built_and_advance(name: str) -> None:
 
 
 def advance(name: str, grammar: str) -> None:
-    limits = llguidance.LLParserLimits(**LIMITS)
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=limits)
     mask = np.zeros((1, 9), dtype=np.int32)
     for _ in range(40):

@@ -10,7 +10,7 @@ import pytest
 from service.api.chat.job import derived_seed, sampling_params
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import ApiError
-from service.link.messages import SamplingParams
+from service.link.sampling import SamplingParams
 from service.settings.settings import load_settings
 from tests.support.fake_chat import END, FakeProcessor
 
@@ -34,7 +34,7 @@ def test_omitted_fields_follow_the_checkpoint_then_openai() -> None:
     chosen = params(processor=processor)
     assert (chosen.temperature, chosen.top_k, chosen.repetition_penalty, chosen.top_p) == (0.3, 20, 1.1, 1.0)
     chosen = params(processor=processor, temperature=0, top_k=-1, repetition_penalty=1, top_p=0.2)
-    assert (chosen.temperature, chosen.top_k, chosen.repetition_penalty, chosen.top_p) == (0.0, 0, 1.0, 0.2)
+    assert (chosen.temperature, chosen.top_k, chosen.repetition_penalty, chosen.top_p) == (0.0, -1, 1.0, 0.2)
 
 
 def test_the_answer_ends_at_the_contexts_end() -> None:

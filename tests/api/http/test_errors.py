@@ -160,6 +160,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"include_reasoning": False}, "include_reasoning"),
     ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs"),
     ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
+    ({"mm_processor_kwargs": {"downsample_mode": "4x"}}, "mm_processor_kwargs.downsample_mode"),
     ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
     ({"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "messages[0].images"),
@@ -250,16 +251,8 @@ def test_paths_and_methods(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/health",
-        "/ready",
-        "/metrics",
-        "/version",
-        "/docs",
-        "/openapi.json",
-        "/v1/models",
-        "/v1/models/tiny",
-        "/v1/audio/voices",
-        "/v1/audio/voices/nova",
+        *("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json", "/v1/models", "/v1/models/tiny"),
+        *("/v1/audio/voices", "/v1/audio/voices/nova"),
     ],
 )
 def test_head_is_answered_as_get_without_the_body(server: RunningServer, path: str) -> None:

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
@@ -14,7 +13,6 @@ from openai.resources.realtime.realtime import RealtimeConnection
 
 from tests.api.test_meaning import ONLY, SHAPES
 from tests.support.processes import ServerProcess
-from tests.support.waiting import wait
 
 MODEL = "reprise/qwen2_vl"
 QUESTION = "Is there a dog in the picture?"
@@ -64,11 +62,6 @@ def respond(connection: RealtimeConnection, **response: Any) -> tuple[str, bytes
     raise AssertionError("the server closed the connection")
 
 
-def gauges(server: ServerProcess, name: str) -> list[float]:
-    lines = httpx.get(f"{server.url}/metrics", timeout=600).text.splitlines()
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}")]
-
-
 def test_questions_about_a_picture_are_answered_in_speech_and_in_text(connection: RealtimeConnection) -> None:
     ask(connection, QUESTION, picture=True)
     text, sound, spoken = respond(connection)
@@ -91,33 +84,3 @@ def test_questions_about_a_picture_are_answered_in_speech_and_in_text(connection
     written, silence, done = respond(connection, output_modalities=["text"])
     assert written and not silence and done.output[0].content[0].type == "output_text"
     assert done.usage.input_tokens > spoken.usage.input_tokens
-
-
-def test_turns_that_the_models_context_does_not_hold_are_left_out(connection: RealtimeConnection) -> None:
-    ask(connection, "a " * 9000)
-    ask(connection, "Hello!")
-    connection.response.create(response={"output_modalities": ["text"]})
-    event: Any = connection.recv()
-    assert event.type == "error" and event.error.code == "context_length_exceeded"
-    connection.session.update(session={"type": "realtime", "truncation": "auto"})
-    assert connection.recv().type == "session.updated"
-    text, _, done = respond(connection, output_modalities=["text"])
-    assert text and done.status == "completed" and done.usage.input_tokens < 100
-
-
-def test_cancelling_and_leaving_free_slots_and_blocks_of_both_models(
-    connection: RealtimeConnection, embedded_server: ServerProcess
-) -> None:
-    ask(connection, QUESTION, picture=True)
-    connection.response.create()
-    for event in connection:
-        if event.type == "response.output_audio.delta":
-            break
-    connection.response.cancel()
-    for event in connection:
-        if event.type == "response.done":
-            assert event.response.status in ("cancelled", "completed")
-            break
-    connection.close()
-    wait(lambda: not any(gauges(embedded_server, "slots_used")), what="no request slot is used")
-    wait(lambda: not any(gauges(embedded_server, "requests_running")), what="nothing runs")

@@ -115,7 +115,7 @@ def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
     return [*out, stripper.feed("", final=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(WRITTEN.map("".join), PIECES)
 @example(MARKDOWN, [1])
 @example("foo```code```bar", [4])

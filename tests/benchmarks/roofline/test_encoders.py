@@ -12,6 +12,7 @@ import torch
 from benchmarks.checkpoints.published import make
 from benchmarks.encoder import WORK
 from benchmarks.roofline.encoders import encoder_floor
+from benchmarks.roofline.gpu import FLOPS
 from benchmarks.steps.encoder import fitting_bucket, pictures, plans_of
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
@@ -21,7 +22,7 @@ from tests.support.inference import no_gradients as no_gradients
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = [name for name in WORK if not name.startswith("qwen3_vl")]
+FAMILIES = [name for name in WORK if not name.startswith(("qwen3_vl", "minicpmv_4_6"))]
 """Those whose arithmetic depends on the name alone."""
 
 
@@ -56,3 +57,14 @@ def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> 
         least.append(encoder_floor(name, tower, plan, item.num_embeds))
     # An H100 takes longer than a fifth of a millisecond to read any of these towers.
     assert 2e-4 < least[0] < least[1] < 1
+
+
+def test_the_least_time_of_a_tower_that_merges_on_its_way(tmp_path: Path) -> None:
+    """TFLOP by hand: 7 blocks on all patches, 20 on a quarter."""
+    directory = make("minicpmv_4_6", tmp_path)
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    tower = load(directory, torch.device("meta")).encoder
+    for (label, build), tera in zip(WORK["minicpmv_4_6"], (0.480, 3.33, 4.34, 30.7), strict=True):
+        plans = plans_of(tower, build(processor), tower.default_buckets()[-1])
+        least = sum(encoder_floor("minicpmv_4_6", tower, plan, 0) for plan in plans)
+        assert least == pytest.approx(tera * 1e12 / FLOPS, rel=2e-3), label

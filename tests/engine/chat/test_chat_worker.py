@@ -15,7 +15,8 @@ from service.engine.chat import runner as chat_runner
 from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
-from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
+from service.link.messages import ChatDelta, ChatRequest, Drain, SpeechAppend, Stop
+from service.link.sampling import SamplingParams
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.audit import audit
 from tests.support.devices import DEVICES
@@ -171,7 +172,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "temperature": [{"temperature": -1.0}, {"temperature": math.nan}],
     "top_p": [{"top_p": 1.5}],
     "min_p": [{"min_p": -0.1}],
-    "top_k": [{"top_k": -1}],
+    "top_k": [{"top_k": -2}],
     "repetition_penalty": [{"repetition_penalty": 0.0}, {"repetition_penalty": 1e-40}],
     "presence_penalty": [{"presence_penalty": math.inf}],
     "frequency_penalty": [{"frequency_penalty": math.nan}],

@@ -21,8 +21,9 @@ from service.engine.chat.drafts import (
     look_up,
 )
 from service.engine.chat.sampler import apply_penalties_and_filters
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
+from service.engine.chat.slot_state import IntColumn, SlotState
 from service.engine.chat.steps import sample_tokens
+from service.link.sampling import FloatColumn
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients
@@ -197,7 +198,7 @@ def test_accepted_drafts_do_not_change_the_distribution(full: bool) -> None:
     state = slot_state(draws, vocabulary)
     state.ints[1:, IntColumn.SEED] = torch.arange(draws) * 7919
     state.floats[1:, FloatColumn.TEMPERATURE] = 1.0
-    state.floats[1:, FloatColumn.FREQUENCY] = penalty
+    state.floats[1:, FloatColumn.FREQUENCY_PENALTY] = penalty
     logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(1))
     slots, drafts = torch.arange(1, draws + 1), torch.full((draws, 1), draft)
     rows, drafted = drafted_state(slots, drafts, state, full=full)

@@ -18,7 +18,7 @@ from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import Unfit
 from service.engine.chat.guided import matchers
 from service.engine.chat.guided.matchers import build_tokenizer
-from service.link.sampling_limits import LIMITS
+from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema
 from tests.support.slow import slow
@@ -33,7 +33,7 @@ FAMILIES = pytest.mark.parametrize("directory", [EMBEDDED, *(slow(one, id=one.na
 
 def drawn(processor: Any, tokenizer: llguidance.LLTokenizer, grammar: str, seed: int) -> str | None:
     """An answer of random tokens that the masks allow; None where it does not end."""
-    limits = llguidance.LLParserLimits(**LIMITS)
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     numbers, size = np.random.default_rng(seed), processor.vocab_size
     tokens: list[int] = []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.api.structured.grammar import choice_grammar, regex_grammar
+from service.api.structured.grammar import MAX_GRAMMAR_BYTES, choice_grammar, regex_grammar
 from service.engine.chat.guide import Guide
 from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.guided.mask_server import (
@@ -33,8 +33,8 @@ from service.engine.chat.outbox import Outbox
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
-from service.link.messages import ChatRequest, SamplingParams
-from service.link.sampling_limits import MAX_GRAMMAR_BYTES
+from service.link.messages import ChatRequest
+from service.link.sampling import SamplingParams
 from service.system.children import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers

@@ -18,7 +18,8 @@ from service.engine.chat.sampler import (
     sample,
     uniform,
 )
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
+from service.engine.chat.slot_state import IntColumn, SlotState
+from service.link.sampling import FloatColumn, SamplingParams
 from tests.support.devices import DEVICES
 from tests.support.slow import slow
 
@@ -66,15 +67,10 @@ def test_filters_keep_what_sorting_keeps(
     if ties:
         logits = np.round(logits * 2) / 2
     row = torch.from_numpy(logits).to(device)
-    one = {"device": device}
-    kept = filtered(
-        row,
-        torch.ones(1, **one),
-        torch.tensor([min_p], dtype=torch.float32, **one),
-        torch.tensor([top_k], **one),
-        torch.tensor([top_p], dtype=torch.float32, **one),
-    )
-    kept = (kept[0] > -torch.inf).cpu().numpy()
+    ints = torch.zeros((1, len(IntColumn)), dtype=torch.int64, device=device)
+    ints[0, IntColumn.TOP_K] = top_k
+    floats = torch.tensor([SamplingParams(1, min_p=min_p, top_p=top_p).floats()], device=device)
+    kept = (filtered(row, ints, floats)[0] > -torch.inf).cpu().numpy()
     must, may = reference_kept(logits[0], min_p, top_k, top_p)
     best = logits[0] == logits[0].max()
     assert (kept | ~must).all(), "a token that belongs to the set was barred"
@@ -140,7 +136,9 @@ def state_of(device: str = "cpu", **values: object) -> SlotState:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: str) -> None:
-    state = state_of(device, repetition=2.0, presence=0.5, frequency=0.25, min_tokens=3, generated=2)
+    state = state_of(
+        device, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, min_tokens=3, generated=2
+    )
     state.prompt_seen[1, [10, 11]] = True
     state.output_counts[1, 11] = 2
     state.output_counts[2, 11] = 2

@@ -8,7 +8,8 @@ from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.core.pages import PagePool, SlotPool
-from service.link.messages import ChatRequest, SamplingParams
+from service.link.messages import ChatRequest
+from service.link.sampling import SamplingParams
 from tests.support.tiny_chat import tiny_prompt
 
 PAGE = 4

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from models.interfaces.media import Prompt
 from service.engine.chat.sequence import ChatSequence
-from service.link.messages import ChatRequest, SamplingParams
+from service.link.messages import ChatRequest
+from service.link.sampling import SamplingParams
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
 PAGE = 4

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from service.engine.chat.sampler import corrupt_rows, filtered
-from service.engine.chat.slot_state import FloatColumn, IntColumn, SlotState
+from service.engine.chat.slot_state import IntColumn, SlotState
 from service.engine.chat.steps import advance_states, decode_rows, sample_tokens
-from service.link.sampling_limits import MAX_STOP_IDS
+from service.link.sampling import MAX_STOP_IDS, FloatColumn
 from tests.support.optional import needed
 from tests.support.slow import slow
 
@@ -155,6 +155,19 @@ def test_rows_with_nan_or_inf_end_and_others_do_not(device: torch.device) -> Non
     assert not plain[[0, 1, 2, 3, 4, 6], 0].any() and not state.ints[[1, 2, 4, 5, 7], IntColumn.ACTIVE].any()
 
 
+def filter_state(
+    cases: list[tuple[float, int, float]], temperature: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the slot state with (min_p, top_k, top_p) of each case; temperature [cases]."""
+    ints = torch.zeros((len(cases), len(IntColumn)), dtype=torch.int64)
+    floats = torch.zeros((len(cases), len(FloatColumn)))
+    min_p, top_k, top_p = (torch.tensor(values) for values in zip(*cases, strict=True))
+    ints[:, IntColumn.TOP_K] = top_k
+    floats[:, FloatColumn.MIN_P], floats[:, FloatColumn.TOP_P] = min_p, top_p
+    floats[:, FloatColumn.TEMPERATURE] = temperature
+    return ints.to(device), floats.to(device)
+
+
 FILTERS = [
     (min_p, top_k, top_p) for min_p in (0.0, 0.05, 1.0) for top_k in (0, 1, 13, 5000) for top_p in (0.0, 0.3, 0.95, 1.0)
 ]
@@ -171,9 +184,7 @@ def test_the_filter_kernel_keeps_what_its_reference_keeps(device: torch.device, 
     x = (torch.randn((len(cases), size), generator=generator) * scale).to(device)
     x[1] = (x[1] * 2).round() / 2
     x[2, ::3] = -torch.inf
-    columns = [torch.tensor(values, device=device) for values in zip(*cases, strict=True)]
-    temperature = torch.linspace(0.0, 2.0, len(cases), device=device)
-    arguments = (temperature, columns[0].float(), columns[1], columns[2].float())
+    arguments = filter_state(cases, torch.linspace(0.0, 2.0, len(cases)), device)
     out, expected = filtered.kernel(x, *arguments), filtered.reference(x, *arguments)
     # Sums of weights are rounded differently: a token at the very border of top_p may go either way.
     assert ((out > -torch.inf) != (expected > -torch.inf)).sum() <= (expected > -torch.inf).sum() * 2e-3
@@ -187,8 +198,7 @@ def test_filters_leave_nan_and_inf_for_the_sampler_to_see(device: torch.device) 
     x = torch.randn((len(cases), 300), generator=torch.Generator().manual_seed(0))
     for row, value in enumerate([torch.nan, -torch.nan, torch.inf] * (len(cases) // 3)):
         x[row, 6 * row] = value
-    columns = [torch.tensor(values, device=device) for values in zip(*cases, strict=True)]
-    arguments = (torch.ones(len(cases), device=device), columns[0].float(), columns[1], columns[2].float())
+    arguments = filter_state(cases, torch.ones(len(cases)), device)
     for filter in (filtered.kernel, filtered.reference):
         assert corrupt_rows(filter(x.to(device), *arguments)).all()
 
@@ -196,7 +206,7 @@ def test_filters_leave_nan_and_inf_for_the_sampler_to_see(device: torch.device) 
 def test_filters_read_rows_of_a_strided_view(device: torch.device) -> None:
 
     x = torch.randn((3, 70), generator=torch.Generator().manual_seed(0)).to(device)
-    ones = torch.ones(3, device=device)
-    out = filtered.kernel(x[:, :50], ones, 0 * ones, torch.tensor([5, 0, 2], device=device), ones)
+    arguments = filter_state([(0.0, 5, 1.0), (0.0, 0, 1.0), (0.0, 2, 1.0)], torch.ones(3), device)
+    out = filtered.kernel(x[:, :50], *arguments)
     assert out.shape == (3, 50) and (out > -torch.inf).sum(dim=1).tolist() == [5, 50, 2]
     assert torch.equal(out[1], x[1, :50])

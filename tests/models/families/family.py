@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from models.interfaces.media import MediaItem, Prompt, media_digest
 from models.qwen_vl.pictures import VideoLimits
 from tests.models.minicpmv import golden as minicpmv
 from tests.support.chat_golden import golden_prompt, golden_video, golden_video_limits
-from tests.support.encoder_replay import random_item
+from tests.support.encoder_replay import bytes_of_nan, random_item
 from tests.support.golden import GOLDEN, golden_parts, inputs, numbered, prompts, with_fewest, with_most
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -210,8 +211,14 @@ class Family:
             return int(bucket["groups"] * self.processor.config.num_queries)
         return bucket["patches"] // (16 if self.merges_windows else 4)
 
-    def nan_plan(self) -> Plan:
-        """NaN in every row of the largest bucket, so that a replay leaves NaN in all of the pool."""
+    def nan_run(self, encoder: Any, plan: Plan) -> AbstractContextManager[Plan]:
+        """A plan that makes every row of the largest bucket NaN inside the context. plan: of any items."""
+        if self.qwen:
+            return bytes_of_nan(encoder, self.largest, plan)
+        self.poisoned(encoder)
+        return nullcontext(self._nan_plan())
+
+    def _nan_plan(self) -> Plan:
         rows, sequences = self.largest["patches"], self.largest["sequences"]
         ends = np.linspace(0, rows, sequences + 1).astype(np.int32)
         if "minicpmv" in self.name:

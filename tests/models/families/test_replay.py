@@ -14,7 +14,7 @@ from service.engine.chat.slot_state import allocate_states
 from service.engine.chat.steps import PrefillStep
 from service.graphs.buckets import cheapest
 from service.graphs.buffers import exact_buffers
-from tests.models.families.family import CPU, FAMILIES, Family, families
+from tests.models.families.family import ALL, CPU, FAMILIES, Family, families
 from tests.support.audit import audit, audited_decode, audited_verify
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
@@ -55,6 +55,14 @@ def test_padded_rows_of_nan_change_no_bit(family: Family) -> None:
     torch.testing.assert_close(nans[:rows], eager(encoder, items), atol=family.embeds_tolerance, rtol=0)
     if family.name in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe"):  # Others gather rows; padding repeats real ones.
         assert nans[rows:].isnan().all()
+
+
+@pytest.mark.parametrize("family", families(quick=ALL))
+def test_the_poison_of_gpu_tests_reaches_every_row(family: Family) -> None:
+    encoder = family.loaded().encoder
+    with family.nan_run(encoder, encoder.plan([family.random(1, 2, 3, 0)])) as plan:
+        buffers = exact_buffers(encoder.buffer_specs(family.largest), plan, CPU)
+        assert encoder.forward(buffers, family.largest)["embeds"].isnan().all()
 
 
 def test_a_bucket_without_room_for_the_windows_is_not_chosen() -> None:

@@ -14,7 +14,6 @@ from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
-from models.qwen_vl.pictures import smart_resize
 from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.processor import Qwen3VLProcessor, load_processor
 from models.qwen_vl.v3.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
@@ -41,42 +40,6 @@ def video_of(count: int, *, fps: float = 2.0, indices: tuple[int, ...] | None = 
 
 def say(role: str, *texts: str) -> ChatMessage:
     return ChatMessage(role, tuple(ContentPart(text=text) for text in texts))
-
-
-@pytest.mark.parametrize(
-    ("size", "resized"),
-    [
-        ((1, 1), (256, 256)),
-        ((224, 224), (256, 256)),
-        ((20, 30), (224, 320)),
-        ((15, 300), (64, 1152)),
-        ((448, 448), (448, 448)),
-        ((480, 640), (480, 640)),
-        ((768, 1024), (768, 1024)),
-        ((1080, 1920), (1088, 1920)),
-        ((2160, 3840), (2176, 3840)),
-        ((4000, 6000), (3328, 4992)),
-        ((6000, 6000), (4096, 4096)),
-    ],
-)
-def test_resized_sizes_of_the_reference(size: tuple[int, int], resized: tuple[int, int]) -> None:
-    assert smart_resize(*size, **PICTURES) == resized
-
-
-@pytest.mark.parametrize(
-    ("frames", "size", "tokens"),
-    [
-        (16, (448, 448), 1568),
-        (4, (1080, 1920), 4080),
-        (32, (1080, 1920), 11520),
-        (128, (1080, 1920), 11520),
-        (768, (720, 1280), 10752),
-    ],
-)
-def test_a_video_shares_its_pixels_among_its_frames(frames: int, size: tuple[int, int], tokens: int) -> None:
-    height, width = video_size(frames, *size, **VIDEOS)
-    assert height % 32 == width % 32 == 0
-    assert frames // 2 * height * width // 32**2 == tokens
 
 
 @pytest.mark.slow

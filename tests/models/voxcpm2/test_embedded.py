@@ -13,18 +13,10 @@ from tests.support.processes import ROOT
 
 EMBEDDED = ROOT / "models/embedded/voxcpm2"
 WRITTEN = (
-    "Hello there. The parcel is at the door.",
-    "ALL CAPITALS, then none",
-    "É",
-    "Zoë Ångström's café: über-fein, ŁÓDŹ, naïve Ǻ",
-    "Room 101, 7:45 (or 8?) on 24/12!",
-    "5 % of 3 + 4 = 7 & more @ home",
-    "‘quoted’ – dashed — long; cut…",
-    "  Blanks  at\tthe\nends  ",
-    "(A low, calm voice)Good evening.",
-    "Ⅷ ﬁne Ａ ß İ ı K Ω 你好 привет 😀",
-    "A",
-    "a",
+    *("Hello there. The parcel is at the door.", "ALL CAPITALS, then none", "É"),
+    *("Zoë Ångström's café: über-fein, ŁÓDŹ, naïve Ǻ", "Room 101, 7:45 (or 8?) on 24/12!"),
+    *("5 % of 3 + 4 = 7 & more @ home", "‘quoted’ – dashed — long; cut…", "  Blanks  at\tthe\nends  "),
+    *("(A low, calm voice)Good evening.", "Ⅷ ﬁne Ａ ß İ ı K Ω 你好 привет 😀", "A", "a"),
 )
 SIGNS = "abcxyzABCXYZ ÄÖÜäöüßÉéÈèñÑçÇøØŠšŁłÅå0123456789 .,?!':()-/_ &%+=@–—;…‘’`´*#\"$<>\u00a0\u0301\u4f60"
 

@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,6 @@ import numpy as np
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.engine.chat.guided.matchers import build_matcher, build_tokenizer
-from service.link.sampling_limits import deep_executor, deep_thread
 from service.system.children import give_back_freed_memory
 from service.system.logs import configure_logging
 
@@ -48,6 +48,34 @@ _MAX_DIGITS = 20
 """Digits that a number in JSON has at most in a row. The library's numbers have no end, and some models go on with
 zeros for ever."""
 _DIGITS = b"0123456789"
+_STACK_BYTES = 64 << 20
+"""Stack of a thread that builds grammars or computes masks: the library descends into references by recursion."""
+
+
+def deep_executor(name: str) -> ThreadPoolExecutor:
+    """One thread with a large stack. It is started at once, since the size is set when a thread starts."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    with _deep_stacks():
+        executor.submit(int)
+    return executor
+
+
+def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """A started thread with a large stack. The interpreter does not wait for its end."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    with _deep_stacks():
+        thread.start()
+    return thread
+
+
+@contextmanager
+def _deep_stacks() -> Iterator[None]:
+    """Sets the stack size of threads that start inside the context."""
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
 
 
 class ServerSettings(msgspec.Struct, frozen=True):

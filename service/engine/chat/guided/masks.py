@@ -28,12 +28,11 @@ import torch
 from models.interfaces import cpus
 from models.interfaces.processor import ChatProcessor
 from service.engine.chat.guide import Guide
-from service.engine.chat.guided.mask_server import Computed, MaskServer, ServerSettings
+from service.engine.chat.guided.mask_server import Computed, MaskServer, ServerSettings, deep_thread
 from service.engine.chat.guided.matchers import build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
 from service.link.config import EngineConfig
-from service.link.sampling_limits import deep_thread
 from service.system.children import python_command, python_environment
 
 log = logging.getLogger(__name__)

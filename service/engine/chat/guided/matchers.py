@@ -9,7 +9,7 @@ from functools import lru_cache
 import llguidance
 
 from models.interfaces.processor import ChatProcessor
-from service.link.sampling_limits import LIMITS
+from service.link.messages import PARSER_LIMITS
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ one."""
 
 def build_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
     """ValueError if it cannot be built."""
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**PARSER_LIMITS))
     if matcher.is_error():
         log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
         raise ValueError("the grammar cannot be built")
