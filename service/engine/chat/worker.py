@@ -360,11 +360,11 @@ class ChatWorker:
             if sequence.num_unread:
                 sequence.num_unread -= 1
             sequence.stats.add(replayed, rows)
-            row, stop, count = width * number, stops[width * number], 0
-            sequence.num_stated = sequence.num_tokens - 1
-            while not stop and count < width:
+            row, count, stop = width * number, 0, 0
+            while count < width and not (stop := stops[row + count]):
                 count += 1
-                stop = stops[row + count] if count < width else 0
+            if self._runner.drafts:
+                sequence.num_stated = sequence.num_tokens - 1
             new = tuple(tokens[row : row + count])
             generated = sequence.generated
             generated.extend(new)
