@@ -84,7 +84,7 @@ types: $(TEST)  ## Check types
 	$(BIN)/mypy
 
 docs: $(SERVE)  ## Write the pages of docs/ that are made from the code
-	$(BIN)/python -m service.cli.documents
+	$(BIN)/python -m deploy.documents
 
 wheel: $(SERVE)  ## Build dist/reprise_server-*.whl, which pipx and pip install by its name
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .

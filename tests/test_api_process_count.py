@@ -46,9 +46,7 @@ def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, 
         ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
     ],
 )
-def test_one_where_several_cannot_serve_and_why(
-    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], reason: str
-) -> None:
+def test_one_where_several_cannot_serve(monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], reason: str) -> None:
     machine(monkeypatch, 32, ("0",))
     count = api_process_count(load_settings(flags))
     assert (count.number, count.reason) == (1, reason)

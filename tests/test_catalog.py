@@ -127,9 +127,7 @@ def test_offline_the_cache_is_all_there_is(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )
-def test_checkpoints_that_are_not_hosted_are_refused_by_name(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_unsupported_checkpoints_are_refused_by_name(tmp_path: Path, change: dict[str, object], message: str) -> None:
     shutil.copytree(GOLDEN, tmp_path / "model")
     config = json.loads((tmp_path / "model/config.json").read_text()) | change
     (tmp_path / "model/config.json").write_text(json.dumps(config))

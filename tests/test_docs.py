@@ -27,6 +27,7 @@ import pytest
 from fastapi.routing import APIRoute
 from typer.testing import CliRunner
 
+from deploy.documents import DOCS, PAGES
 from service.api import health_routes as operations
 from service.api.chat import route as chat
 from service.api.chat.schema import REFUSED, ChatRequestBody, MediaUrl, StreamOptions
@@ -43,10 +44,9 @@ from service.api.speech import voices
 from service.api.speech.schema import SpeechRequestBody, VoiceUpload
 from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
 from service.cli.bench import command as bench
-from service.cli.documents import DOCS, PAGES
 from service.cli.main import app
 from service.graphs.observations import EagerReason
-from service.media.audio_formats import FORMATS, SPOKEN
+from service.media.audio_formats import CHAT_FORMATS, FORMATS
 from service.metrics.metrics import PREFIX, SPECS
 from service.settings.settings import ENV_PREFIX, Settings
 from tests.support.imports import parsed
@@ -324,7 +324,7 @@ def test_every_audio_format_is_listed() -> None:
     api, speech_page = (DOCS / "api.md").read_text(), (DOCS / "speech.md").read_text()
     row = next(line for line in api.splitlines() if line.startswith("| `response_format` | `mp3`"))
     assert [name for name in FORMATS if f"`{name}`" not in row or f"`{name}`" not in speech_page] == []
-    assert [name for name in SPOKEN if f"`{name}`" not in api] == []
+    assert [name for name in CHAT_FORMATS if f"`{name}`" not in api] == []
 
 
 def paths_of_routes() -> list[str]:

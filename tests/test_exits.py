@@ -72,8 +72,6 @@ print("goes on")
 
 
 @pytest.mark.parametrize(("how", "status", "says"), [("heeded", 130, ""), ("ignored", 0, "goes on\n")])
-def test_ctrl_c_in_a_callback_of_an_import_ends_the_process_unless_it_is_ignored(
-    how: str, status: int, says: str
-) -> None:
+def test_ctrl_c_during_an_import_ends_the_process_unless_ignored(how: str, status: int, says: str) -> None:
     done = subprocess.run([sys.executable, "-c", CTRL_C, how], capture_output=True, text=True, timeout=GENEROUS)
     assert (done.returncode, done.stdout, done.stderr) == (status, says, "")

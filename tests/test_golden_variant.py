@@ -15,9 +15,8 @@ from tests.support.golden_variant import PREFIX, make_variant
 
 ROOT = Path(__file__).parent.parent
 FILES = (
-    *("models/families/test_golden.py", "models/voxcpm2/test_golden.py", "models/voxcpm2/test_streams.py"),
-    *("models/families/test_replay.py", "models/families/test_engine.py", "models/families/test_http.py"),
-    "engine/speech/test_voices.py",
+    *("models/families/test_golden.py", "models/voxcpm2/test_golden.py", "models/families/test_replay.py"),
+    *("models/families/test_engine.py", "models/families/test_http.py"),
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

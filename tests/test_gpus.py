@@ -81,9 +81,7 @@ def test_without_a_driver_there_is_no_gpu() -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
-def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_engine_has_its_gpu_and_share_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 24)
     monkeypatch.setattr("service.link.engine_link.SMALL_BYTES", 0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

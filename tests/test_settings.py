@@ -67,9 +67,7 @@ def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.
     ("name", "choice"),
     [(name, choice) for name, field in Settings.model_fields.items() for choice in choices(field.annotation)],
 )
-def test_every_choice_that_help_names_can_be_a_flag_and_a_variable(
-    monkeypatch: pytest.MonkeyPatch, name: str, choice: str
-) -> None:
+def test_every_choice_of_help_is_a_flag_and_a_variable(monkeypatch: pytest.MonkeyPatch, name: str, choice: str) -> None:
     if choice == "allowlist":  # which needs one, and the other modes must not have one
         monkeypatch.setenv("REPRISE_MEDIA_DOMAIN", "a.example")
     assert str(getattr(load_settings({name: choice}), name)) == choice

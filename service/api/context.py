@@ -65,8 +65,8 @@ class ServerContext:
     """Positions of each chat model's KV cache, as the engine that has fewest last reported it."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, finished or being made, by model and name."""
-    voices_left: dict[tuple[str, str], None] = field(default_factory=dict)
-    """Built-in voices, by model and name, that are made while no request is in progress."""
+    voices_left: int = 0
+    """Built-in voices that are still to be made while no request is in progress."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
     """Folder of each adapter by the name_key of its voice."""
     makes_voices: bool = True

@@ -160,7 +160,7 @@ async def ready(request: Request) -> Response:
 
 
 def _background(context: ServerContext) -> Background:
-    return Background(sum(state.captures_left for state in context.engine.states), len(context.voices_left))
+    return Background(sum(state.captures_left for state in context.engine.states), context.voices_left)
 
 
 def _phases(engine: Engines) -> list[str] | UnsetType:
@@ -188,7 +188,7 @@ def observe_life(context: ServerContext) -> None:
     """Set the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
-    context.metrics.observe("built_in_voices_left", len(context.voices_left))
+    context.metrics.observe("built_in_voices_left", context.voices_left)
 
 
 @get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))

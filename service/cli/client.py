@@ -37,11 +37,11 @@ def counted(number: int, thing: str) -> str:
 
 
 STDOUT = Path("-")
-_ITS_NAMES = {STDOUT, Path("/dev/stdout"), Path("/dev/fd/1"), Path("/proc/self/fd/1")}
+_STDOUT_PATHS = {STDOUT, Path("/dev/stdout"), Path("/dev/fd/1"), Path("/proc/self/fd/1")}
 
 
 def is_standard_output(path: Path | None) -> bool:
-    return path in _ITS_NAMES
+    return path in _STDOUT_PATHS
 
 
 def write_to_standard_output(pieces: Iterator[bytes]) -> None:
@@ -152,9 +152,8 @@ class ApiClient:
         instructions: str = "",
         speed: float = 1.0,
         seed: int | None = None,
-        segments: list[dict[str, Any]] | None = None,
     ) -> Iterator[bytes]:
-        """The audio as it arrives. segments: receives each segment with its words once its audio has arrived."""
+        """The audio as it arrives."""
         body = {
             "model": model or self.first("speech"),
             "input": text,
@@ -164,11 +163,9 @@ class ApiClient:
             "seed": seed,
             "response_format": audio_format,
         }
-        if segments is not None:
-            body |= {"stream_format": "sse", "timestamp_granularities": ["segment", "word"]}
         with self._reaching(), self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
-            yield from response.iter_bytes() if segments is None else _captioned(response, segments)
+            yield from response.iter_bytes()
 
     def get(self, path: str) -> httpx.Response:
         """A raw GET (/health, /metrics); never raises on status."""
@@ -235,24 +232,6 @@ def _pieces(chunk: dict[str, Any]) -> Iterator[tuple[str, str]]:
         pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
         if any(pieces):
             yield pieces
-
-
-def _captioned(response: httpx.Response, segments: list[dict[str, Any]]) -> Iterator[bytes]:
-    """The audio of the events; segments receives the others. ServerError if the stream is cut off."""
-    for line in response.iter_lines():
-        if not line.startswith("data: "):
-            continue
-        event = json.loads(line.removeprefix("data: "))
-        match event.get("type"):
-            case "speech.audio.delta":
-                yield base64.b64decode(event["audio"])
-            case "speech.audio.segment":
-                segments.append(event)
-            case "speech.audio.done":
-                return
-            case _ if "error" in event:
-                raise ServerError(event["error"]["message"])
-    raise ServerError("the server ended the speech before it was complete")
 
 
 def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:

@@ -27,7 +27,6 @@ from service.cli.client import (
     Model,
     ServerError,
     Url,
-    check_writable,
     connect,
     is_media_name,
     is_standard_output,
@@ -35,7 +34,6 @@ from service.cli.client import (
     write_audio,
     write_to_standard_output,
 )
-from service.cli.playback import PlaybackError, cues, play, require_playback, write_srt, write_vtt
 from service.media.audio_formats import FORMATS, NAMES
 from service.settings.reading import GIB
 from service.system.children import ended_by_ctrl_c
@@ -105,7 +103,7 @@ def say(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="File to write (-: standard output); without it, the audio is played."),
+        typer.Option("-o", "--out", help="File to write (-: standard output).", show_default=False),
     ] = None,
     audio_format: Annotated[
         str, typer.Option("--format", help=f"{NAMES}; default: by the file's suffix, or wav.")
@@ -114,50 +112,24 @@ def say(
     instructions: Annotated[str, typer.Option(help="Description of the voice, or of how it speaks.")] = "",
     speed: Annotated[float, typer.Option(help="Tempo, 0.25 to 4; 1 is the model's own.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
-    srt: Annotated[
-        Path | None, typer.Option(help="File for captions (SubRip; -: standard output).", dir_okay=False)
-    ] = None,
-    vtt: Annotated[
-        Path | None, typer.Option(help="File for captions (WebVTT; -: standard output).", dir_okay=False)
-    ] = None,
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
 ) -> None:
-    """Speak a text: play it, or write the audio to a file."""
+    """Speak a text into a file or a pipe."""
     text = _standard_input("what to say is missing", "TEXT") if text is None else text
     if not text.strip():
         raise typer.BadParameter("there is nothing to say", param_hint="TEXT")
     if out is None:
-        try:
-            require_playback()
-        except PlaybackError as error:
-            raise PlaybackError(f"{error}; -o FILE writes the sound") from error
-        audio_format = "wav"
+        raise typer.BadParameter("name a file, or - to pipe the audio into a player: | aplay", param_hint="-o")
     chosen = audio_format or _format_of(out)
-    if sum(map(is_standard_output, (out, srt, vtt))) > 1:
-        raise typer.BadParameter(
-            "standard output takes one of the audio and the captions", param_hint="-o, --srt, --vtt"
-        )
-    files = [path for path in (out, srt, vtt) if path is not None and not is_standard_output(path)]
-    if len(set(files)) < len(files):
-        raise typer.BadParameter("the audio and each kind of captions need a file each", param_hint="-o, --srt, --vtt")
-    check_writable(*(path for path in (srt, vtt) if not is_standard_output(path)))
-    segments: list[dict[str, Any]] | None = [] if srt or vtt else None
     with connect(url, key) as client:
-        chunks = client.speech(text, chosen, model, voice, instructions, speed, seed, segments)
+        chunks = client.speech(text, chosen, model, voice, instructions, speed, seed)
         chunks = until_first(chunks, "waiting for the first sound")
-        if out is None:
-            play(chunks)
-        elif is_standard_output(out):
+        if is_standard_output(out):
             write_to_standard_output(chunks)
         else:
-            typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes", err=any(map(is_standard_output, (srt, vtt))))
-    shown = cues(segments or ())
-    if srt:
-        write_srt(srt, shown)
-    if vtt:
-        write_vtt(vtt, shown)
+            typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes")
 
 
 def _table(*headings: str) -> Table:
@@ -262,9 +234,9 @@ def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
         yield from pieces
 
 
-def _format_of(out: Path | None) -> str:
+def _format_of(out: Path) -> str:
     """The format by the file's suffix. BadParameter for a suffix that is no format."""
-    ending = out.suffix.removeprefix(".").lower() if out is not None else ""
+    ending = out.suffix.removeprefix(".").lower()
     chosen = EXTENSIONS.get(ending, ending) or "wav"
     if chosen not in FORMATS:
         known = ", ".join(f".{name}" for name in (*FORMATS, *EXTENSIONS))
@@ -288,9 +260,8 @@ PROMPT = "> "
 HELP = """\
 A path in a line, typed or dropped into the window, adds a picture or video.
 /new     begins another conversation
-/speak   speaks answers from now on, or no longer
 /quit    leaves, as Ctrl-D does; Ctrl-C stops an answer"""
-COMMANDS = ("/new", "/speak", "/quit", "/help")
+COMMANDS = ("/new", "/quit", "/help")
 
 
 def chat(
@@ -300,21 +271,17 @@ def chat(
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
-    speak: Annotated[bool, typer.Option("--speak", help="Speak the answers, too.")] = False,
-    voice: Annotated[str, typer.Option(help="Name of the voice that speaks.")] = "default",
     system: Annotated[str, typer.Option(help="System message before the conversation.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Limit of tokens of an answer.")] = 512,
 ) -> None:
     """Talk with a model, line by line; lines may hold paths of pictures and videos. Reads a pipe as well."""
-    if speak:
-        require_playback()
     with connect(url, key) as client:
         name = model or client.first("chat")
         if sys.stdin.isatty():
             with suppress(ImportError):  # gives input() line editing and history
                 import readline  # noqa: F401
             typer.echo(f"{name} at {client.url}; /help says what you can do", err=True)
-        conversation = Conversation(client, name, max_tokens, system, voice, speak)
+        conversation = Conversation(client, name, max_tokens, system)
         conversation.run(files or [])
         if conversation.failed and not sys.stdin.isatty():  # nobody was there to read the errors
             raise typer.Exit(1)
@@ -324,9 +291,8 @@ class Conversation:
     """Turns with one model. A refused turn is reported and left out of the history. failed: a turn had no answer, or
     half of one."""
 
-    def __init__(self, client: ApiClient, model: str, max_tokens: int, system: str, voice: str, speaking: bool) -> None:
+    def __init__(self, client: ApiClient, model: str, max_tokens: int, system: str) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
-        self._voice, self._speaking = voice, speaking
         self._begin: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._begin)
         self.failed = False
@@ -356,24 +322,12 @@ class Conversation:
     def _command(self, line: str) -> None:
         if line == "/new":
             self._messages = list(self._begin)
-        elif line == "/speak":
-            self._switch_speech()
         elif line == "/help":
             typer.echo(HELP, err=True)
         elif (word := line.split()[0]) in COMMANDS:
             typer.echo(f"{word} stands alone in its line", err=True)
         else:
             typer.echo(f"{word} is neither a command nor a file; /help lists the commands", err=True)
-
-    def _switch_speech(self) -> None:
-        if not self._speaking:
-            try:
-                require_playback()
-            except PlaybackError as error:
-                typer.echo(f"reprise: {error}", err=True)
-                return
-        self._speaking = not self._speaking
-        typer.echo(f"answers are {'spoken' if self._speaking else 'written only'}", err=True)
 
     def _turn(self, question: str, files: list[Path]) -> None:
         asked = [*self._messages, user_message(question, files)]
@@ -397,16 +351,6 @@ class Conversation:
             typer.echo(" ...", nl=False)
         typer.echo()
         self._messages = [*asked, {"role": "assistant", "content": said}]
-        if self._speaking and said.strip():
-            self._speak(said)
-
-    def _speak(self, text: str) -> None:
-        try:
-            play(self._client.speech(text, "wav", "", self._voice))
-        except (ServerError, PlaybackError) as error:
-            typer.echo(f"reprise: {error}", err=True)
-        except KeyboardInterrupt:
-            typer.echo(err=True)
 
 
 def _lines() -> Iterator[str]:

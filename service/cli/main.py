@@ -23,7 +23,6 @@ from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
 from service.cli.client import ServerError
 from service.cli.commands import ask, chat, models, ps, pull, say
-from service.cli.playback import PlaybackError
 from service.cli.serve_help import (
     PlainCommand,
     PlainGroup,
@@ -265,7 +264,7 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()  # it may be a file on a full disk
-    except (ServerError, BenchError, PlaybackError) as error:
+    except (ServerError, BenchError) as error:
         typer.echo(f"reprise: {error}", err=True)
         sys.exit(1)
     except OSError as error:  # of a file that the command line names, or of the output

@@ -290,7 +290,7 @@ class GraphRunner:
         # Counted only once it has returned: a call that runs out of memory may be made again.
         outputs = self._forward(plan)
         if eager is None:
-            eager = self.miss(plan.required)
+            eager = self.record_miss(plan.required)
         self._observations.count_eager_step(eager, **self._labels)
         return Run(outputs, "eager")
 
@@ -325,7 +325,7 @@ class GraphRunner:
         if self._trials is not None:
             self._trial(self._graphs[key_of(bucket)]).observe(route, seconds)
 
-    def miss(self, required: Bucket) -> EagerReason:
+    def record_miss(self, required: Bucket) -> EagerReason:
         """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
         self._demand.note(required)
         reason = self.eager_reason(required)

@@ -18,9 +18,9 @@ LAME = "lame"
 @dataclass(frozen=True)
 class AudioFormat:
     """codec and container are FFmpeg's names but for LAME; empty for raw samples of `bits`. rates: supported sample
-    rates, the default of a model that has none of them first. extension: of files, if it is not the name. spoken: the
-    name in a chat request, if it is another. has_header: without one, pieces can be played as they come, and nothing in
-    them says their rate."""
+    rates, the default of a model that has none of them first. extension: of files, if it is not the name.
+    chat_name: in a chat request, if it is another. has_header: without one, pieces can be played as they come, and
+    nothing in them says their rate."""
 
     content_type: str
     rates: tuple[int, ...]
@@ -30,7 +30,7 @@ class AudioFormat:
     container_options: dict[str, str] = field(default_factory=dict)
     bits: int = 16
     extension: str = ""
-    spoken: str = ""
+    chat_name: str = ""
     has_header: bool = True
 
 
@@ -42,24 +42,24 @@ FORMATS = {
     # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
     "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
     "wav": AudioFormat("audio/wav", ALL_RATES),
-    "pcm": AudioFormat("audio/pcm", ALL_RATES, spoken="pcm16", has_header=False),
+    "pcm": AudioFormat("audio/pcm", ALL_RATES, chat_name="pcm16", has_header=False),
     "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), bits=8, has_header=False),
     "alaw": AudioFormat("audio/pcma", (G711_RATE,), bits=8, has_header=False),
 }
 NAMES = f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}"
-SPOKEN = {one.spoken or name: name for name, one in FORMATS.items()}
+CHAT_FORMATS = {one.chat_name or name: name for name, one in FORMATS.items()}
 """Formats by their names in a chat request."""
-STREAMED = {FORMATS[name].content_type: spoken for spoken, name in SPOKEN.items() if not FORMATS[name].has_header}
-"""The names in a chat request of those without a header, by their types in the Realtime protocol."""
+REALTIME_FORMATS = {one.content_type: one.chat_name or name for name, one in FORMATS.items() if not one.has_header}
+"""Names in a chat request of formats without a header, by their types in the Realtime protocol."""
 
 if TYPE_CHECKING:
     ResponseFormat = str
-    SpokenFormat = str
-    StreamedType = str
+    ChatFormat = str
+    RealtimeType = str
 else:
     ResponseFormat = Literal[tuple(FORMATS)]
-    SpokenFormat = Literal[tuple(SPOKEN)]
-    StreamedType = Literal[tuple(STREAMED)]
+    ChatFormat = Literal[tuple(CHAT_FORMATS)]
+    RealtimeType = Literal[tuple(REALTIME_FORMATS)]
 
 
 def content_type(name: str, sample_rate: int) -> str:

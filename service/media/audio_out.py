@@ -57,7 +57,7 @@ class StreamingEncoder:
         self._finished = False
 
     @property
-    def copies(self) -> bool:
+    def is_raw(self) -> bool:
         """Samples are only converted to integers, neither filtered nor compressed."""
         return self._unchanged and not FORMATS[self._name].codec
 
@@ -133,12 +133,12 @@ class EncoderPool:
 
     async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
         """`encoder.encode(samples)`. At most one call at a time per encoder."""
-        if encoder.copies and len(samples) <= INLINE_SAMPLES:
+        if encoder.is_raw and len(samples) <= INLINE_SAMPLES:
             return encoder.encode(samples)
         return await self._run(lambda: encoder.encode(samples))
 
     async def finish(self, encoder: StreamingEncoder) -> bytes:
-        if encoder.copies:
+        if encoder.is_raw:
             return encoder.finish()
         return await self._run(encoder.finish)
 
@@ -203,7 +203,7 @@ class _Raw:
         return header
 
 
-LEVEL = 7
+LAME_QUALITY = 7
 """Without LAME's model of hearing, which would take more than twice the time. With that many bits for one voice there
 is no more noise, and it lies in the same bands."""
 
@@ -223,7 +223,7 @@ class Mp3:
         self._encoder.set_in_sample_rate(sample_rate)
         self._encoder.set_out_sample_rate(sample_rate)
         self._encoder.set_bit_rate(128 if sample_rate >= 32_000 else 64)
-        self._encoder.set_quality(LEVEL)
+        self._encoder.set_quality(LAME_QUALITY)
         self._begun = False
 
     def encode(self, samples: np.ndarray) -> bytes:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.interfaces.errors import InputError
-from service.confined.channel import WorkerChannel
-from service.confined.privileges import allow_cpu, confine
+from service.confined.channel import WorkerChannel, allow_cpu, confine
 from service.media.image_decode import load_decoders, open_image, upright_picture
 from service.media.image_header import decoding_bytes
 from service.media.messages import (

@@ -3,7 +3,6 @@ docs/formats.md come from this table."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -141,13 +140,3 @@ def refusal(data: bytes, kind: Kind) -> str:
     holds = found.holds[0]
     send = SEND.get((kind, holds), "") if holds in found.readers else ""
     return f"the {kind} is a {NOUNS[holds]} ({found.name}); {send or f'send a {NOUNS[kind]}'}"
-
-
-def table() -> str:
-    """The formats that are read, and those that are refused by name, in Markdown."""
-    lines = ["| format | read as | refused as |", "|---|---|---|"]
-    for name, same in itertools.groupby(FORMATS, lambda one: one.name):
-        one = next(same)
-        refused = ", ".join(kind for kind in one.holds if kind not in one.readers)
-        lines.append(f"| {name.removeprefix('a ')} | {', '.join(one.readers)} | {refused} |")
-    return "\n".join(lines)

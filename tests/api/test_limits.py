@@ -130,9 +130,7 @@ async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() 
     ],
     ids=str,
 )
-def test_limits_that_contradict_each_other_are_refused_at_the_start(
-    limits: dict[str, Any], names: tuple[str, str]
-) -> None:
+def test_contradicting_limits_are_refused_at_the_start(limits: dict[str, Any], names: tuple[str, str]) -> None:
     with pytest.raises(SettingsError) as refused:
         create_admission(load_settings(limits), fake_catalog(), Metrics())
     assert all(name in str(refused.value) for name in names)

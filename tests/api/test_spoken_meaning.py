@@ -86,9 +86,7 @@ def test_the_words_of_sentences_are_understood(
     assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(sentences, waves, strict=True)))
 
 
-def test_a_described_voice_says_the_text_and_not_its_description(
-    embedded_server: ServerProcess, recogniser: Recogniser
-) -> None:
+def test_a_described_voice_says_the_text_alone(embedded_server: ServerProcess, recogniser: Recogniser) -> None:
     described = {"response_format": "pcm", "instructions": "A young woman, speaking softly."}
     with ThreadPoolExecutor(len(SENTENCES)) as pool:
         spoken = list(pool.map(lambda text: speech(embedded_server.url, text, **described), SENTENCES))
@@ -98,9 +96,7 @@ def test_a_described_voice_says_the_text_and_not_its_description(
     )
 
 
-def test_an_answer_about_a_picture_is_understood_when_it_is_spoken(
-    embedded_server: ServerProcess, recogniser: Recogniser
-) -> None:
+def test_a_spoken_answer_about_a_picture_is_understood(embedded_server: ServerProcess, recogniser: Recogniser) -> None:
     """What the model that sees answers is what the model that speaks says."""
     shown = {"type": "image_url", "image_url": {"url": data_url(SHAPES.read_bytes())}}
     content = [shown, {"type": "text", "text": "Describe the picture."}]

@@ -75,9 +75,7 @@ def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_second_run_sends_new_contents_unless_it_has_the_seed_of_the_first(
-    embedded_server: ServerProcess, tmp_path: Path
-) -> None:
+def test_a_run_sends_new_contents_unless_seeded_alike(embedded_server: ServerProcess, tmp_path: Path) -> None:
     """The server's prefix cache holds the prompts of the first run."""
     file = tmp_path / "chat.json"
     small = ["--images", "0", "--text", "600", "--tokens", "1", "--concurrency", "1", "--json", str(file)]
@@ -123,9 +121,7 @@ def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new()
 
 
 @pytest.mark.slow
-def test_conversations_arrive_and_each_turn_has_all_that_was_said_before(
-    embedded_server: ServerProcess, tmp_path: Path
-) -> None:
+def test_each_turn_has_all_that_was_said_before(embedded_server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     small = ["--width", "56", "--height", "56", "--words", "4", "--tokens", "4", "--rate", "20", "--requests", "3"]
     turns = ["--turns", "3", "--system-tokens", "30", "--warmup", "0", "--json", str(file)]

@@ -133,9 +133,7 @@ def test_process_1_of_a_container_ends_while_it_starts(tmp_path: Path, number: i
         ("[" * 1_000_000, "cannot be read: it is nested too deeply"),
     ],
 )
-def test_a_checkpoint_whose_configuration_is_wrong(
-    tmp_path: Path, flags: tuple[str, ...], content: str, says: str
-) -> None:
+def test_a_checkpoint_with_a_wrong_config(tmp_path: Path, flags: tuple[str, ...], content: str, says: str) -> None:
     (tmp_path / "config.json").write_text(content)
     done = CliRunner().invoke(app, ["serve", "--model", str(tmp_path), *flags], env={"REPRISE_PORT": "0"})
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception

@@ -62,9 +62,7 @@ def test_settings_that_cannot_be_met_here(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("built_for", "says"), [(None, "torch with CUDA"), ("13.0", "driver must know CUDA 13.0")])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device that works")
-def test_a_gpu_that_torch_cannot_use(
-    built_for: str | None, says: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_gpu(built_for: str | None, says: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "nvidiactl").touch()
     monkeypatch.setattr(doctor, "NVIDIA_DEVICE", home / "nvidiactl")
     monkeypatch.setattr(torch.version, "cuda", built_for)

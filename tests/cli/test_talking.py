@@ -1,10 +1,8 @@
-"""The commands that talk to a server, against one: conversations, pipes, sound, keys."""
+"""The commands that talk to a server, against one: conversations, pipes, keys."""
 
 from __future__ import annotations
 
 import struct
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
@@ -14,10 +12,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli import playback
 from service.cli.client import key_for
 from service.cli.commands import split_line
-from service.cli.main import app, main
+from service.cli.main import app
 from service.media.audio_out import wav_header
 from tests.cli.conftest import AnswerWith, chat_stream
 from tests.support.processes import ROOT
@@ -38,48 +35,6 @@ def asked(answer_with: AnswerWith) -> list[dict[str, Any]]:
     """Bodies of requests that are answered with a WAV of SAMPLES in odd pieces."""
     wav = wav_header(24_000) + SAMPLES
     return answer_with(lambda: httpx.Response(200, content=iter([wav[:10], wav[10:47], wav[47:]])))
-
-
-class Loudspeaker(types.ModuleType):
-    """In the place of the library: keeps what is played."""
-
-    class PortAudioError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        super().__init__("sounddevice")
-        self.played = bytearray()
-        self.said: list[Any] = []
-
-    def query_devices(self, kind: str) -> object:
-        return kind
-
-    def RawOutputStream(self, **options: Any) -> Loudspeaker:
-        self.said.append(options)
-        return self
-
-    def write(self, pcm: bytes) -> None:
-        assert len(pcm) % 2 == 0
-        self.played += pcm
-
-    def start(self) -> None:
-        self.said.append("start")
-
-    def stop(self) -> None:
-        self.said.append("stop")
-
-    def abort(self) -> None:
-        self.said.append("abort")
-
-    def close(self) -> None:
-        self.said.append("close")
-
-
-@pytest.fixture
-def loudspeaker(monkeypatch: pytest.MonkeyPatch) -> Loudspeaker:
-    library = Loudspeaker()
-    monkeypatch.setitem(sys.modules, "sounddevice", library)
-    return library
 
 
 def talk(server: RunningServer, lines: str, *arguments: str) -> Result:
@@ -142,15 +97,6 @@ def test_a_line_without_files_stays_as_it_is(line: str) -> None:
     assert split_line(line) == ([], line)
 
 
-def test_answers_are_spoken(asked: list[dict[str, Any]], loudspeaker: Loudspeaker) -> None:
-    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m"])
-    assert done.exit_code == 0, done.output
-    assert asked[0]["response_format"] == "wav"
-    assert bytes(loudspeaker.played) == SAMPLES
-    options = {"samplerate": 24_000, "channels": 1, "dtype": "int16"}
-    assert loudspeaker.said == [options, "start", "stop", "close"]
-
-
 def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[str, Any]]) -> None:
     done = CliRunner().invoke(app, ["say", "--model", "m", "-o", "-", "--format", "pcm"], input="From a pipe.\n")
     assert done.exit_code == 0, done.output
@@ -158,15 +104,9 @@ def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[st
     assert done.stdout_bytes == wav_header(24_000) + SAMPLES
 
 
-def test_without_a_loudspeaker_nothing_is_asked(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sounddevice", None)
-    monkeypatch.setattr(sys, "argv", ["reprise", "say", "Hello.", "--model", "m"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 1 and playback.INSTALL in said and "-o FILE" in said and asked == []
+def test_say_without_a_file_asks_for_one(asked: list[dict[str, Any]]) -> None:
+    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "-o" in done.stderr and "aplay" in done.stderr and asked == []
 
 
 def test_ps_says_what_a_server_does(server: RunningServer) -> None:

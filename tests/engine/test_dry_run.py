@@ -73,9 +73,7 @@ class _Unread:
     [path if path == DIRECTORIES[0] else slow(path) for path in DIRECTORIES],
     ids=lambda path: f"{path.parent.name}-{path.name}",
 )
-def test_every_family_is_told_from_its_configuration_and_headers(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_family_is_sized_by_config_and_headers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.checkpoints.weight_files.safe_open", _Unread)
     found = dry_run(config(directory), 24 * GIB)
     monkeypatch.undo()

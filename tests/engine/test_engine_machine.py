@@ -202,7 +202,7 @@ class RecurrentDraftingMachine(RecurrentEngineMachine):
     drafts = "lookup"
 
 
-MANY = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(MANY, max_examples=4)
 

@@ -73,9 +73,7 @@ def room(used: int, total: int) -> Callable[[], Room]:
     ("total", "graphs", "embeddings"),
     [(None, 4 * GIB, GIB), (80 * GIB, 4 * GIB, GIB), (24 * GIB, 3 * GIB, 3 * GIB // 4), (8 * GIB, GIB, GIB // 4)],
 )
-def test_a_small_gpu_keeps_less_for_graphs_and_pictures_unless_told(
-    total: int | None, graphs: int, embeddings: int
-) -> None:
+def test_small_gpus_keep_less_for_graphs_and_pictures(total: int | None, graphs: int, embeddings: int) -> None:
     found = with_gpu_bytes(config("a"), total)
     assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
     told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
@@ -101,9 +99,7 @@ def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots
         (16, {"graphs": False}, 0, 5),
     ],
 )
-def test_graphs_leave_room_for_pages_unless_told(
-    used: int, settings: dict[str, Any], graphs: float, pages: int
-) -> None:
+def test_graphs_leave_room_for_pages(used: int, settings: dict[str, Any], graphs: float, pages: int) -> None:
     given = with_gpu_bytes(config("a", memory_share=0.875, **settings), 24 * GIB)
     made, pool = workers(FakeWorker("a", GIB, min_pages=2)), GraphPool(torch.device("cpu"), given.graph_bytes)
     found = reserve(given, made, room(used * GIB, 24 * GIB))

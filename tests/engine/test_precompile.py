@@ -64,9 +64,7 @@ def test_a_launch_compiles_for_the_cache_and_does_not_run(tmp_path: Path) -> Non
     assert list(tmp_path.rglob("_silu_mul_kernel.cubin"))
 
 
-def test_what_was_precompiled_is_known_by_all_that_decides_its_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stamp_depends_on_all_that_decides_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     here, there = tmp_path / "here", tmp_path / "there"
     for folder, layers in ((here, 2), (there, 3)):

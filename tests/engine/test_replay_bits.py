@@ -134,7 +134,7 @@ def captured_prefills(routes: PrefillRoutes, chunks: Any, rows: int, decode: Any
     required = required_prefill(chunks, routes._feature_levels)
     runners = (routes._cached,) if any(chunk.start for chunk in chunks) else (routes._fresh, routes._cached)
     runner = next((one for one in runners if one.graph_for(required) is not None), None)
-    return PrefillChoice(runner, "captured" if runner is not None else routes._cached.miss(required))
+    return PrefillChoice(runner, "captured" if runner is not None else routes._cached.record_miss(required))
 
 
 def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Compared:

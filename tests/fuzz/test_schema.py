@@ -35,7 +35,7 @@ def test_every_answer_is_declared(tmp_path: Path) -> None:
     with served(*SMALL, *LIMITS, "--voices-dir", str(tmp_path / "voices"), TMPDIR=str(temporary)) as server:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "7"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", "25", "--seed", "7"),
             *("--checks", f"{CHECKS},only_503_with_retry_after", "--header", "Authorization: Bearer the-key"),
             *("--suppress-health-check", "too_slow"),  # drawing an example may take any time
             *("--request-timeout", str(4 * GENEROUS), "--no-color", "--continue-on-failure"),

@@ -100,9 +100,7 @@ def test_segments_that_a_capture_would_reserve_count_against_the_limit(monkeypat
 
 
 @pytest.mark.parametrize("segments", [[80, 80, 80], [65, 65, 65]], ids=["larger", "smaller"])
-def test_captures_with_larger_tensors_do_not_outgrow_the_limit(
-    monkeypatch: pytest.MonkeyPatch, segments: list[int]
-) -> None:
+def test_larger_captures_do_not_outgrow_the_limit(monkeypatch: pytest.MonkeyPatch, segments: list[int]) -> None:
     """Whether they need more or less in all than what the pool holds."""
     cuda = FakeCuda(monkeypatch)
     cuda.outside = 10 * MIB  # is no room in the pool

@@ -172,9 +172,7 @@ def test_a_copy_stays_in_use_until_the_next_one_is_whole(hub: LoopbackHub, monke
     assert fetch() == first
 
 
-def test_space_is_compared_before_a_byte_is_fetched(
-    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_compared_before_fetching(hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.hub.download.free_bytes", lambda path: 200_000)
     assert refusal() == (
         f"owner/name: needs 874.9 kB, 200.0 kB free in {cache}: free some space, or set HF_HOME to a directory on "
@@ -184,9 +182,7 @@ def test_space_is_compared_before_a_byte_is_fetched(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_cache_that_cannot_be_written_is_one_line(
-    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_an_unwritable_cache(hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise OSError(number, os.strerror(number), str(cache))
 

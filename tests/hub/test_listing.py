@@ -58,9 +58,7 @@ def test_adapters_are_refused_from_the_list_alone(hub: LoopbackHub) -> None:
     ("change", "message"),
     [({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"), ({"quantization_config": {}}, None)],
 )
-def test_small_files_are_read_before_weights_are_fetched(
-    hub: LoopbackHub, change: dict[str, object], message: str | None
-) -> None:
+def test_small_files_are_read_before_weights(hub: LoopbackHub, change: dict[str, object], message: str | None) -> None:
     files = published_files()
     files["config.json"] = json.dumps(json.loads(files["config.json"]) | change).encode()
     hub.repositories["owner/name"] = Repository(files)

@@ -20,9 +20,7 @@ def _config(directory: Path | str = "/nowhere", threads: int | None = None) -> E
     return EngineConfig((ModelConfig("m", str(directory)),), threads=threads)
 
 
-def test_the_setting_beats_omp_num_threads_which_beats_processors_and_model_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_order_of_what_sets_the_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: 4)
     assert num_threads(_config(), {}) == 4
     for words, count in (("2", 2), ("2,1", 2), ("many", 4), ("0", 4)):

@@ -30,9 +30,7 @@ def serve(config, channel):
 
 
 @pytest.mark.parametrize(("model", "status", "said"), [("good", 0, "said last"), ("bad", 3, "what is bad")])
-def test_an_engine_process_exits_without_waiting_for_threads_and_loses_no_output(
-    tmp_path: Any, model: str, status: int, said: str
-) -> None:
+def test_an_engine_process_exits_without_its_threads(tmp_path: Any, model: str, status: int, said: str) -> None:
     """Of a thread and of a handler at exit that never end."""
     (tmp_path / "entry_of_test.py").write_text(ENTRY)
     config = EngineConfig((ModelConfig(model, "/nowhere"),), device="cpu")

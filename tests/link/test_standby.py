@@ -166,9 +166,7 @@ def test_a_standby_process_imports_what_an_engine_needs_and_opens_no_gpu() -> No
     assert needed <= set(imported)
 
 
-async def test_an_engine_starts_although_the_current_directory_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_starts_in_a_deleted_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "release"
     gone.mkdir()
     monkeypatch.chdir(gone)

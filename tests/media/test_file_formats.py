@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from deploy.documents import formats_page
 from models.interfaces.errors import InputError
-from service.cli.documents import formats_page
 from service.media.file_formats import FORMATS, Kind, is_confined, refusal
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits

@@ -70,7 +70,7 @@ def with_transparency(mode: str, image: Image.Image, rng: np.random.Generator) -
         yield coloured
 
 
-@pytest.mark.parametrize("tile", [slow(1), 7, slow(64), module.TILE_PIXELS])
+@pytest.mark.parametrize("tile", [7, module.TILE_PIXELS])
 @pytest.mark.parametrize(
     "mode", ["1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B"]
 )

@@ -86,7 +86,7 @@ async def test_a_job_has_its_own_cpu_limit(make_pool) -> None:
 
 @pytest.mark.slow
 def test_the_cpu_limit_ends_a_process() -> None:
-    code = "from service.confined.privileges import allow_cpu; allow_cpu(0)\nwhile True: pass"
+    code = "from service.confined.channel import allow_cpu; allow_cpu(0)\nwhile True: pass"
     spinning = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
     assert spinning.returncode == -signal.SIGXCPU
 
@@ -97,7 +97,7 @@ def test_limits_stay_below_those_of_the_server() -> None:
     code = (
         "from resource import *; kinds = RLIMIT_AS, RLIMIT_NOFILE, RLIMIT_CPU;"
         "[setrlimit(kind, (most, most)) for kind, most in zip(kinds, (2 << 30, 40, 1000))];"
-        "from service.confined.privileges import allow_cpu, confine; confine(3 << 30); allow_cpu(2000);"
+        "from service.confined.channel import allow_cpu, confine; confine(3 << 30); allow_cpu(2000);"
         "print(*map(getrlimit, kinds))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

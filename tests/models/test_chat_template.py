@@ -42,9 +42,7 @@ def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -
         ({"jinja": True, "processors": False, "tokenizers": False}, "jinja"),
     ],
 )
-def test_templates_are_looked_for_as_transformers_does_for_processors(
-    tmp_path: Path, files: dict[str, bool], chosen: str
-) -> None:
+def test_templates_are_found_as_by_transformers(tmp_path: Path, files: dict[str, bool], chosen: str) -> None:
     from transformers import ProcessorMixin
 
     write(tmp_path, **files)

@@ -66,9 +66,7 @@ def test_the_quota_of_the_control_groups(tmp_path: Path, files: dict[str, str], 
 
 
 @pytest.mark.parametrize(("quota", "count"), [(None, 6), (0.5, 1), (2.5, 2), (64.0, 6)])
-def test_processors_are_what_affinity_and_quota_leave(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, count: int
-) -> None:
+def test_processors_by_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, count: int) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(cpus, "group_quota", lambda: quota)
     assert cpus.available() == count

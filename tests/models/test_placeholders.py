@@ -18,9 +18,7 @@ MEDIA = st.lists(PART, min_size=1, max_size=4).map(join)
 
 
 @given(TEXT, st.lists(st.tuples(MEDIA, st.integers(0, 3), TEXT), max_size=5))
-def test_items_take_the_place_of_their_placeholders(
-    opening: list[int], following: list[tuple[MediaTokens, int, list[int]]]
-) -> None:
+def test_items_replace_placeholders(opening: list[int], following: list[tuple[MediaTokens, int, list[int]]]) -> None:
     tokens, expected = list(opening), list(opening)
     for media, _, text in following:
         tokens += [PLACEHOLDER, *text]

@@ -114,9 +114,7 @@ def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], nam
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_null_ids_that_transformers_4_wrote_beside_the_text_fields(
-    checkpoint: Callable[[str], Path], name: str
-) -> None:
+def test_null_ids_of_transformers_4(checkpoint: Callable[[str], Path], name: str) -> None:
     """Releases 4.52 to 4.57 wrote them into text_config, where nobody reads them; outside they are missing."""
     path = checkpoint(name) / "config.json"
     published = json.loads(path.read_text())

@@ -93,9 +93,7 @@ def test_padding_of_nan_changes_nothing(family: Family, taken: list[bool]) -> No
 
 @fact_of_own_fixture
 @pytest.mark.parametrize("family", CASES)
-def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_captures_it_last_for_single_pictures(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_segment(monkeypatch)
     monkeypatch.setattr(one_segment, "WHOLE_ROWS", 16)
     engine = InlineEngine(family.model, family.processor, encoder_buckets=(32, 64, 128))

@@ -40,22 +40,8 @@ TOOLS{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
-SPECIAL = SpecialTokens(
-    {
-        name: 1000 + index
-        for index, name in enumerate(
-            [
-                "<|im_start|>",
-                "<|im_end|>",
-                "<tool_call>",
-                "</tool_call>",
-                "<tool_response>",
-                "</tool_response>",
-                "<think>",
-            ]
-        )
-    }
-)
+MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>")
+SPECIAL = SpecialTokens({name: 1000 + index for index, name in enumerate(MARKS)})
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 
 

@@ -356,9 +356,7 @@ def test_what_goes_wrong_is_said_in_words(page: Page, embedded_server: ServerPro
         ("NotReadableError", "The {} cannot be used: in use."),
     ],
 )
-def test_a_device_that_cannot_be_had_is_named(
-    page: Page, embedded_server: ServerProcess, failure: str, said: str
-) -> None:
+def test_a_missing_device_is_named(page: Page, embedded_server: ServerProcess, failure: str, said: str) -> None:
     page.open(embedded_server.url)
     page.driver.execute_script(
         "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('in use', arguments[0]); }", failure

@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 
 INSIDES = (
-    "TensorHandle",
-    "interpreter_semantic",
-    "_LangPatchScope",
-    "_get_np_dtype",
-    "_patch_attr",
-    "_patch_lang",
+    *("TensorHandle", "interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang"),
     "_validate_np_data_size",
 )
 """Of triton.runtime.interpreter, as far as they are replaced or used here."""

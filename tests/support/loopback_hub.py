@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +39,6 @@ class Asked:
     method: str
     path: str
     name: str
-    range: str | None
     token: str | None
 
 
@@ -50,8 +49,6 @@ class Fault:
     status: int | None = None
     cut: int | None = None
     body: bytes | None = None
-    ignore_range: bool = False
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 class LoopbackHub:
@@ -62,7 +59,6 @@ class LoopbackHub:
         self.asked: list[Asked] = []
         self.faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
         self.forever: dict[str, Fault] = {}
-        self.before_body: Callable[[str], None] = lambda name: None
         self.lock = threading.Lock()
         self.url = ""
 
@@ -70,13 +66,6 @@ class LoopbackHub:
         """Names of the files that were asked for (redirects not counted), in order and as often."""
         with self.lock:
             return [asked.name for asked in self.asked if asked.name and "/resolve/" in asked.path]
-
-    def ranges(self, name: str) -> list[str | None]:
-        """The header Range of the requests that a body answered or was to answer."""
-        with self.lock:
-            kept = any(asked.name == name and "/lfs/" in asked.path for asked in self.asked)
-            part = "/lfs/" if kept else "/resolve/"
-            return [asked.range for asked in self.asked if asked.name == name and part in asked.path]
 
     def next_fault(self, name: str) -> Fault | None:
         with self.lock:
@@ -143,11 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{etag(data)}"', "X-Repo-Commit": commit or repository.commit, "Accept-Ranges": "bytes"}
         fault = None if self.command == "HEAD" else self.hub.next_fault(name)
         if fault is not None and fault.status is not None:
-            return self._refuse(fault.status, "", dict(fault.headers))
-        self.hub.before_body(name)
+            return self._refuse(fault.status, "")
         status, start = 200, 0
         wanted = self.headers.get("Range")
-        if wanted and not (fault and fault.ignore_range):
+        if wanted:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
             status = 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
@@ -174,14 +162,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is None:
             return False
         if fault.status is not None:
-            self._refuse(fault.status, "", dict(fault.headers))
+            self._refuse(fault.status, "")
         else:
             self._send(200, fault.body or b"", {})
         return True
 
     def _note(self, path: str, name: str) -> None:
         sent = self.headers
-        asked = Asked(self.command, path, name, sent.get("Range"), sent.get("Authorization"))
+        asked = Asked(self.command, path, name, sent.get("Authorization"))
         with self.hub.lock:
             self.hub.asked.append(asked)
 

@@ -125,9 +125,7 @@ def test_a_table_that_cannot_be_used_is_named_and_left_out(
     assert str(path) in caplog.text and "by rule" in caplog.text
 
 
-def test_a_start_takes_the_stored_table_and_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_takes_the_stored_table(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_configs, "_tuned", None)
     gemm_store.save(TABLE, ADA)
     with caplog.at_level(logging.INFO):

@@ -13,7 +13,7 @@ from service.api.engines.request_stream import StepReport
 from service.api.http.errors import bad_request
 from service.api.speech.schema import SampleRate, VoiceOptions
 from service.link.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, SamplingOptions
-from service.media.audio_formats import SpokenFormat
+from service.media.audio_formats import ChatFormat
 
 
 class Refused:
@@ -174,7 +174,7 @@ class AudioParams(UnspokenFields, frozen=True, kw_only=True):
     pcm16 has 24 kHz unless sample_rate says otherwise, ulaw and alaw (G.711) have 8 kHz.
     """
 
-    format: SpokenFormat
+    format: ChatFormat
     sample_rate: SampleRate | None = None
 
 

@@ -38,7 +38,7 @@ from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_cha
 from service.api.speech.schema import SpeechOptions, VoiceOptions
 from service.api.speech.speaker import find_voice
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
-from service.media.audio_formats import FORMATS, SPOKEN, STREAMED
+from service.media.audio_formats import CHAT_FORMATS, FORMATS, REALTIME_FORMATS
 from service.system.concurrency import merged
 
 AHEAD = 2
@@ -67,8 +67,8 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
     refuse(audio, NOT_SPOKEN, "in a spoken answer", "audio.")
     if body.n is not None and body.n > 1:
         raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
-    if body.stream and FORMATS[SPOKEN[audio.format]].has_header:
-        *names, last = STREAMED.values()
+    if body.stream and FORMATS[CHAT_FORMATS[audio.format]].has_header:
+        *names, last = REALTIME_FORMATS.values()
         raise bad_request(f"audio.format: must be {', '.join(names)} or {last} in a stream.", "audio.format")
     options = _options(audio, _named_model(context, audio), body.seed)
     try:
@@ -113,7 +113,7 @@ def _options(audio: AudioParams, model: HostedModel | None, seed: int | None) ->
     given |= {"model": model and model.name, "seed": seed if audio.seed is None else audio.seed}
     pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
     sample_rate = pcm_rate if audio.sample_rate is None else audio.sample_rate
-    return SpeechOptions(response_format=SPOKEN[audio.format], sample_rate=sample_rate, **given)
+    return SpeechOptions(response_format=CHAT_FORMATS[audio.format], sample_rate=sample_rate, **given)
 
 
 def _within_audio(error: ApiError) -> ApiError:

@@ -7,7 +7,6 @@ import base64
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -54,7 +53,6 @@ from service.api.realtime.schema import (
     RealtimeResponse,
     RealtimeUsage,
     ResponseStatus,
-    RetentionRatio,
     ServerEvent,
     Status,
     StatusDetails,
@@ -160,7 +158,6 @@ class Answer:
 
     record: of this response; its ticket is released at the end. conversation: None for an answer that is not kept.
     whole: CONVERSATION or INPUT, where the messages are from, which errors name.
-    turns: if the messages are the conversation's, the ids of the items that are a user's.
     metadata, event_id, size (bytes): of the client's response.create, which may hold items of its own.
     """
 
@@ -174,7 +171,6 @@ class Answer:
         messages: Sequence[SourcedMessage],
         *,
         whole: str,
-        turns: Sequence[str],
         metadata: Metadata | None,
         event_id: str | None,
         size: int,
@@ -187,7 +183,6 @@ class Answer:
         self._record = record
         self._conversation = conversation
         self._config = config
-        self._turns = turns
         self._metadata = metadata
         self._event_id = event_id
         self._size = size
@@ -267,14 +262,9 @@ class Answer:
     async def _prepared(self) -> ChatJob:
         """With truncation, keeps only as many of the last turns as the model's context can hold along with an
         answer."""
-        truncation = self._config.truncation
-        if truncation == "disabled":
+        if self._config.truncation == "disabled":
             return await self._attempt(self._body)
-        ratio = truncation if isinstance(truncation, RetentionRatio) else None
-        job, left_out = await truncated(self._body, self._attempt, ratio)
-        if ratio is not None and left_out and self._turns and self._conversation is not None:
-            self._conversation.leave_out(self._turns[left_out], system=bool(self._config.instructions))
-        return job
+        return await truncated(self._body, self._attempt)
 
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
         self._record.ticket.release()
@@ -425,56 +415,24 @@ with."""
 Attempt = Callable[[ChatRequestBody], Awaitable[ChatJob]]
 
 
-@dataclass(frozen=True)
-class _Room:
-    """Limits of a prompt. beside: its tokens that do not belong to the conversation. most: limit of the conversation's
-    tokens, if it is lower than what the context can hold with an answer."""
-
-    beside: int = 0
-    most: int | None = None
-
-    def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
-        """share: fraction of the allowed tokens."""
-        context = job.max_model_len
-        answer = min(body.max_completion_tokens or context // ANSWER_SHARE, context // LARGEST_SHARE)
-        allowed = context - answer - self.beside
-        allowed = allowed if self.most is None else min(allowed, self.most)
-        return len(job.prompt.token_ids) - self.beside <= share * allowed
-
-
-async def truncated(body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None) -> tuple[ChatJob, int]:
-    """The job with as many of the last turns as fit, and how many turns were left out. ratio: the share of the allowed
-    tokens that is kept of a conversation that does not fit. ApiError if even the last turn does not fit."""
-    limits = None if ratio is None else ratio.token_limits
-    room = _Room(most=None if limits is None else limits.post_instructions)
-    job = await _fitting(body, attempt, room)
-    if job is not None:
-        return job, 0
-    messages = body.messages
-    instructions = 1 if messages[0].role == "system" else 0
-    share = 1.0
-    if ratio is not None:
-        share, room = ratio.retention_ratio, _Room(await _beside(body, instructions, attempt), room.most)
-        if room.most is not None and (job := await _fitting(body, attempt, room)) is not None:
-            return job, 0
-    starts = turn_starts(messages)
-    turns = [n for n in starts if n > instructions]
+async def truncated(body: ChatRequestBody, attempt: Attempt) -> ChatJob:
+    """The job with as many of the last turns as fit. ApiError if even the last turn does not fit."""
+    if (job := await _fitting(body, attempt)) is not None:
+        return job
+    instructions = 1 if body.messages[0].role == "system" else 0
+    # A conversation begins with a user's message, so that calls and their results stay together.
+    turns = [n for n, message in enumerate(body.messages) if message.role == "user" and n > instructions]
     if not turns:
-        return await attempt(body), 0
+        return await attempt(body)
     first, last = 0, len(turns) - 1
     while first < last:
         middle = (first + last) // 2
-        if await _fitting(_from(body, instructions, turns[middle]), attempt, room, share) is None:
+        if await _fitting(_from(body, instructions, turns[middle]), attempt) is None:
             first = middle + 1
         else:
             last = middle
     # With only the last turn, the answer may be short, or the error says what does not fit.
-    return await attempt(_from(body, instructions, turns[first])), starts.index(turns[first])
-
-
-def turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Places where the conversation may begin: at the user's messages. Calls and their results stay together."""
-    return [n for n, message in enumerate(messages) if message.role == "user"]
+    return await attempt(_from(body, instructions, turns[first]))
 
 
 def _from(body: ChatRequestBody, instructions: int, start: int) -> ChatRequestBody:
@@ -482,14 +440,7 @@ def _from(body: ChatRequestBody, instructions: int, start: int) -> ChatRequestBo
     return msgspec.structs.replace(body, messages=messages)
 
 
-async def _beside(body: ChatRequestBody, instructions: int, attempt: Attempt) -> int:
-    """Tokens of the instructions, the tools and what the template puts around an empty message."""
-    nothing = [*body.messages[:instructions], Message("user", "")]
-    job = await attempt(msgspec.structs.replace(body, messages=nothing))
-    return len(job.prompt.token_ids)
-
-
-async def _fitting(body: ChatRequestBody, attempt: Attempt, room: _Room, share: float = 1.0) -> ChatJob | None:
+async def _fitting(body: ChatRequestBody, attempt: Attempt) -> ChatJob | None:
     """None if there is no room for the prompt and an answer."""
     try:
         job = await attempt(body)
@@ -497,4 +448,6 @@ async def _fitting(body: ChatRequestBody, attempt: Attempt, room: _Room, share: 
         if error.code != "context_length_exceeded":
             raise
         return None
-    return job if room.holds(job, body, share) else None
+    context = job.max_model_len
+    answer = min(body.max_completion_tokens or context // ANSWER_SHARE, context // LARGEST_SHARE)
+    return job if len(job.prompt.token_ids) <= context - answer else None

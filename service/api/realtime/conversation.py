@@ -211,8 +211,6 @@ class Conversation:
         self._ticket = ticket
         self._entries: dict[str, _Entry] = {}
         self._size = 0
-        self._left_out: set[str] = set()
-        """Items that the model is no longer shown."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -229,25 +227,8 @@ class Conversation:
         """Approximate size of an item in bytes."""
         return self._entry(id).size
 
-    def messages(self, *, shortened: bool) -> list[SourcedMessage]:
-        """shortened: without the items that `leave_out` left out."""
-        return as_messages(Source(item) for item in self._shown(shortened))
-
-    def turns(self, *, shortened: bool) -> list[str]:
-        """The ids of the user's items in `messages`."""
-        return [str(item.id) for item in self._shown(shortened) if item.role == "user"]
-
-    def leave_out(self, before: str, *, system: bool) -> None:
-        """Leave out all items that now precede one. system: including a system message at the beginning."""
-        if before not in self._entries:
-            return  # deleted while its response was being prepared; the next one looks again
-        ids = list(self._entries)
-        first = 1 if not system and self._entries[ids[0]].item.role == "system" else 0
-        self._left_out.update(ids[first : ids.index(before)])
-
-    def _shown(self, shortened: bool) -> list[ConversationItem]:
-        left_out = self._left_out if shortened else ()
-        return [entry.item for id, entry in self._entries.items() if id not in left_out]
+    def messages(self) -> list[SourcedMessage]:
+        return as_messages(Source(entry.item) for entry in self._entries.values())
 
     def check_room(self, item: ConversationItem) -> None:
         """ApiError 400 if the item would not fit."""
@@ -296,7 +277,6 @@ class Conversation:
         """ApiError 400 for an unknown item or an answer that is in progress."""
         self._check_settled(id)
         self._charge(-self._entries.pop(id).size)
-        self._left_out.discard(id)
 
     def truncate(self, id: str, content_index: int, milliseconds: int) -> None:
         """Keep the part of a spoken answer that was heard until then. ApiError 400 if its audio is shorter than

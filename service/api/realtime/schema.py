@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from service.api.chat.schema import AudioParams, Int64, Modality
 from service.api.speech.schema import VoiceOptions
 from service.hub.catalog import OPENAI_PCM_RATE
-from service.media.audio_formats import FORMATS, G711_RATE, SPOKEN, STREAMED, StreamedType
+from service.media.audio_formats import CHAT_FORMATS, FORMATS, G711_RATE, REALTIME_FORMATS, RealtimeType
 
 NO_RECOGNITION = "this server has no speech recognition; send text as input_text"
 ShortId = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -72,7 +72,7 @@ Metadata = Annotated[
 class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
     """audio/pcm: 16-bit mono samples, little-endian, at 24 kHz. audio/pcmu, audio/pcma: G.711 at 8 kHz."""
 
-    type: StreamedType = "audio/pcm"
+    type: RealtimeType = "audio/pcm"
     rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
 
     @property
@@ -81,7 +81,7 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_second(self) -> int:
-        return self.sample_rate * FORMATS[SPOKEN[STREAMED[self.type]]].bits // 8
+        return self.sample_rate * FORMATS[CHAT_FORMATS[REALTIME_FORMATS[self.type]]].bits // 8
 
 
 PCM = RealtimeFormat(rate=OPENAI_PCM_RATE)
@@ -107,23 +107,7 @@ class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     output: RealtimeOutput | None = None
 
 
-class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """post_instructions: the most tokens that the conversation may have, not counting the instructions and the
-    tools."""
-
-    post_instructions: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-
-
-class RetentionRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Once a conversation is too long, its oldest turns are dropped until this share of the most tokens is left, and
-    stay dropped: the next turns find the beginning of the prompt in the cache."""
-
-    type: Literal["retention_ratio"]
-    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
-    token_limits: TokenLimits | None = None
-
-
-Truncation = Literal["auto", "disabled"] | RetentionRatio
+Truncation = Literal["auto", "disabled"]
 
 
 class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -211,7 +195,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def speech(self) -> AudioParams:
         """As a chat request names it."""
         given = {name: getattr(self.output, name) for name in VoiceOptions.__struct_fields__}
-        return AudioParams(format=STREAMED[self.format.type], sample_rate=self.format.sample_rate, **given)
+        return AudioParams(format=REALTIME_FORMATS[self.format.type], sample_rate=self.format.sample_rate, **given)
 
 
 class RealtimeSession(RealtimeConfig, frozen=True, kw_only=True):

@@ -63,7 +63,6 @@ from service.api.realtime.schema import (
     ResponseCancel,
     ResponseCreate,
     ResponseParams,
-    RetentionRatio,
     ServerEvent,
     SessionParams,
     SessionUpdate,
@@ -248,8 +247,6 @@ class Session:
             message = f"The conversation is full: at most {max_items()} items allowed. Delete some."
             raise bad_request(message, code="conversation_full")
         messages = self._messages(config, given)
-        shortened = isinstance(config.truncation, RetentionRatio)
-        turns = conversation.turns(shortened=shortened) if given.input is None else ()
         record = RequestRecord(
             self._record.request_id, "realtime", context.admission.ticket("realtime"), self._record.client
         )
@@ -262,7 +259,6 @@ class Session:
             config,
             messages,
             whole=CONVERSATION if given.input is None else INPUT,
-            turns=turns,
             metadata=given.metadata,
             event_id=event_id,
             size=size,
@@ -270,8 +266,7 @@ class Session:
 
     def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[SourcedMessage]:
         if given.input is None:
-            shortened = isinstance(config.truncation, RetentionRatio)
-            messages = self._conversation.messages(shortened=shortened)
+            messages = self._conversation.messages()
         else:
             check_counts(given.input, INPUT)
             named = [item.id for item in given.input if item.type == "item_reference"]
@@ -429,6 +424,11 @@ def take_unsupported(
             others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]
             taken += [_unsupported(f"{field}.tools[{n}]", "only functions are supported") for n in others]
             given[name] = [tool for n, tool in enumerate(value) if n not in others]
+        elif path == "truncation" and isinstance(value, dict):
+            taken.append(
+                _unsupported(f"{field}.truncation", "must be auto or disabled; a retention ratio is not supported")
+            )
+            del given[name]
         elif inner is not None and isinstance(value, dict):
             taken += take_unsupported(value, field, inner, f"{path}.")
         elif name not in kind.__struct_fields__:

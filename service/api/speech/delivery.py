@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from types import TracebackType
 
 import numpy as np
@@ -17,7 +18,7 @@ from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestStream
 from service.api.speech.request import SpeechJob
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
-from service.api.spoken_text.writing import Line
+from service.api.spoken_text.text_splitting import spoken_length, words_of
 from service.link.messages import Pause, SpeechDelta, SpeechRequest, StepCounts
 from service.media.audio_out import StreamingEncoder
 
@@ -27,6 +28,14 @@ SILENCE = 48_000
 """Samples of a pause in one chunk: a client that does not read holds one."""
 
 
+@dataclass(frozen=True)
+class Line:
+    """A segment, as it is spoken. pause: seconds of silence before it."""
+
+    text: str
+    pause: float = 0.0
+
+
 @dataclass
 class Script:
     """Segments of a text, perhaps still being written. pause: seconds of silence after the last one."""
@@ -34,12 +43,12 @@ class Script:
     lines: list[Line] = field(default_factory=list)
     pause: float = 0.0
 
-    def add(self, part: Line | float) -> None:
+    def add(self, part: str | float) -> None:
         """part: the next segment, or seconds of silence."""
         if isinstance(part, float):
             self.pause += part
         else:
-            self.lines.append(replace(part, pause=self.pause))
+            self.lines.append(Line(part, self.pause))
             self.pause = 0.0
 
     @property
@@ -182,20 +191,20 @@ class AudioFeed:
 class Captions:
     """When each segment is heard, counted in samples, and when its words are, estimated.
 
-    lines: those of the segments; may grow. rate: SpeechJob.heard_rate. granularities: timestamp_granularities. kind:
-    type of the events.
+    lines: those of the segments; may grow. granularities: timestamp_granularities. kind: type of the events.
     """
 
     def __init__(
         self,
+        job: SpeechJob,
         lines: Sequence[Line],
-        rate: float,
         granularities: frozenset[str],
         kind: type[SpeechAudioSegment] = SpeechAudioSegment,
     ) -> None:
         self._kind = kind
+        self._job = job
         self._lines = lines
-        self._rate = rate
+        self._rate = job.heard_rate
         self._granularities = granularities
         self._samples = 0
         self._start: int | None = None
@@ -223,18 +232,19 @@ class Captions:
         return taken
 
     def _caption(self, index: int, start: int) -> SpeechAudioSegment:
-        line = self._lines[index]
+        text = self._lines[index].text
+        if index == 0:
+            text = text.removeprefix(self._job.control_of(text)) or text
         begin, end = (start, self._samples) if self._audible is None else self._audible
-        words = None
-        if "word" in self._granularities:
-            words = tuple(
-                CaptionWord(word.text, self._seconds(begin, end, word.begin), self._seconds(begin, end, word.end))
-                for word in line.words
-            )
-        return self._kind(index, start / self._rate, self._samples / self._rate, line.written, words)
+        words = self._words(text, begin, end) if "word" in self._granularities else None
+        return self._kind(index, start / self._rate, self._samples / self._rate, text, words)
 
-    def _seconds(self, begin: int, end: int, part: float) -> float:
-        return round((begin + (end - begin) * part) / self._rate, 3)
+    def _words(self, text: str, begin: int, end: int) -> tuple[CaptionWord, ...]:
+        """Words share the samples from begin to end by their length."""
+        words = words_of(text)
+        lengths = [*accumulate(map(spoken_length, words), initial=0)]
+        times = [round((begin + (end - begin) * length / lengths[-1]) / self._rate, 3) for length in lengths]
+        return tuple(CaptionWord(word, *span) for word, span in zip(words, pairwise(times), strict=True))
 
 
 class Delivery:

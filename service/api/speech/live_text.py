@@ -16,31 +16,24 @@ from service.api.spoken_text.markup import clean_text, speakable
 from service.api.spoken_text.normaliser import TextNormaliser
 from service.api.spoken_text.passages import PassageReader
 from service.api.spoken_text.text_splitting import Granularity, TextSplitter
-from service.api.spoken_text.writing import Line, Pair, Writing, spoken_of
 from service.link.messages import SpeechAppend, SpeechSegment
 
 
 class ScriptReader:
     """Read a text in chunks. However it is cut into chunks, the segments are the same.
 
-    ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. first: granularity
-    of the first segment, if it differs, so that the first audio is ready sooner.
+    ssml: a text that begins with <speak> is SSML. first: granularity of the first segment, if it differs, so that the
+    first audio is ready sooner.
     """
 
-    def __init__(
-        self, job: SpeechJob, *, ssml: bool = True, written: bool = False, first: Granularity | None = None
-    ) -> None:
+    def __init__(self, job: SpeechJob, *, ssml: bool = True, first: Granularity | None = None) -> None:
         self.speakable = False
         """Whether the last chunk had something to speak, even if its segment is not complete."""
-        self._job = job
         self._passages = PassageReader(ssml=ssml)
         self._lexicon = LexiconFilter(*job.lexicons) if job.lexicons else None
         normaliser = TextNormaliser() if job.normalised else None
         self._filters = [step for step in (self._lexicon, normaliser) if step is not None]
-        self._writing = Writing(1 + len(self._filters)) if written else None
         self._splitter = TextSplitter(job.granularity, max_length=job.segment_length, first=first)
-        self._begun = False
-        """Whether the first segment is complete."""
 
     @property
     def error(self) -> InputError | None:
@@ -52,40 +45,28 @@ class ScriptReader:
         """Whether words were not replaced because the text would have become too long."""
         return self._lexicon is not None and self._lexicon.full
 
-    def feed(self, text: str, *, final: bool = False) -> list[Line | float]:
+    def feed(self, text: str, *, final: bool = False) -> list[str | float]:
         """Return the segments that are complete, and pauses in seconds. final: a segment ends here."""
         self.speakable = False
-        parts: list[Line | float] = []
+        parts: list[str | float] = []
         for piece in self._passages.feed(text, final=final):
             if isinstance(piece, float):
-                parts += [*self._segments((), final=True), piece]
+                parts += [*self._segments("", final=True), piece]
             else:
-                self.speakable = self.speakable or speakable(piece[1])
-                parts += self._segments((piece,), final=False)
-        return [*parts, *self._segments((), final=True)] if final else parts
+                self.speakable = self.speakable or speakable(piece)
+                parts += self._segments(piece, final=False)
+        return [*parts, *self._segments("", final=True)] if final else parts
 
-    def _segments(self, pairs: Sequence[Pair], *, final: bool) -> list[Line]:
-        steps = [pairs]
+    def _segments(self, text: str, *, final: bool) -> list[str]:
         for step in self._filters:
-            steps.append(step.feed(spoken_of(steps[-1]), final=final))
-        cut = self._splitter.feed(spoken_of(steps[-1]), final=final)
-        texts = [cleaned for part in cut if speakable(cleaned := clean_text(part).strip())]
-        if self._writing is None:
-            return [Line(text) for text in texts]
-        for index, rewritten in enumerate(steps):
-            self._writing.add(index, rewritten)
-        lines: list[Line] = []
-        if texts:
-            lines = self._writing.lines(texts, "" if self._begun else self._job.control_of(texts[0]))
-            self._begun = True
-        if final:
-            self._writing.clear()
-        return lines
+            text = step.feed(text, final=final)
+        cut = self._splitter.feed(text, final=final)
+        return [cleaned for part in cut if speakable(cleaned := clean_text(part).strip())]
 
 
-def read_script(job: SpeechJob, text: str, *, written: bool) -> Script:
-    """Read a whole text. written: also find out how the segments were written. InputError names what does not fit."""
-    reader, script = ScriptReader(job, written=written), Script()
+def read_script(job: SpeechJob, text: str) -> Script:
+    """Read a whole text. InputError names what does not fit."""
+    reader, script = ScriptReader(job), Script()
     for part in reader.feed(text, final=True):
         script.add(part)
     if reader.error is not None:
@@ -109,8 +90,7 @@ class LiveText:
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
     counts the texts of a job. live: somebody listens while it is spoken. first: granularity of the first segment, if it
-    differs. ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. Must be
-    closed in any case.
+    differs. ssml: a text that begins with <speak> is SSML. Must be closed in any case.
     """
 
     def __init__(
@@ -123,7 +103,6 @@ class LiveText:
         arrival: float | None = None,
         first: Granularity | None = None,
         ssml: bool = False,
-        written: bool = False,
     ) -> None:
         self.complete = False
         """Whether the text has ended."""
@@ -137,7 +116,7 @@ class LiveText:
         self._job = job
         self._number = number
         self._live = live
-        self._reader = ScriptReader(job, ssml=ssml, written=written, first=first)
+        self._reader = ScriptReader(job, ssml=ssml, first=first)
         self._characters = 0
         self._control = ""
         self._transcript: tuple[int, ...] = ()
@@ -154,7 +133,7 @@ class LiveText:
         small = len(text) <= SMALL_TEXT
         final = last or pause
         parts = self._read(text, final) if small else await self._context.in_thread(lambda: self._read(text, final))
-        if sum(len(part.text) for part in parts if isinstance(part, Line)) <= SMALL_TEXT:
+        if sum(len(part) for part in parts if isinstance(part, str)) <= SMALL_TEXT:
             error = self._tokenize(parts)
         else:
             error = await self._context.in_thread(lambda: self._tokenize(parts))
@@ -167,20 +146,20 @@ class LiveText:
         if (error := self._reader.error or error) is not None:
             raise error
 
-    def _read(self, text: str, final: bool) -> list[Line | float]:
+    def _read(self, text: str, final: bool) -> list[str | float]:
         parts = self._reader.feed(text, final=final)
         if self._reader.speakable:
             self.given = time.monotonic()
         return parts
 
-    def _tokenize(self, parts: Sequence[Line | float]) -> InputError | None:
+    def _tokenize(self, parts: Sequence[str | float]) -> InputError | None:
         """Add these parts to the script. The description in front of the first text is repeated in front of each later
         one. Returns why a segment cannot be spoken."""
         refused = None
         for part in parts:
             try:
-                if isinstance(part, Line):
-                    self._add_segment(part.text)
+                if isinstance(part, str):
+                    self._add_segment(part)
                 self.script.add(part)
             except InputError as error:
                 refused = refused or error

@@ -119,7 +119,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
 
     def read() -> tuple[Script, str, SpeechRequest]:
-        script = read_script(job, body.input, written=bool(captions))
+        script = read_script(job, body.input)
         _check_length(script, max_spoken_chars(context, live=True), whole=not live)
         return script, script.unspoken(job.processor), _engine_request(job, script, live=live)
 
@@ -130,7 +130,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
     seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
-    follower = Captions(script.lines, job.heard_rate, captions) if captions else None
+    follower = Captions(job, script.lines, captions) if captions else None
     return PreparedSpeech(
         job,
         script,

@@ -102,7 +102,7 @@ class SpeechAudioDelta(msgspec.Struct, frozen=True, tag_field="type", tag="speec
 
 
 class CaptionWord(msgspec.Struct, frozen=True):
-    """Times are estimated, from the length of what is said for each word within the sound of the segment."""
+    """Times are estimated, from the length of each word within the sound of the segment."""
 
     word: str
     start: float
@@ -111,7 +111,7 @@ class CaptionWord(msgspec.Struct, frozen=True):
 
 
 class SpeechAudioSegment(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="speech.audio.segment"):
-    """A segment whose audio is complete. start, end: seconds of the audio, exact to the sample. text: as in the input.
+    """A segment whose audio is complete. start, end: seconds of the audio, exact to the sample. text: as it is spoken.
     words: where timestamp_granularities names them."""
 
     index: int

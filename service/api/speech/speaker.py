@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,7 +22,7 @@ from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
 from service.api.tracing import phase
 from service.hub.catalog import HostedModel
-from service.link.messages import EncodeReference, Pause, SpeechRequest, SpeechSegment
+from service.link.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
 from service.system.concurrency import shielded
@@ -269,8 +268,6 @@ TEXT = "Hello there. This is how I sound when I read something to you."
 SEED = 20_260_101
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
-PAUSE_INTERVAL = 0.02
-"""Seconds between two looks whether a voice that nobody waits for must pause for a request."""
 ATTEMPTS = 3
 """Number of seeds that are tried, since the sentence may come out too short or too quiet."""
 VERSION = "1"
@@ -278,17 +275,10 @@ VERSION = "1"
 are made."""
 
 
-async def named_reference(
-    context: ServerContext, model: HostedModel, name: str, description: str, *, wanted: bool = True
-) -> np.ndarray:
+async def named_reference(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
     """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk or of the checkpoint, or made
-    now and kept. Requests at the same time wait for the same result, which is finished even if they leave.
-
-    wanted: a request waits for it; a voice that no request has wanted pauses while there are requests.
-    """
+    now and kept. Requests at the same time wait for the same result, which is finished even if they leave."""
     voice = model.name, name
-    if wanted:
-        context.voices_left.pop(voice, None)
     making = context.named_voices.get(voice)
     if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
         making = asyncio.ensure_future(_named(context, model, name, description))
@@ -313,10 +303,7 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
     if kept is not None:
         return kept
     began = time.monotonic()
-    voice = model.name, name
-    reference, _ = await described_reference(
-        context, model, description, SEED, may_wait=lambda: voice in context.voices_left
-    )
+    reference, _ = await described_reference(context, model, description, SEED)
     context.metrics.observe("built_in_voices_made_total", model=model.name)
     log.info("the built-in voice %s of %s was made in %.1f s", name, model.name, time.monotonic() - began)
     await context.in_thread(lambda: save_named(directory, key, reference))
@@ -326,18 +313,12 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
 
 
 async def described_reference(
-    context: ServerContext,
-    model: HostedModel,
-    description: str,
-    seed: int,
-    *,
-    may_wait: Callable[[], bool] = lambda: False,
+    context: ServerContext, model: HostedModel, description: str, seed: int
 ) -> tuple[np.ndarray, float]:
-    """(patches, seconds) of a described voice. ApiError 500 if no take is good enough. may_wait: whether it pauses
-    while there are requests."""
+    """(patches, seconds) of a described voice. ApiError 500 if no take is good enough."""
     processor = model.speech_processor
     for attempt in range(ATTEMPTS):
-        wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1), may_wait)
+        wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1))
 
         def prepared(wave: np.ndarray = wave) -> np.ndarray:
             resampled = resample(wave, processor.sample_rate, processor.reference_sample_rate)
@@ -356,9 +337,7 @@ def spoken_text(description: str) -> str:
     return f"({description}){TEXT}" if description else TEXT
 
 
-async def _spoken(
-    context: ServerContext, model: HostedModel, description: str, seed: int, may_wait: Callable[[], bool]
-) -> np.ndarray:
+async def _spoken(context: ServerContext, model: HostedModel, description: str, seed: int) -> np.ndarray:
     """Speak a text: float32 [samples] at the model's rate. Nobody listens live, so live listeners go first."""
     processor = model.speech_processor
     ids = processor.tokenize(spoken_text(description))
@@ -373,22 +352,8 @@ async def _spoken(
         live=False,
         arrival=time.monotonic(),
     )
-    pausing = asyncio.ensure_future(_pause_for_requests(context, request.request_id, may_wait))
-    try:
-        async with aclosing(context.engine.submit(request)) as stream:
-            return np.concatenate([delta.audio async for delta in stream])
-    finally:
-        pausing.cancel()
-
-
-async def _pause_for_requests(context: ServerContext, request_id: str, may_wait: Callable[[], bool]) -> None:
-    """Pause the generation while a request is in progress, from one step to the next."""
-    paused = False
-    while paused or may_wait():
-        await asyncio.sleep(PAUSE_INTERVAL)
-        if paused != (may_wait() and not context.admission.idle):
-            paused = not paused
-            context.engine.send(Pause(request_id, paused))
+    async with aclosing(context.engine.submit(request)) as stream:
+        return np.concatenate([delta.audio async for delta in stream])
 
 
 def _solver_steps(context: ServerContext, model: HostedModel) -> int:

@@ -88,7 +88,7 @@ async def make_voices(context: ServerContext) -> None:
     if not models:
         return
     wanted = {(model.name, name): model for name in names(context) for model in models}
-    context.voices_left.update(dict.fromkeys(wanted))
+    context.voices_left = len(wanted)
     try:
         await context.engine.wait_ready()
     except EngineError:
@@ -96,10 +96,10 @@ async def make_voices(context: ServerContext) -> None:
     for (model_name, name), model in wanted.items():
         await _idle(context)
         try:
-            await named_reference(context, model, name, OPENAI_VOICES.get(name, ""), wanted=False)
+            await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
         except (ApiError, EngineError) as error:
             log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model_name, error)
-        context.voices_left.pop((model_name, name), None)
+        context.voices_left -= 1
 
 
 def names(context: ServerContext) -> tuple[str, ...]:

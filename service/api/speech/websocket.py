@@ -85,8 +85,7 @@ class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done")
 
 
 class AudioSegment(SpeechAudioSegment, frozen=True, omit_defaults=True, tag_field="type", tag="audio.segment"):
-    """When a segment is heard, in seconds from the beginning of the utterance's audio. text, words: as they were
-    written."""
+    """When a segment is heard, in seconds from the beginning of the utterance's audio."""
 
 
 class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
@@ -247,9 +246,9 @@ class Utterance:
         self._context = context
         self._socket = socket
         self._job = job
-        self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True, written=bool(captions))
+        self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True)
         self._script = self._text.script
-        followed = Captions(self._script.lines, job.heard_rate, captions, AudioSegment) if captions else None
+        followed = Captions(job, self._script.lines, captions, AudioSegment) if captions else None
         self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=followed)
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""

@@ -12,7 +12,6 @@ import yaml
 from models.interfaces.errors import InputError
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
-from service.api.spoken_text.writing import Pair
 from service.settings.reading import DuplicateKey, load_yaml
 
 MAX_FILE_ENTRIES = 5000
@@ -79,12 +78,11 @@ class LexiconFilter:
         """The character in front of the pending text."""
         self._growth = 0
 
-    def feed(self, text: str, *, final: bool = False) -> list[Pair]:
-        """Return what later chunks cannot change, as written and as spoken. final: the text ends here, and a new one
-        may follow."""
+    def feed(self, text: str, *, final: bool = False) -> str:
+        """Return what later chunks cannot change. final: the text ends here, and a new one may follow."""
         text = self._before + self._pending + text
         folded = fold(text)
-        pairs: list[Pair] = []
+        said = ""
         kept = at = 1
         while at < len(text):
             if folded[at] in self._firsts and not _joined(text[at - 1], text[at]):
@@ -93,13 +91,13 @@ class LexiconFilter:
                 found = self._find(text, folded, at)
                 if found is not None and self._grow(found[0] - at, len(found[1])):
                     end, spoken = found
-                    pairs += [(text[kept:at], text[kept:at]), (text[at:end], spoken)]
+                    said += text[kept:at] + spoken
                     kept = at = end
                     continue
             at += 1
-        pairs.append((text[kept:at], text[kept:at]))
+        said += text[kept:at]
         self._before, self._pending = " " if final else text[at - 1], text[at:]
-        return [pair for pair in pairs if pair[0]]
+        return said
 
     def _find(self, text: str, folded: str, start: int) -> tuple[int, str] | None:
         found = [match for lexicon in self._lexicons if (match := lexicon.find(text, folded, start)) is not None]

@@ -26,7 +26,6 @@ from service.api.spoken_text.english import (
 )
 from service.api.spoken_text.tables import Tables
 from service.api.spoken_text.text_splitting import ABBREVIATIONS
-from service.api.spoken_text.writing import Pair, spoken_of
 
 Language = Literal["english", "chinese", "other", "code"]
 """other: numbers are left to the model, which speaks many languages. code: read digit by digit."""
@@ -139,32 +138,30 @@ class TextNormaliser:
         self._starts = False
         """The current clause is the first of a sentence, and not of the text."""
 
-    def feed(self, text: str, *, final: bool = False) -> list[Pair]:
-        """Return what is decided, as it was and in words: whole clauses, and words at the begin of the next. final: the
-        text ends here, and a new one may follow."""
+    def feed(self, text: str, *, final: bool = False) -> str:
+        """Return what is decided: whole clauses, and words at the begin of the next. final: the text ends here, and a
+        new one may follow."""
         self._pending += text
-        pairs = self._clauses(final=final)
+        said = self._clauses(final=final)
         if final:
-            pairs.append(self._normalise(self._pending))
+            said += self._normalise(self._pending)
             self._pending, self._language, self._starts = "", None, False
         elif (plain := self._plain()) > self._released:
-            words = self._pending[self._released : plain]
-            pairs.append((words, words))
+            said += self._pending[self._released : plain]
             self._released = plain
-        return pairs
+        return said
 
-    def _clauses(self, *, final: bool) -> list[Pair]:
+    def _clauses(self, *, final: bool) -> str:
         """The clauses that are complete; none while their language is not known."""
         self._language = self._language or self._first_language(final=final)
-        pairs: list[Pair] = []
         if self._language is None:
-            return pairs
-        begin = 0
+            return ""
+        said, begin = "", 0
         while (end := self._end(begin)) is not None:
-            pairs.append(self._normalise(self._pending[begin:end]))
+            said += self._normalise(self._pending[begin:end])
             begin = end
         self._pending = self._pending[begin:]
-        return pairs
+        return said
 
     def _first_language(self, *, final: bool) -> Language | None:
         """Of a text that begins with a clause of numbers alone, the language of the first clause that has one. None:
@@ -225,8 +222,8 @@ class TextNormaliser:
         last = complete[begin:].lower()
         return begin if last in BEGINS else len(words)
 
-    def _normalise(self, clause: str) -> Pair:
-        """The rest of a clause, as it was and in words."""
+    def _normalise(self, clause: str) -> str:
+        """The rest of a clause, in words."""
         self._language = language_of(clause, self._language) or "english"
         words = RULES[self._language](clause)
         if self._starts and words != clause and not clause.lstrip()[0].isalpha():
@@ -234,11 +231,10 @@ class TextNormaliser:
             begin = len(words) - len(words.lstrip())
             words = words[:begin] + words[begin : begin + 1].upper() + words[begin + 1 :]
         self._starts = clause.rstrip()[-1:] in SENTENCE if clause.strip() else self._starts
-        rest = clause[self._released :], words[self._released :]
-        self._released = 0
+        rest, self._released = words[self._released :], 0
         return rest
 
 
 def normalise(text: str) -> str:
     """A whole text, in words. Line breaks and whatever no rule knows stay."""
-    return spoken_of(TextNormaliser().feed(text, final=True))
+    return TextNormaliser().feed(text, final=True)

@@ -1,8 +1,8 @@
 """The `input` of a speech request, in pieces -> texts and pauses, from SSML or from marks like [pause:1.5s].
 
-SSML: a small part of SSML 1.1 (W3C): speak, p, s, break, sub and say-as, read by a tokenizer of its own: no DTD, no
-entities but the five of XML, no processing instructions, at most four elements inside each other. Unsupported elements
-are refused by name, not ignored.
+SSML: a small part of SSML 1.1 (W3C): speak, p, s, break and sub, read by a tokenizer of its own: no DTD, no entities
+but the five of XML, no processing instructions, at most four elements inside each other. Unsupported elements are
+refused by name, not ignored.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.interfaces.errors import InputError
-from service.api.spoken_text.chinese import HAN_DIGITS
-from service.api.spoken_text.english import ONES, TABLES
-from service.api.spoken_text.lexicon import MAX_GROWTH
 from service.api.spoken_text.markup import MarkupStripper
-from service.api.spoken_text.normaliser import Language, language_of
-from service.api.spoken_text.writing import Pair
 
 MAX_PAUSE = 10.0
 """Seconds of one pause at most."""
@@ -46,11 +41,10 @@ class PassageReader:
         self._pending = ""
         """Text that may be the begin of a pause."""
         self._pauses = 0.0
-        self._growth = 0
-        self._read: list[Pair | float] = []
+        self._read: list[str | float] = []
 
-    def feed(self, text: str, *, final: bool = False) -> list[Pair | float]:
-        """Return what later pieces cannot change: texts, as written and as spoken, and seconds of silence."""
+    def feed(self, text: str, *, final: bool = False) -> list[str | float]:
+        """Return what later pieces cannot change: texts, and seconds of silence."""
         self.error = None
         if self._may_be_ssml:
             text = self._begin = self._begin + text
@@ -78,7 +72,7 @@ class PassageReader:
         for index, part in enumerate(PAUSE.split(text)):
             try:
                 if index % 2 == 0:
-                    self._say(part, part)
+                    self._say(part)
                 elif (seconds := seconds_of(part)) is None:
                     raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
                 else:
@@ -86,12 +80,9 @@ class PassageReader:
             except InputError as error:
                 self.error = self.error or error
 
-    def _say(self, written: str, spoken: str) -> None:
-        self._growth += len(spoken) - len(written)
-        if self._growth > MAX_GROWTH:
-            raise InputError("input", f"its elements make it more than {MAX_GROWTH} characters longer")
-        if written or spoken:
-            self._read.append((written, spoken))
+    def _say(self, text: str) -> None:
+        if text:
+            self._read.append(text)
 
     def _pause(self, seconds: float) -> None:
         if seconds > MAX_PAUSE:
@@ -115,8 +106,6 @@ ATTRIBUTE = re.compile(rf"({NAME})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.ASCII)
 OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)?\Z")
 """How a chunk of text may end inside a tag."""
 OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
-MAX_HEARD = 400
-"""Number of characters before something that is spelled, and behind it, that decide its language."""
 MAX_BEGIN = 1000
 """Number of characters before <speak> at most."""
 MAX_OPEN = 4096
@@ -126,7 +115,7 @@ ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
 TEXT = re.compile(r"[^<]+")
 SPACES = re.compile(r"\s+")
 
-IN_TEXT = frozenset({"break", "sub", "say-as"})
+IN_TEXT = frozenset({"break", "sub"})
 CHILDREN = {
     "": frozenset({"speak"}),
     "speak": IN_TEXT | {"p", "s"},
@@ -134,20 +123,17 @@ CHILDREN = {
     "s": IN_TEXT,
     "break": frozenset[str](),
     "sub": frozenset[str](),
-    "say-as": frozenset[str](),
 }
 ATTRIBUTES = {
     "p": frozenset({"xml:lang"}),
     "s": frozenset({"xml:lang"}),
     "break": frozenset({"time", "strength"}),
     "sub": frozenset({"alias"}),
-    "say-as": frozenset({"interpret-as"}),
 }
 """Attributes of each element. Those of speak (version, namespaces, language) are not read."""
 STRENGTHS = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1.0, "x-strong": 1.25}
 """Seconds of the strengths of a break, which SSML leaves to the processor."""
 ENTITIES = {"lt;": "<", "gt;": ">", "amp;": "&", "quot;": '"', "apos;": "'"}
-ENGLISH_SIGNS = TABLES.table("SPELLED")
 
 
 def is_ssml(text: str) -> bool:
@@ -168,23 +154,20 @@ def may_be_ssml(text: str) -> bool:
 
 @dataclass
 class _Element:
-    """spoken: the replacement of its text. text: the replaced text so far."""
+    """alias: what is said in place of its text."""
 
     name: str
-    spoken: str = ""
-    text: str = ""
+    alias: str = ""
 
 
 class SsmlReader:
-    """Read SSML in pieces. say: receives texts as written and as spoken. pause: receives seconds of silence."""
+    """Read SSML in pieces. say: receives texts. pause: receives seconds of silence."""
 
-    def __init__(self, say: Callable[[str, str], None], pause: Callable[[float], None]) -> None:
+    def __init__(self, say: Callable[[str], None], pause: Callable[[float], None]) -> None:
         self._text = ""
         """Text that has not been read yet."""
         self._read = 0
-        self._heard = ""
-        """The last characters of the text so far."""
-        self._say_as = say
+        self._say = say
         self._pause = pause
         self._open: list[_Element] = [_Element("")]
         self._begun = self._complete = False
@@ -218,7 +201,7 @@ class SsmlReader:
         if match := TEXT.match(self._text, place):
             entity = None if final else OPEN_ENTITY.search(match[0])
             text = match[0] if entity is None or match.end() < len(self._text) else match[0][: entity.start()]
-            self._say(SPACES.sub(" ", _unescape(text)))
+            self._characters(SPACES.sub(" ", _unescape(text)))
             return place + len(text)
         if match := COMMENT.match(self._text, place):
             return match.end()
@@ -231,19 +214,16 @@ class SsmlReader:
         if not closing:
             self._begin(name, attributes)
         if closing or empty:
-            self._end(name, closing and (attributes or empty), match.end())
+            self._end(name, closing and (attributes or empty))
         return match.end()
 
-    def _say(self, text: str) -> None:
-        element = self._open[-1]
-        if element.name in ("sub", "say-as"):
-            element.text += text
-        elif element.name in ("", "break"):
+    def _characters(self, text: str) -> None:
+        name = self._open[-1].name
+        if name in ("", "break"):
             if text.strip():
-                raise _error("there is text outside of <speak>" if element.name == "" else "<break> holds no text")
-        else:
-            self._say_as(text, text)
-            self._heard = (self._heard + text)[-MAX_HEARD:]
+                raise _error("there is text outside of <speak>" if name == "" else "<break> holds no text")
+        elif name != "sub":
+            self._say(text)
 
     def _begin(self, name: str, source: str) -> None:
         parent = self._open[-1].name
@@ -257,12 +237,11 @@ class SsmlReader:
             case "break":
                 self._pause(_pause(attributes))
             case "sub":
-                element.spoken = _required(attributes, name, "alias")
-            case "say-as":
-                if _required(attributes, name, "interpret-as") != "characters":
-                    raise _error("interpret-as of <say-as>: only characters is supported")
+                element.alias = attributes.get("alias", "")
+                if not element.alias.strip():
+                    raise _error("<sub> needs the attribute alias")
             case "p" | "s":
-                self._say_as("\n\n", "\n\n")
+                self._say("\n\n")
         self._open.append(element)
 
     def _attributes(self, name: str, source: str) -> dict[str, str]:
@@ -275,40 +254,18 @@ class SsmlReader:
             attributes[key] = _unescape(double or single)
         return attributes
 
-    def _end(self, name: str, malformed: str, end: int) -> None:
+    def _end(self, name: str, malformed: str) -> None:
         element = self._open[-1]
         if malformed or element.name != name:
             raise _error(f"</{name}> does not close " + (f"<{element.name}>" if element.name else "anything"))
         self._open.pop()
         match name:
             case "sub":
-                self._say_as(element.text, element.spoken)
-            case "say-as":
-                self._say_as(element.text, spelled(element.text, self._language(end)))
+                self._say(element.alias)
             case "p" | "s":
-                self._say_as("\n\n", "\n\n")
+                self._say("\n\n")
             case "speak":
                 self._complete = True
-
-    def _language(self, end: int) -> Language:
-        """The language of the text before the element that ends at `end`, or else of what has arrived behind it."""
-        after = TAG.sub(" ", self._text[end : end + MAX_HEARD])
-        return language_of(self._heard, None) or language_of(after, None) or "english"
-
-
-def spelled(text: str, language: Language) -> str:
-    """Character by character: "W3C" -> "W three C". Signs and digits of other languages are left to the model."""
-    if language == "chinese":
-        words = [HAN_DIGITS[int(sign)] if _is_digit(sign) else sign.upper() for sign in text]
-    elif language == "english":
-        words = [ONES[int(sign)] if _is_digit(sign) else ENGLISH_SIGNS.get(sign, sign.upper()) for sign in text]
-    else:
-        words = [sign.upper() for sign in text]
-    return " ".join(word for word in words if not word.isspace())
-
-
-def _is_digit(sign: str) -> bool:
-    return sign.isascii() and sign.isdigit()
 
 
 def seconds_of(duration: str) -> float | None:
@@ -328,12 +285,6 @@ def _pause(attributes: dict[str, str]) -> float:
     if seconds is None:
         raise _error("time of <break>: must be written as 1.5s or 300ms")
     return seconds
-
-
-def _required(attributes: dict[str, str], name: str, key: str) -> str:
-    if not attributes.get(key, "").strip():
-        raise _error(f"<{name}> needs the attribute {key}")
-    return attributes[key]
 
 
 def _unescape(text: str) -> str:

@@ -68,6 +68,29 @@ def spoken_length(text: str) -> int:
     return len(text) if text.isascii() else len(text) + (WIDE_LENGTH - 1) * len(WIDE.findall(text))
 
 
+def words_of(text: str) -> list[str]:
+    """Words, separated by spaces. Han and kana have none: each character is a word, with the signs behind it."""
+    return [part for piece in text.split() for part in _parts(piece)]
+
+
+def _parts(piece: str) -> list[str]:
+    parts: list[str] = []
+    last = ""
+    """The last letter or digit of the current part; empty while it has none."""
+    for sign in piece:
+        begins = sign.isalnum() and last and (_alone(sign) or _alone(last) or parts[-1][-1] in WIDE_STOPS | WIDE_PAUSES)
+        if not parts or begins:
+            parts.append(sign)
+        else:
+            parts[-1] += sign
+        last = sign if sign.isalnum() else last
+    return parts
+
+
+def _alone(sign: str) -> bool:
+    return is_wide(sign) and not "\uac00" <= sign <= "\ud7af"  # hangul has spaces
+
+
 class TextSplitter:
     """Split a text that arrives in chunks.
 

@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 
 from service.api.structured.schema_form import Path, children, without
-from service.confined.channel import Struct, WorkerChannel
-from service.confined.privileges import allow_cpu, confine
+from service.confined.channel import Struct, WorkerChannel, allow_cpu, confine
 from service.link.messages import PARSER_LIMITS
 
 CHECK_LIMITS: dict[str, Any] = {

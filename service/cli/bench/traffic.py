@@ -286,22 +286,8 @@ def _failure(error: Exception) -> Exception:
 
 
 PATCH_SECONDS = 0.16
-_SPOKEN = (
-    "river",
-    "stone",
-    "light",
-    "copper",
-    "window",
-    "quiet",
-    "garden",
-    "seven",
-    "orange",
-    "falcon",
-    "winter",
-    "paper",
-    "signal",
-    "morning",
-    "coast",
+_SPOKEN = tuple(
+    "river stone light copper window quiet garden seven orange falcon winter paper signal morning coast".split()  # noqa: SIM905
 )
 SYSTEM_SEED = 20_000
 """Seed of the shared system prompt, the same in every load and every client process."""

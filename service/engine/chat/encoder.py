@@ -19,7 +19,7 @@ from models.protocol import VisionEncoder
 from service.engine.chat.sequence import ChatSequence
 from service.engine.core.faults import LaunchError, repeatable_launch, with_second_try
 from service.engine.core.readback import mark
-from service.engine.core.step_counts import RequestStats
+from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory.memory import peak_bytes
 from service.graphs.buckets import captured_first, cost_of, key_of

@@ -111,7 +111,7 @@ class PrefillRoutes:
     def launched(self, choice: PrefillChoice) -> None:
         """Records that a batch was launched by this choice; one that runs out of memory may get another choice."""
         if choice.missed is not None:
-            self._cached.miss(choice.missed)
+            self._cached.record_miss(choice.missed)
 
     def replay_instead(self, choice: PrefillChoice) -> PrefillChoice:
         """Called when a batch that passed over a captured prefill ran out of memory. A replay works in memory that its

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.interfaces.media import MediaItem, Prompt
 from service.engine.chat.guide import Guide
-from service.engine.core.step_counts import RequestStats
+from service.engine.core.request_stats import RequestStats
 from service.link.messages import ChatDelta, ChatRequest, TokenInfo
 from service.link.sampling import SamplingParams
 

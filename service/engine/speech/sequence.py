@@ -10,7 +10,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
-from service.engine.core.step_counts import RequestStats
+from service.engine.core.request_stats import RequestStats
 from service.engine.speech.references import voice_pages
 from service.engine.speech.stream import Phase, Playback, Stream
 from service.link.messages import SpeechRequest, SpeechSegment

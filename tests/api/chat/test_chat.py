@@ -271,9 +271,7 @@ HELD = PAGES * PAGE_SIZE
 
 
 @pytest.mark.parametrize(("pages", "longest"), [(PAGES, HELD), (fake_engine.PAGES, FakeProcessor.context_length)])
-def test_the_longest_sequence_is_what_context_and_cache_hold(
-    monkeypatch: pytest.MonkeyPatch, pages: int, longest: int
-) -> None:
+def test_the_longest_sequence_fits_context_and_cache(monkeypatch: pytest.MonkeyPatch, pages: int, longest: int) -> None:
     monkeypatch.setattr(fake_engine, "PAGES", pages)
     with running_server(num_engines=2) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -410,9 +408,7 @@ def paced() -> Iterator[tuple[RunningServer, PacedChannel]]:
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_tokens_that_wait_for_the_loop_share_an_event(
-    paced: tuple[RunningServer, PacedChannel], logprobs: bool
-) -> None:
+def test_waiting_tokens_share_an_event(paced: tuple[RunningServer, PacedChannel], logprobs: bool) -> None:
     server, channel = paced
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     fields = {"logprobs": True, "top_logprobs": 1} if logprobs else {}

@@ -139,9 +139,7 @@ places = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @given(split_texts, st.lists(st.tuples(st.sampled_from(["add", "get-x_1"]), arguments), max_size=3), places)
-def test_any_split_gives_text_and_calls_of_the_whole(
-    text: str, made: list[tuple[str, dict[str, object]]], where: list[int]
-) -> None:
+def test_any_split_gives_the_same(text: str, made: list[tuple[str, dict[str, object]]], where: list[int]) -> None:
     answer = text + "\n".join(call_text(name, **{"": 0} | values) for name, values in made)
     said, deltas = parse(cut(answer, where))
     assert said == (text.rstrip() if made else text)

@@ -63,9 +63,7 @@ places = st.lists(st.integers(0, 10_000), max_size=12).map(tuple)
 
 
 @given(texts, NO_JSON, st.integers(1), texts, places)
-def test_any_split_gives_the_values_of_the_whole(
-    text: str, note: str, count: int, said: str, where: tuple[int, ...]
-) -> None:
+def test_any_split_gives_the_same_values(text: str, note: str, count: int, said: str, where: tuple[int, ...]) -> None:
     points = [{"x": 1.5}, {"x": -2}]
     written = call("look", text=text, count=str(count), unit="km", note=note, list=json.dumps(points))
     answer = f"{said}{written}\n{call('now')}"

@@ -206,13 +206,7 @@ def answered(rule: HostRule, host: str | None) -> bool:
 
 LOOPBACK = ("localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:8000", "127.9.8.7", "[::1]:8000", "[::1]")
 FOREIGN = (
-    "evil.example",
-    "evil.example:8000",
-    "localhost.evil.example",
-    "127.0.0.1.evil.example",
-    "",
-    "[evil]:1",
-    "a:b:c",
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[evil]:1", "a:b:c"),
 )
 ADDRESSES = ("192.168.1.5:8000", "[fe80::1]:8000", "8.8.8.8")
 

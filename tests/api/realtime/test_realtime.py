@@ -385,10 +385,6 @@ def output(**fields: Any) -> Event:
     return update(audio={"output": fields})
 
 
-def retention(**fields: Any) -> Event:
-    return update(truncation={"type": "retention_ratio", **fields})
-
-
 def function_call(**fields: Any) -> Event:
     return create(type="function_call", **CALL | fields)
 
@@ -412,12 +408,6 @@ REFUSED: list[tuple[Event, str | None]] = [
     (update(tools=[F], tool_choice=F | {"name": "g"}), "session.tool_choice.name"),
     (update(tool_choice=F), "session.tool_choice"),
     (update(truncation="never"), "session.truncation"),
-    (retention(retention_ratio=1.5), "session.truncation.retention_ratio"),
-    (retention(), "session.truncation.retention_ratio"),
-    (
-        retention(retention_ratio=0.5, token_limits={"post_instructions": 0}),
-        "session.truncation.token_limits.post_instructions",
-    ),
     (output(voice="nobody"), "session.audio.output.voice"),
     (output(voice={"id": "voice_0"}), "session.audio.output.voice"),
     (output(model="tiny"), "session.audio.output.model"),

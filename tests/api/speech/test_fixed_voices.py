@@ -23,7 +23,7 @@ from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.api.speech.voices import make_voices
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
-from service.link.messages import Pause, SpeechRequest
+from service.link.messages import SpeechRequest
 from service.settings.settings import load_settings
 from service.voices import FOLDER
 from tests.support.fake_talker import FakeTalker, talking_catalog
@@ -186,7 +186,7 @@ def making(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
     """(model, name, description) of the voices that are asked for at start."""
     made: list[tuple[str, str, str]] = []
 
-    async def named_reference(context: Any, model: Any, name: str, description: str, *, wanted: bool) -> np.ndarray:
+    async def named_reference(context: Any, model: Any, name: str, description: str) -> np.ndarray:
         made.append((model.name, name, description))
         return np.zeros((1, 1, 1), np.float32)
 
@@ -229,10 +229,10 @@ def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
 ) -> None:
     made = voices_at_start.named_reference
 
-    async def fails_at_first(context: Any, model: Any, name: str, description: str, *, wanted: bool) -> np.ndarray:
+    async def fails_at_first(context: Any, model: Any, name: str, description: str) -> np.ndarray:
         if name == DEFAULT_VOICE:
             raise error
-        return await made(context, model, name, description, wanted=wanted)
+        return await made(context, model, name, description)
 
     monkeypatch.setattr(voices_at_start, "named_reference", fails_at_first)
     with talking(fixed_voices="at_start"):
@@ -250,35 +250,20 @@ def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
         assert counted(heard.server) == 0 and not (tmp_path / FOLDER).exists()
 
 
-def test_a_voice_that_is_being_made_pauses_for_requests_unless_they_want_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_voices_wait_until_there_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hearing(tmp_path) as heard:
         server = heard.server
         monkeypatch.setattr(voices_at_start, "names", lambda context: (DEFAULT_VOICE, "alloy"))
-        engine, paused, send = server.context.engine, list[bool](), server.context.engine.send
-
-        def sent(command: Any, *others: Any) -> None:
-            if isinstance(command, Pause):
-                paused.append(command.paused)
-            send(command, *others)
-
-        monkeypatch.setattr(engine, "send", sent)
-        asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop)
 
         def left() -> int:
             return int(httpx.get(f"{server.url}/ready").json()["background"]["voices_left"])
 
         ticket = server.context.admission.ticket("chat")
-        wait(lambda: ("voxcpm2", DEFAULT_VOICE) in server.context.named_voices, GENEROUS, "the making began")
         ticket.grow(1)
-        wait(lambda: paused == [True], GENEROUS, "it pauses")
-        assert left() == 2 and counted(server) == 0
-        ticket.release()
-        wait(lambda: paused[:2] == [True, False], GENEROUS, "it goes on")
-        wait(lambda: counted(server) == 1, GENEROUS, "it is made")
-        ticket.grow(1)
+        asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop)
+        wait(lambda: left() == 2, GENEROUS, "they are to be made")
         heard.speak("alloy")
-        assert counted(server) == 2
+        assert counted(server) == 1 and left() == 2
         ticket.release()
         wait(lambda: left() == 0, GENEROUS, "nothing is left")
+        assert counted(server) == 2

@@ -18,14 +18,12 @@ from websockets.asyncio.client import connect
 
 from service.api.speech import live_text
 from service.api.spoken_text.normaliser import TextNormaliser
-from service.api.spoken_text.writing import Pair
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
 TEXT = "[pause:250ms]In 1999. [pause:1.5s](It) cost **$5**.\n\nSee nginx!  [pause:0.1s]"
-WRITTEN = ["In 1999.", "(It) cost $5.", "See nginx!"]
 SPOKEN = ["In nineteen ninety-nine.", "(It) cost five dollars.", "See engine x!"]
 PAUSES = [0.25, 1.5, 0.0]
 BEHIND = 0.1
@@ -105,9 +103,9 @@ async def test_captions_say_when_each_segment_is_heard(server: RunningServer, si
     assert [segment["start"] for segment in segments] == pytest.approx(starts, abs=1 / RATE)
     assert [segment["end"] for segment in segments] == pytest.approx([start + half for start in starts], abs=1 / RATE)
     assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [*SPOKEN, ""]
-    assert [segment["text"] for segment in segments] == WRITTEN
+    assert [segment["text"] for segment in segments] == SPOKEN
     words = [[word["word"] for word in segment["words"]] for segment in segments]
-    assert words == [written.split() for written in WRITTEN]
+    assert words == [spoken.split() for spoken in SPOKEN]
     kinds = [message["type"] for message in received if isinstance(message, dict)]
     assert kinds[:3] == ["audio.start", "audio.done", "audio.segment"]
 
@@ -119,7 +117,7 @@ async def test_a_long_message_is_not_read_in_the_event_loop(
     threads: dict[int, set[str]] = {}
     feed = TextNormaliser.feed
 
-    def noted(self: TextNormaliser, text: str, *, final: bool = False) -> list[Pair]:
+    def noted(self: TextNormaliser, text: str, *, final: bool = False) -> str:
         threads.setdefault(len(text), set()).add(threading.current_thread().name)
         return feed(self, text, final=final)
 

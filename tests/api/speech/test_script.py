@@ -1,4 +1,4 @@
-"""Segments of an input, whole or in chunks, and how they were written."""
+"""Segments of an input, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
@@ -16,7 +16,7 @@ from service.api.speech.request import SpeechJob
 from service.api.speech.speaker import Speaker
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.normaliser import normalise
-from service.api.spoken_text.writing import Line, common_words
+from service.api.spoken_text.text_splitting import words_of
 from tests.support.splitting import split_text
 
 
@@ -28,22 +28,21 @@ def job(**changes: Any) -> SpeechJob:
 
 
 def script(text: str, **changes: Any) -> Script:
-    return read_script(job(**changes), text, written=True)
+    return read_script(job(**changes), text)
 
 
-def lines(text: str, **changes: Any) -> list[tuple[str, str]]:
-    """(spoken, written) of each segment."""
-    return [(line.text, line.written) for line in script(text, **changes).lines]
+def lines(text: str, **changes: Any) -> list[str]:
+    return [line.text for line in script(text, **changes).lines]
 
 
-def test_segments_as_written_and_as_spoken() -> None:
+def test_segments_are_without_markup_and_with_numbers_in_words() -> None:
     text = "# In 1999\n\nit cost **$3.50**. Dr. Lee 😀 paid   5% more!"
     assert lines(text, granularity="sentence") == [
-        ("In nineteen ninety-nine", "In 1999"),
-        ("it cost three dollars and fifty cents.", "it cost $3.50."),
-        ("Doctor Lee paid five percent more!", "Dr. Lee paid 5% more!"),
+        "In nineteen ninety-nine",
+        "it cost three dollars and fifty cents.",
+        "Doctor Lee paid five percent more!",
     ]
-    assert [spoken for spoken, _ in lines(text, granularity="sentence", normalised=False)] == [
+    assert lines(text, granularity="sentence", normalised=False) == [
         "In 1999",
         "it cost $3.50.",
         "Dr. Lee paid 5% more!",
@@ -52,15 +51,15 @@ def test_segments_as_written_and_as_spoken() -> None:
 
 def test_lexicon_then_numbers() -> None:
     entries = {"PG": "p g 13", "nginx": "engine x"}
-    assert lines("PG nginx 2.", lexicons=(Lexicon(entries),)) == [("p g thirteen engine x two.", "PG nginx 2.")]
-    assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == [("p g 13", "PG")]
+    assert lines("PG nginx 2.", lexicons=(Lexicon(entries),)) == ["p g thirteen engine x two."]
+    assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == ["p g 13"]
 
 
-def test_ssml_is_written_without_its_tags() -> None:
+def test_ssml_is_spoken_without_its_tags() -> None:
     text = "<speak>The <sub alias='World Health Organization'>WHO</sub> says:<break time='1s'/>wash &amp; dry.</speak>"
-    assert [(line.text, line.written, line.pause) for line in script(text).lines] == [
-        ("The World Health Organization says:", "The WHO says:", 0.0),
-        ("wash and dry.", "wash & dry.", 1.0),
+    assert [(line.text, line.pause) for line in script(text).lines] == [
+        ("The World Health Organization says:", 0.0),
+        ("wash and dry.", 1.0),
     ]
 
 
@@ -72,75 +71,6 @@ def test_pauses_lie_between_what_is_spoken() -> None:
     assert told.pause == 3.0 and told.pauses == 7.5
     with pytest.raises(InputError, match="nothing to speak"):
         script("[pause:1s] ... [pause:1s]")
-
-
-def test_a_description_is_not_written() -> None:
-    assert lines("(A whisper)Come closer. Now.", granularity="sentence") == [
-        ("(A whisper)Come closer.", "Come closer."),
-        ("Now.", "Now."),
-    ]
-
-
-def test_a_cut_in_the_middle_of_words_for_a_number() -> None:
-    """The number belongs to the segment in which it begins; one that has nothing else says what is spoken."""
-    told = lines("It is 123456789123 km.", segment_length=24)
-    assert told[0] == ("It is one hundred", "It is 123456789123 km.")
-    assert len(told) > 3 and all(spoken == written for spoken, written in told[1:])
-
-
-def test_words_share_the_time_by_what_is_said() -> None:
-    (line,) = script("It cost 99 dollars.").lines
-    assert line.text == "It cost ninety-nine dollars."
-    assert [word.text for word in line.words] == ["It", "cost", "99", "dollars."]
-    total = len("Itcostninety-ninedollars.")
-    ends = [2 / total, 6 / total, 17 / total, 1.0]
-    assert [word.end for word in line.words] == pytest.approx(ends)
-    assert [word.begin for word in line.words] == pytest.approx([0.0, *ends[:-1]])
-
-
-def test_chinese_words_are_characters_with_their_signs() -> None:
-    (line,) = script("“你好”，Bob！5个。").lines
-    assert [word.text for word in line.words] == ['"你', '好"，', "Bob！", "5", "个。"]
-    (korean,) = script("안녕 세계").lines
-    assert [word.text for word in korean.words] == ["안녕", "세계"]
-
-
-PIECES = st.sampled_from(
-    [
-        *("In 1999", " it", " is", " 5%", ".", "! ", ", ", "$3.50", " Dr. ", "\n", "\n\n", "我有2个", "，", "x", "-"),
-        *("nginx", " IT ", "[pause:1s]", "(a)", "\x01", "é", "😀", "123456789 ", "1/2 ", "…"),
-    ]
-)
-
-
-@example("\x01$3.50", "none", 4000)
-@given(
-    st.lists(PIECES, max_size=20).map("".join),
-    st.sampled_from(["none", "sentence", "clause"]),
-    st.sampled_from([20, 4000]),
-)
-def test_nothing_that_was_written_is_lost(text: str, granularity: str, length: int) -> None:
-    lexicon = Lexicon({"nginx": "engine x. Yes", "it": "i t"})
-    changes: dict[str, Any] = {"granularity": granularity, "segment_length": length, "lexicons": (lexicon,)}
-    try:
-        told = script(text, **changes).lines
-    except InputError:
-        assert not any(map(str.isalnum, text.replace("[pause:1s]", "")))
-        return
-    bare = read_script(job(**changes), text, written=False).lines
-    assert [(line.text, line.pause) for line in told] == [(line.text, line.pause) for line in bare]
-    check_words(told)
-    # A cut within a word that was rewritten leaves the word to one side, so only uncut passages are compared.
-    if granularity == "none" and length == 4000 and "(a)" not in text:
-        written = [sign for line in told for sign in line.written if sign.isalnum()]
-        assert written == [sign for sign in text.replace("[pause:1s]", "") if sign.isalnum()]
-
-
-def check_words(told: list[Line]) -> None:
-    for line in told:
-        assert "".join(word.text for word in line.words) == line.written.replace(" ", "")
-        times = [time for word in line.words for time in (word.begin, word.end)]
-        assert times[0] == 0 and times[-1] == pytest.approx(1) and times == sorted(times)
 
 
 def test_without_pauses_segments_are_those_of_the_splitter() -> None:
@@ -166,8 +96,7 @@ CUT = [
     " \n<?xml version='1.0'?>\n<speak>Ready?<break time='500ms'/>Go to <sub alias=\"gate > seven\">G7</sub>.</speak>",
     "<speak>A &amp; B &#8364;5<!-- a > b --> <p><s>One.</s><s>Two.</s></p></speak>\n",
     "<speak>The <sub alias='World Health Organization'>WHO</sub> says: 5 kg.<break time='1s'/>wash &amp; dry.</speak>",
-    "<speak>The <say-as interpret-as='characters'>W3C</say-as> is here.<break/></speak>",
-    "<speak>这是<say-as interpret-as='characters'>W3C</say-as>。<break strength='weak'/></speak>",
+    "<speak>这是<sub alias='万维网'>W3C</sub>。<break strength='weak'/></speak>",
     "<speaker>no SSML</speaker>",
     "<?xml but no speak",
 ]
@@ -175,29 +104,19 @@ MIXED = st.lists(st.sampled_from([*CUT[:11], "It costs $5,", "nginx.", "PG", "Dr
 
 
 def in_chunks(text: str, cuts: list[int], **changes: Any) -> Script:
-    reader, told = ScriptReader(job(**changes), written=True), Script()
+    reader, told = ScriptReader(job(**changes)), Script()
     for begin, end in pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]):
         for part in reader.feed(text[begin:end]):
             told.add(part)
     for part in reader.feed("", final=True):
         told.add(part)
-    assert reader.error is None and reader._writing is not None
-    assert reader._writing.empty, "nothing is kept of what was spoken"
+    assert reader.error is None
     return told
-
-
-def shown(told: Script) -> Any:
-    return [
-        (line.text, line.written, [word.text for word in line.words], line.pause) for line in told.lines
-    ], told.pause
 
 
 def cuts_do_not_matter(text: str, cuts: list[int], granularity: str) -> None:
     changes: dict[str, Any] = {"granularity": granularity, "lexicons": (LEXICON,), "segment_length": 60}
-    whole, cut = script(text, **changes), in_chunks(text, cuts, **changes)
-    assert shown(cut) == shown(whole)
-    for one, other in zip(cut.lines, whole.lines, strict=True):
-        assert [word.end for word in one.words] == pytest.approx([word.end for word in other.words], abs=0.2)
+    assert in_chunks(text, cuts, **changes) == script(text, **changes)
 
 
 @pytest.mark.parametrize("granularity", ["clause", "sentence", "none"])
@@ -222,8 +141,8 @@ def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int],
 )
 def test_a_clause_is_released_with_the_first_word_behind_it(text: str, after: list[str]) -> None:
     """What a listener waits for."""
-    reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)), written=True)
-    released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, Line) for part in reader.feed(sign))]
+    reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)))
+    released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, str) for part in reader.feed(sign))]
     assert released == [text.index(end) + len(end) for end in after]
 
 
@@ -243,15 +162,5 @@ def test_a_chunk_tells_whether_it_has_something_to_speak(chunks: list[str], spea
         assert reader.speakable == expected, chunk
 
 
-TOKENS = st.lists(st.sampled_from(["a", "b", "1", " ", "\n", "one"]), max_size=12).map("".join)
-
-
-@given(TOKENS, TOKENS)
-def test_common_words_cover_both_texts(source: str, text: str) -> None:
-    pairs = common_words(source, text)
-    assert "".join(a for a, _ in pairs) == source and "".join(b for _, b in pairs) == text
-
-
-def test_long_texts_are_aligned_at_both_ends() -> None:
-    middle = "x 1 " * 100
-    assert common_words(f"a b {middle}c", f"a b {middle.replace('1', 'one')}c")[0] == ("a b x ", "a b x ")
+def test_chinese_words_are_characters_with_their_signs() -> None:
+    assert words_of('"你好"，Bob！5个。 안녕 세계') == ['"你', '好"，', "Bob！", "5", "个。", "안녕", "세계"]

@@ -94,9 +94,7 @@ def reference(http: httpx.Client) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_streamed_bytes_decode_to_the_audio_of_the_whole_file(
-    http: httpx.Client, reference: np.ndarray, name: str
-) -> None:
+def test_streamed_bytes_decode_to_the_whole_file(http: httpx.Client, reference: np.ndarray, name: str) -> None:
     streamed = speak(http, response_format=name)
     whole = speak(http, response_format=name, stream=False)
     assert streamed.status_code == whole.status_code == 200

@@ -204,9 +204,7 @@ def test_a_voice_that_is_deleted_while_a_request_reads_it_is_not_found(
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found"), answer.text
 
 
-def test_what_is_deleted_while_it_is_read_is_not_kept_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_voice_deleted_while_it_is_read_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = VoiceStore(tmp_path, 3), VoiceStore(tmp_path, 3)
     voice, second = (store.add(name=n, **ENCODED, latents=patches(1)) for n in "ab")
     load = voices.load_file
@@ -225,9 +223,7 @@ def test_what_is_deleted_while_it_is_read_is_not_kept_in_memory(
     assert store.find(second.id) is None and store.cached(second) is None
 
 
-def test_a_voice_that_cannot_be_deleted_stays(
-    http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undeletable_voice_stays(http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     voice = upload(http, name="Firm").json()
 
     def refuse(path: Path) -> None:
@@ -241,9 +237,7 @@ def test_a_voice_that_cannot_be_deleted_stays(
     assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
 
 
-def test_texts_of_a_form_are_utf8_whatever_charset_it_names(
-    http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_are_utf8_alone(http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python keeps each name that it looks up."""
     looked: list[str] = []
     lookup = codecs.lookup
@@ -287,9 +281,7 @@ def test_a_form_that_is_cut_or_not_utf8_is_refused(http: httpx.Client, directory
     assert not list(directory.iterdir())
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
-    http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
         path.write_bytes(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -353,9 +345,7 @@ def test_servers_share_a_directory(tmp_path: Path) -> None:
         ours.delete(voice.id)
 
 
-def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_uploads_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stands between its look at the names and its rename until the second waits for it, or is done."""
     stores = [VoiceStore(tmp_path / "voices", 5) for _ in range(2)]
     looked, second_is_there = threading.Event(), threading.Event()
@@ -386,9 +376,7 @@ def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
             second.result()
 
 
-def test_a_directory_that_cannot_be_read_leaves_the_voices_that_are_known(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_directory_leaves_known_voices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory, away = tmp_path / "voices", tmp_path / "away"
     store = VoiceStore(directory, 5)
     spoken, unread = (store.add(name=name, **ENCODED, latents=patches(1)) for name in ("spoken", "unread"))
@@ -437,9 +425,7 @@ def test_a_voice_whose_file_cannot_be_read_for_a_while_comes_back(
     assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
 
 
-def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lookups_do_not_wait_for_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look-ups are made in the event loop; a slow disk must not hold it up."""
     store = VoiceStore(tmp_path / "voices", 5)
     kept = store.add(name="Kept", **ENCODED, latents=patches(1))

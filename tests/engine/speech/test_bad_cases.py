@@ -97,9 +97,7 @@ def same(one: Heard, other: Heard) -> None:
 
 
 @pytest.mark.parametrize(("runaways", "retries", "retried"), [(1, 2, 1), slow(9, 2, 2), slow(9, 0, 0)])
-def test_what_nobody_hears_live_is_retried_with_the_next_seeds(
-    rig: Rig, runaways: int, retries: int, retried: int
-) -> None:
+def test_offline_speech_is_retried_with_the_next_seeds(rig: Rig, runaways: int, retries: int, retried: int) -> None:
     heard = rig.say(request(segment(FIRST, 4), live=False, retries=retries), s0=runaways)
     assert rig.retried == retried
     assert len(heard.deltas) == 4 and heard.deltas[-1].finished

@@ -125,18 +125,13 @@ SERVED: dict[str, Any] = {"slots": 128, "buckets": FUSED_BUCKETS, "costs": FUSED
     ("trace", "options", "p95"),
     [
         (poisson(14, 20, seed=2), {}, 0.058),
-        slow(poisson(18, 20, seed=2), {}, 1.0),
-        slow(poisson(10, 20, seed=3, offline=6), {}, 0.06),
         slow(poisson(16, 20, seed=4, long_prompts=0.5), {}, 0.065),
-        slow(poisson(21, 15, seed=8), {"slots": 192}, 1.2),
         (burst(24, 1.0, 8), SERVED, 0.03),
         slow(poisson(14, 15, seed=3, offline=10), SERVED, 0.018),
     ],
-    ids=["many", "more than slots", "offline", "long clips", "a crowd", "bursts", "offline, replayed"],
+    ids=["many", "long clips", "bursts", "offline, replayed"],
 )
-def test_no_audio_runs_dry_and_first_audio_comes_soon(
-    trace: list[Arrival], options: dict[str, Any], p95: float
-) -> None:
+def test_no_underruns_and_early_first_audio(trace: list[Arrival], options: dict[str, Any], p95: float) -> None:
     """If prefills came before any decode, first audio would take 3 to 40 % longer, and a crowd would hear gaps."""
     outcome = Simulation(trace, **options).run()
     assert outcome.underrun_seconds == 0 and outcome.finished == len(trace)
@@ -144,15 +139,12 @@ def test_no_audio_runs_dry_and_first_audio_comes_soon(
 
 
 @pytest.mark.parametrize(
-    ("rate", "clips", "scale", "p95"),
-    [(60, 0.0, 1.0, 0.03), slow(60, 0.3, 1.0, 0.03), slow(60, 0.0, 1.3, 0.06), slow(80, 0.0, 1.0, 0.06)],
-    ids=["target rate", "a third with clips", "everything takes a third longer", "near the limit"],
+    ("rate", "clips", "p95"),
+    [(60, 0.0, 0.03), slow(60, 0.3, 0.03), slow(80, 0.0, 0.06)],
+    ids=["target rate", "a third with clips", "near the limit"],
 )
-def test_replayed_prefills_carry_an_open_loop_of_short_utterances(
-    rate: float, clips: float, scale: float, p95: float
-) -> None:
-    trace = short_utterances(rate, 12, clips=clips)
-    outcome = Simulation(trace, target=2.0, max_load=0.8, scale=scale, **SERVED).run()
+def test_replayed_prefills_carry_an_open_loop_of_short_utterances(rate: float, clips: float, p95: float) -> None:
+    outcome = Simulation(short_utterances(rate, 12, clips=clips), target=2.0, max_load=0.8, **SERVED).run()
     assert not outcome.refused
     assert outcome.underrun_seconds == 0
     assert outcome.p95() < p95
@@ -504,7 +496,7 @@ ARRIVALS = st.builds(
 )
 
 
-@pytest.mark.parametrize(("patches", "slots"), [(4, 64), slow(20, 64), (4, 8)])
+@pytest.mark.parametrize(("patches", "slots"), [(4, 64), (4, 8)])
 def test_at_three_times_capacity_speech_in_the_background_gets_a_fifth_of_the_steps(patches: int, slots: int) -> None:
     """Live requests come at three times the rate of a machine slower than playback, and as many others. A step's work
     is that of its streams in equal parts."""
@@ -525,9 +517,7 @@ def test_at_three_times_capacity_speech_in_the_background_gets_a_fifth_of_the_st
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(ARRIVALS, min_size=1, max_size=25), st.integers(1, 12), st.integers(60, 400), st.floats(0.2, 30))
-def test_every_stream_ends_and_an_idle_gpu_never_waits(
-    trace: list[Arrival], slots: int, pages: int, scale: float
-) -> None:
+def test_every_stream_ends_and_the_gpu_never_waits(trace: list[Arrival], slots: int, pages: int, scale: float) -> None:
     """Any trace, any number of slots and pages, also on hardware slower than real time: all streams end, nothing leaks.
 
     Simulation.run asserts what every step must be, and fails to finish when a step is withheld from runnable streams.

@@ -74,15 +74,23 @@ def test_embeddings(family: Family, name: str) -> None:
     assert ours <= REFERENCE_FACTOR * host
 
 
-@pytest.mark.parametrize(("family", "name"), PROMPTS)
-def test_bfloat16_logits_are_as_close_as_their_reference(family: Family, name: str) -> None:
-    """Of a mixture the middle one of all tokens counts: where two experts score nearly the same, rounding decides
-    which is taken, and that token's logits move by more than all other rounding together."""
-    ours, host = (forced(family, name, device, torch.bfloat16) for device in ("cuda", "cpu"))
-    for mine, plain, (part, reference) in zip(ours, host, logits_of(family, name).items(), strict=True):
-        errors = [(logits[-len(reference) :] - reference).norm(dim=-1) for logits in (mine, plain)]
-        error, host_error = (one.median() if family.mixture else one.norm() for one in errors)
-        assert error <= REFERENCE_FACTOR * host_error, part
+@pytest.mark.parametrize("family", families(quick=ALL))
+def test_bfloat16_logits_are_as_close_as_their_reference(family: Family) -> None:
+    """By the median token of all prompts. One prompt tells little: noise of 1e-6 in the sums of linear layers, which
+    moves a few roundings, changes its error on a CPU by up to a factor of 2, and the median of all by 1.14."""
+    ours, host = (bfloat16_errors(family, device) for device in ("cuda", "cpu"))
+    for part, mine, plain in zip(("prompt", "answer"), ours, host, strict=True):
+        assert mine.median() <= REFERENCE_FACTOR * plain.median(), part
+
+
+def bfloat16_errors(family: Family, device: str) -> tuple[Tensor, Tensor]:
+    """Distances from the recorded logits [tokens], of the tokens of all prompts and of all answers."""
+    errors: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for name in family.prompts:
+        found = forced(family, name, device, torch.bfloat16)
+        for part, logits, reference in zip(errors, found, logits_of(family, name).values(), strict=True):
+            part.append((logits[-len(reference) :] - reference).norm(dim=-1))
+    return torch.cat(errors[0]), torch.cat(errors[1])
 
 
 SHAPES = [

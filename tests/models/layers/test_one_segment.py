@@ -89,9 +89,7 @@ def test_a_cpu_does_not_take_it() -> None:
 
 
 @pytest.mark.parametrize("accepted", [True, None])
-def test_a_refusal_tries_equal_head_dims_then_the_general_attention_and_is_said_once(
-    accepted, monkeypatch, caplog
-) -> None:
+def test_a_refusal_falls_back_in_two_steps_and_is_logged_once(accepted, monkeypatch, caplog) -> None:
     allow_one_segment(monkeypatch)
     tried: list[bool] = []
 

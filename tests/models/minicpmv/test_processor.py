@@ -134,9 +134,7 @@ def changed(tmp_path: Path, version: str, **files: dict[str, object]) -> Path:
 
 
 @pytest.mark.parametrize(("version", "penalty"), [("2.5", 1.05), ("4.5", 1.03)])
-def test_sampling_that_the_makers_recommend_where_the_file_names_none(
-    tmp_path: Path, version: str, penalty: float
-) -> None:
+def test_recommended_sampling_where_the_file_names_none(tmp_path: Path, version: str, penalty: float) -> None:
     unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"))
     path = changed(tmp_path, version, generation_config=unnamed)
     assert load_processor(path).generation_defaults == {

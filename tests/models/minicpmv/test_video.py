@@ -50,9 +50,7 @@ def test_one_frame_a_second_up_to_64() -> None:
         (50, 0.4, None, 1, 20),
     ],
 )
-def test_fusion_follows_duration_and_rate(
-    seconds: float, fps: float, wanted: float | None, pack: int, count: int
-) -> None:
+def test_fusion_by_duration_and_rate(seconds: float, fps: float, wanted: float | None, pack: int, count: int) -> None:
     clip = metadata(seconds, fps)
     sampling = sample_fused(clip, wanted, 100_000)
     assert (sampling.pack, len(sampling.indices)) == (pack, count)

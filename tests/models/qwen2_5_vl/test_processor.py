@@ -44,9 +44,7 @@ def video(sampled: int, total: int, fps: float, **more: object) -> MediaItem:
         (768, 108_000, 30.0, [0, 18, 37, 56, 75, 93]),
     ],
 )
-def test_times_follow_the_rate_that_sampling_comes_to(
-    sampled: int, total: int, fps: float, expected: list[int]
-) -> None:
+def test_times_follow_the_sampled_rate(sampled: int, total: int, fps: float, expected: list[int]) -> None:
     times = video(sampled, total, fps).arrays["time_positions"]
     assert times.dtype == np.int32 and len(times) == sampled // 2
     assert times[: len(expected)].tolist() == expected

@@ -160,9 +160,7 @@ def test_a_codec_without_a_sample_rate_condition_is_refused(checkpoint: Path) ->
 
 
 @pytest.mark.parametrize(("length", "scale"), [(32768, 1.0), (512, (9 / 15) ** 0.5), (2**20, (20 / 15) ** 0.5)])
-def test_rotary_tables_of_another_length_than_the_original_are_scaled(
-    checkpoint: Path, length: int, scale: float
-) -> None:
+def test_rotary_tables_of_other_lengths_are_scaled(checkpoint: Path, length: int, scale: float) -> None:
     """By sqrt(1 + ln(length / original) / ln(original)), which is below 1 for the shorter ones of small checkpoints."""
     config = json.loads((checkpoint / "config.json").read_text())
     config["lm_config"]["max_position_embeddings"] = length

@@ -18,7 +18,6 @@ from service.api.spoken_text.markup import clean_text
 from service.api.spoken_text.normaliser import LONGEST, TextNormaliser, normalise
 from service.api.spoken_text.passages import PassageReader
 from service.api.spoken_text.tables import Rule
-from service.api.spoken_text.writing import spoken_of
 
 
 def spoken(text: str, size: int) -> str:
@@ -26,8 +25,8 @@ def spoken(text: str, size: int) -> str:
     said = ""
     for at in range(0, len(text), size):
         parts = passages.feed(text[at : at + size], final=at + size >= len(text))
-        passage = spoken_of(part for part in parts if isinstance(part, tuple))
-        said += spoken_of(normaliser.feed(passage, final=at + size >= len(text)))
+        passage = "".join(part for part in parts if isinstance(part, str))
+        said += normaliser.feed(passage, final=at + size >= len(text))
     return clean_text(said).strip()
 
 
@@ -129,9 +128,8 @@ def test_words_between_numbers_stay_in_order(text: str, words: list[str]) -> Non
 def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
     normaliser = TextNormaliser()
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    parts = [pair for begin, end in itertools.pairwise(places) for pair in normaliser.feed(text[begin:end])]
-    parts += normaliser.feed("", final=True)
-    assert spoken_of(parts) == normalise(text) and "".join(source for source, _ in parts) == text
+    parts = [normaliser.feed(text[begin:end]) for begin, end in itertools.pairwise(places)]
+    assert "".join(parts) + normaliser.feed("", final=True) == normalise(text)
 
 
 class Patient(TextNormaliser):
@@ -144,21 +142,21 @@ class Patient(TextNormaliser):
 @given(TEXTS)
 def test_words_that_pass_early_are_those_that_would_pass_late(text: str) -> None:
     patient = Patient()
-    assert spoken_of([*patient.feed(text), *patient.feed("", final=True)]) == normalise(text)
+    assert patient.feed(text) + patient.feed("", final=True) == normalise(text)
 
 
 def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
     normaliser = TextNormaliser()
     chunks = ["It costs $5, ", "so Dr. Lee ", "thinks. ", "Y", "es, D"]
-    given_ = [spoken_of(normaliser.feed(chunk)) for chunk in chunks]
+    given_ = [normaliser.feed(chunk) for chunk in chunks]
     assert given_ == ["It costs ", "five dollars, so ", "", "Doctor Lee thinks. Y", "es, "]
-    assert spoken_of(normaliser.feed("", final=True)) == "D"
+    assert normaliser.feed("", final=True) == "D"
 
 
 def test_a_text_without_clauses_is_not_held_back_for_ever() -> None:
     normaliser = TextNormaliser()
     text = "word " * 1000
-    assert len(text) - len(spoken_of(normaliser.feed(text))) < LONGEST
+    assert len(text) - len(normaliser.feed(text)) < LONGEST
 
 
 @pytest.mark.parametrize("pattern", [rule[0].pattern for rule in (*ENGLISH, *CHINESE)])
