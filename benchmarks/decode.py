@@ -16,13 +16,7 @@ from benchmarks.checkpoints.published import SIZES
 from benchmarks.measure.record import Row, table
 from benchmarks.measure.timing import host_milliseconds, milliseconds, spread
 from benchmarks.roofline.decoders import decode_floor, prefill_floor
-from benchmarks.steps.decoder import (
-    CONTEXT,
-    POOL_BYTES,
-    captured_decode,
-    captured_prefill,
-    fill,
-)
+from benchmarks.steps.decoder import CONTEXT, POOL_BYTES, captured_decode, captured_prefill, fill
 from benchmarks.steps.full_size import free, load, measure_each, named_models, show
 from models.checkpoints.checkpoint import Quantization
 from models.protocol import Decoder

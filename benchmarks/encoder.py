@@ -26,18 +26,13 @@ from service.graphs.pool import GraphPool
 POOL_BYTES = 24 << 30
 
 
+_QWEN2 = [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)]
 _QWEN3 = [pictures(448, 448), pictures(640, 480), pictures(1024, 1024), pictures(1920, 1080), video(16, 448, 448)]
 _QWEN_2_5_WORK = [pictures(224, 224), *_QWEN3]
 
 WORK: dict[str, list[Work]] = {
-    "qwen2_vl_2b": [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)],
-    "qwen2_vl_7b": [
-        pictures(224, 224),
-        pictures(224, 224, 8),
-        pictures(448, 448),
-        pictures(1024, 1024),
-        video(16, 448, 448),
-    ],
+    "qwen2_vl_2b": _QWEN2,
+    "qwen2_vl_7b": [*_QWEN2, pictures(224, 224, 8)],
     "qwen2_5_vl_3b": _QWEN_2_5_WORK,
     "qwen2_5_vl_7b": _QWEN_2_5_WORK,
     "minicpmv_4_5": [

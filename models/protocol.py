@@ -23,6 +23,11 @@ class VisionEncoder(Capturable, Protocol):
     """Vision tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the decoder], item
     after item; in each row the features follow the embedding (Decoder.feature_levels)."""
 
+    @property
+    def rare_buckets(self) -> Sequence[Bucket]:
+        """Buckets beside the default ones, with the same sizes, for what few requests need: captured once missed."""
+        ...
+
     def plan(self, items: Sequence[MediaItem]) -> Plan:
         """The contents of a call's buffers for these items, in this order."""
         ...

@@ -80,16 +80,6 @@ def test_bytes_have_units(text: str, size: int) -> None:
     assert load_settings({"max_body": text}).max_body == size
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in Settings.model_fields if Settings.model_fields[name].annotation is not bool]
-)
-def test_only_switches_are_booleans(name: str) -> None:
-    """Not numbers, durations, sizes and lists of them, whether a file or its reader makes the boolean."""
-    for value in (True, False, [True]):
-        with pytest.raises(SettingsError, match=f"^{name}: must "):
-            load_settings({name: value})
-
-
 @pytest.mark.parametrize("text", ["yes", "true", "on", "1:30"])
 def test_a_number_in_a_file_is_written_as_for_a_flag(tmp_path: Path, text: str) -> None:
     file = tmp_path / "settings.yaml"
@@ -192,15 +182,11 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
         ({"drain_timeout": "inf"}, "drain_timeout: must be a finite number ('inf' given)"),
         ({"drain_delay": "inf"}, "drain_delay: must be a finite number ('inf' given)"),
         ({"voices_dir": [1]}, "voices_dir: must be a path"),
-        ({"voices_dir": "v\udcff"}, "voices_dir: has bytes that are not utf-8, or a NUL"),
-        ({"model": ["a", "b\udcff"]}, "model: has bytes that are not utf-8, or a NUL"),
         (
             {"lexicon": "~nobody-here/a.yaml"},
             "lexicon: no home is known for ~nobody-here/a.yaml; set HOME, or name another path",
         ),
-        ({"api_key_file": "\0"}, "api_key_file: has bytes that are not utf-8, or a NUL"),
         ({"max_body": "9" * 400}, f"max_body: must be at most {2**63 - 1} bytes ('{'9' * 79} given)"),
-        ({"port": True}, "port: must be a number, not a boolean (True given)"),
         ({"voices_dir": ""}, "voices_dir: must not be empty; leave it out for the default ('' given)"),
         ({"max_speech_load": "inf"}, "max_speech_load: must be a finite number ('inf' given)"),
         ({"port": None}, "port: must be a valid integer (nothing given)"),

@@ -125,7 +125,6 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl_2b": ("qwen3_vl", _qwen3_vl(2048, 6144, 28, (16, 8), tied=True), _QWEN3_PIXELS),
     "qwen3_vl_4b": ("qwen3_vl", _qwen3_vl(2560, 9728, 36, (32, 8), tied=True), _QWEN3_PIXELS),
     "qwen3_vl_8b": ("qwen3_vl", _qwen3_vl(4096, 12288, 36, (32, 8)), _QWEN3_PIXELS),
-    "qwen3_vl_32b": ("qwen3_vl", _qwen3_vl(5120, 25600, 64, (64, 8)), _QWEN3_PIXELS),
     "qwen3_vl_30b_a3b": (
         "qwen3_vl_moe",
         _qwen3_vl(2048, 6144, 48, (32, 4), num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
@@ -161,22 +160,6 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
         | {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False}
         | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 3584}},
-        _QWEN_PIXELS,
-    ),
-    "qwen2_5_vl_32b": (
-        "qwen2_5_vl",
-        _QWEN_2_5_TEXT
-        | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
-        | {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False}
-        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 5120, "intermediate_size": 3456}},
-        _QWEN_PIXELS,
-    ),
-    "qwen2_5_vl_72b": (
-        "qwen2_5_vl",
-        _QWEN_2_5_TEXT
-        | {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80}
-        | {"num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False}
-        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 8192}},
         _QWEN_PIXELS,
     ),
     "minicpmv_4_5": (

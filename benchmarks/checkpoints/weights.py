@@ -11,12 +11,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.codec_weights import Values, codec_tensors
+from models.checkpoints.chat_model import VisionChatModel
 from models.checkpoints.checkpoint import published_shapes
-from models.layers.decoder import DecoderConfig, decoder_rules
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
 from models.qwen_vl import config as qwen2_vl_config
-from models.qwen_vl.model import Qwen2VL, vision_rules
+from models.qwen_vl.model import vision_rules
 from models.qwen_vl.v2_5 import config as qwen2_5_vl_config
 from models.qwen_vl.v2_5 import model as qwen2_5_vl
+from models.qwen_vl.v2_5.vision import Qwen25VLEncoder
+from models.qwen_vl.vision import Qwen2VLEncoder
 from models.voxcpm2 import config as voxcpm2_config
 from models.voxcpm2.network import VoxCPM2Network, network_rules
 
@@ -45,7 +48,7 @@ def _qwen2_vl(directory: Path) -> Shapes:
     config = qwen2_vl_config.load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
     with torch.device("meta"):
-        model = Qwen2VL(config, decoder)
+        model = VisionChatModel(Qwen2VLEncoder(config.vision, config.images), CausalDecoder(decoder))
     return published_shapes(model, [*vision_rules(config.vision), *decoder_rules(decoder)])
 
 
@@ -53,7 +56,7 @@ def _qwen2_5_vl(directory: Path) -> Shapes:
     config = qwen2_5_vl_config.load_config(directory)
     decoder = DecoderConfig.from_published(config.shared.text, qkv_bias=True)
     with torch.device("meta"):
-        model = qwen2_5_vl.Qwen25VL(config, decoder)
+        model = VisionChatModel(Qwen25VLEncoder(config), CausalDecoder(decoder))
     return published_shapes(model, [*qwen2_5_vl.vision_rules(config.shared.vision), *decoder_rules(decoder)])
 
 

@@ -216,6 +216,7 @@ def vision(rows: int) -> None:
     x, residual, norm = empty(rows, 1152), empty(rows, 1152), empty(1152)
     packed.residual_layer_norm(x, residual, norm, norm, EPS)
     packed.rotate_packed(empty(rows, 48, 72), 32, *(empty(rows, 36, dtype=torch.float32) for _ in range(2)))
+    packed.window_attention(empty(rows, 3 * 1152), 16)
     one_segment(rows, 72)
     packed.add_quick_gelu(empty(rows, 5120), empty(5120))
     packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(1, 256), 640)

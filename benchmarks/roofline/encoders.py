@@ -8,7 +8,8 @@ import numpy as np
 
 from benchmarks.roofline.gpu import FLOPS, bytes_per_second
 from models.interfaces.capturable import Plan
-from models.minicpmv.v4_6.encoder import WINDOW, MiniCPMV46Encoder
+from models.layers.packed import WINDOW
+from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder
 from models.protocol import VisionEncoder
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
@@ -83,7 +84,7 @@ def minicpmv_4_6_encoder(encoder: MiniCPMV46Encoder, slices: Sequence[int]) -> f
     """Seconds for slices of the given numbers of patches, a quarter of which pass the blocks behind the merger."""
     vision, patches, squares = encoder.config.vision, sum(slices), sum(length**2 for length in slices)
     width, inner = vision.hidden_size, vision.intermediate_size
-    before = vision.num_layers if encoder.window_merger is None else encoder.config.insert_layer + 1
+    before = vision.num_layers if encoder.config.merge == 2 else encoder.config.insert_layer + 1
     behind = vision.num_layers - before
     block = 2 * (4 * width**2 + 2 * width * inner)
     flops = 2 * patches * 3 * vision.patch_size**2 * width

@@ -15,83 +15,40 @@ from models.interfaces.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Family:
-    """A model family. Import paths are "module:function"; their modules are imported when they are needed.
-
-    architectures: what config.json calls its models (`architectures` or `architecture`).
-    processor: load_processor(directory: Path) -> ChatProcessor | SpeechProcessor. Must not import torch.
-    model: load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel. Strict: a missing,
-        unexpected or misshapen tensor raises CheckpointError that names it. load_format "published" reads the files;
-        "random" draws parameters from a fixed seed instead. Chat models take a fifth argument, quantization: "fp8"
-        holds linear layers of the language model in e4m3.
-    drafter: whether `model` takes the argument drafter, which loads the network of Decoder.drafter, too.
-    """
+    """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
+    has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
+    argument drafter, which loads the network of Decoder.drafter, too."""
 
     name: str
     kind: Literal["chat", "speech"]
     architectures: tuple[str, ...]
-    processor: str
-    model: str
+    package: str
     drafter: bool = False
 
+    @property
+    def processor(self) -> str:
+        """load_processor(directory: Path) -> ChatProcessor | SpeechProcessor. Must not import torch."""
+        return f"{self.package}.processor:load_processor"
 
+    @property
+    def model(self) -> str:
+        """load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel. Strict: a missing,
+        unexpected or misshapen tensor raises CheckpointError that names it. load_format "published" reads the files;
+        "random" draws parameters from a fixed seed instead. Chat models take a fifth argument, quantization: "fp8"
+        holds linear layers of the language model in e4m3."""
+        return f"{self.package}.model:load_model"
+
+
+_NAMED = "ForConditionalGeneration"
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "qwen2_vl",
-        "chat",
-        ("Qwen2VLForConditionalGeneration",),
-        "models.qwen_vl.processor:load_processor",
-        "models.qwen_vl.model:load_model",
-    ),
-    Family(
-        "qwen2_5_vl",
-        "chat",
-        ("Qwen2_5_VLForConditionalGeneration",),
-        "models.qwen_vl.v2_5.processor:load_processor",
-        "models.qwen_vl.v2_5.model:load_model",
-    ),
-    Family(
-        "qwen3_vl",
-        "chat",
-        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
-        "models.qwen_vl.v3.processor:load_processor",
-        "models.qwen_vl.v3.model:load_model",
-    ),
-    Family(
-        "qwen3_5",
-        "chat",
-        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-        "models.qwen_vl.v3_5.processor:load_processor",
-        "models.qwen_vl.v3_5.model:load_model",
-        drafter=True,
-    ),
-    Family(
-        "minicpmv",
-        "chat",
-        ("MiniCPMV",),
-        "models.minicpmv.processor:load_processor",
-        "models.minicpmv.model:load_model",
-    ),
-    Family(
-        "minicpmv4_6",
-        "chat",
-        ("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration"),
-        "models.minicpmv.v4_6.processor:load_processor",
-        "models.minicpmv.v4_6.model:load_model",
-    ),
-    Family(
-        "kimi_vl",
-        "chat",
-        ("KimiVLForConditionalGeneration",),
-        "models.kimi_vl.processor:load_processor",
-        "models.kimi_vl.model:load_model",
-    ),
-    Family(
-        "voxcpm2",
-        "speech",
-        ("voxcpm2",),
-        "models.voxcpm2.processor:load_processor",
-        "models.voxcpm2.model:load_model",
-    ),
+    Family("qwen2_vl", "chat", (f"Qwen2VL{_NAMED}",), "models.qwen_vl"),
+    Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl.v2_5"),
+    Family("qwen3_vl", "chat", (f"Qwen3VL{_NAMED}", f"Qwen3VLMoe{_NAMED}"), "models.qwen_vl.v3"),
+    Family("qwen3_5", "chat", (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}"), "models.qwen_vl.v3_5", drafter=True),
+    Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
+    Family("minicpmv4_6", "chat", (f"MiniCPMV4_6{_NAMED}", f"MiniCPMV4_7{_NAMED}"), "models.minicpmv.v4_6"),
+    Family("kimi_vl", "chat", (f"KimiVL{_NAMED}",), "models.kimi_vl"),
+    Family("voxcpm2", "speech", ("voxcpm2",), "models.voxcpm2"),
 )
 
 

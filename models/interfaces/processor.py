@@ -38,6 +38,8 @@ class ChatProcessor(Protocol):
     template_options: frozenset[str]
     """Options of this model's chat template: of enable_thinking, preserve_thinking and reasoning_effort those that it
     reads itself."""
+    modes: Mapping[str, ChatProcessor]
+    """By downsample_mode, the processor of a request that names it; empty for families without."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text: literal special tokens in it are encoded as plain text."""

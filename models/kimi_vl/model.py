@@ -5,22 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
-from models.kimi_vl.config import KimiVLConfig, load_config
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.kimi_vl.config import load_config
 from models.kimi_vl.language import LatentDecoder, decoder_rules
-from models.kimi_vl.pictures import ImageSettings, load_image_settings
+from models.kimi_vl.pictures import load_image_settings
 from models.kimi_vl.vision import KimiVisionEncoder, encoder_rules
-
-
-class KimiVLModel(nn.Module):
-    """ChatModel of Kimi-VL."""
-
-    def __init__(self, config: KimiVLConfig, images: ImageSettings) -> None:
-        super().__init__()
-        self.encoder = KimiVisionEncoder(config, images)
-        self.decoder = LatentDecoder(config.text)
 
 
 @torch.inference_mode()
@@ -30,20 +21,14 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> KimiVLModel:
+) -> VisionChatModel[KimiVisionEncoder, LatentDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
-    with without_memory():
-        model = KimiVLModel(config, load_image_settings(directory, config.vision))
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
-    load_parameters(
-        model,
-        directory,
+    images = load_image_settings(directory, config.vision)
+    model = load_chat_model(
+        lambda: (KimiVisionEncoder(config, images), LatentDecoder(config.text)),
         [*encoder_rules(config.vision, "encoder."), *decoder_rules(config.text, "language_model.", "decoder.")],
-        device=device,
-        dtype=dtype,
-        load_format=load_format,
+        *(directory, device, dtype, load_format, quantization),
         ignore=[
             "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq",
             "language_model.model.rotary_emb.inv_freq",
@@ -51,4 +36,4 @@ def load_model(
     )
     model.encoder.prepare()
     model.decoder.reorder_rotary_rows()
-    return model.eval()
+    return model

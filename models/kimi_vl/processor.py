@@ -26,6 +26,7 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
+from models.interfaces.processor import ChatProcessor
 from models.interfaces.resizing import FrameResizer
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
 from models.kimi_vl.config import KimiVLConfig, load_config
@@ -48,6 +49,7 @@ class KimiVLProcessor:
 
     reasoning_markers = ("◁think▷", "◁/think▷")
     template_options: frozenset[str] = frozenset()
+    modes: Mapping[str, ChatProcessor] = {}
 
     def __init__(
         self,

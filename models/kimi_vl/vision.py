@@ -62,6 +62,7 @@ class KimiVisionEncoder(nn.Module):
     """
 
     name = "vision_encoder"
+    rare_buckets: Sequence[Bucket] = ()
     exact_sizes: tuple[tuple[int, int], ...] = ((1, 1024),)
     """Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448."""
     byte_values: Tensor

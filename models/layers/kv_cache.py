@@ -88,7 +88,8 @@ class PagedBatch:
     position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
     seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
-    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1], bounds of the chunks' queries, and of their keys (cached + new).
+    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1], bounds of the chunks' queries, and of their keys (cached + new);
+    the same where nothing is cached.
     context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
     prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
     new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured
@@ -99,7 +100,7 @@ class PagedBatch:
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
     slot_mapping: Tensor
-    num_decode_rows: int
+    num_decode_rows: int = 0
     block_tables: Tensor | None = None
     seq_lens: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
@@ -108,67 +109,3 @@ class PagedBatch:
     prefill_tables: Tensor | None = None
     prefill_lens: Tensor | None = None
     states: StateRows | None = None
-
-    @classmethod
-    def of_decode_rows(
-        cls,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        states: StateRows | None = None,
-    ) -> PagedBatch:
-        """Every row advances one sequence by one token."""
-        return cls(
-            caches=caches,
-            page_size=page_size,
-            slot_mapping=slot_mapping,
-            num_decode_rows=seq_lens.shape[0],
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            states=states,
-        )
-
-    @classmethod
-    def of_chunks(
-        cls,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        slot_mapping: Tensor,
-        cu_seqlens: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        states: StateRows | None = None,
-    ) -> PagedBatch:
-        """Prefill chunks with cached context or without; only their tokens and number are sizes of the batch."""
-        return cls(
-            caches=caches,
-            page_size=page_size,
-            slot_mapping=slot_mapping,
-            num_decode_rows=0,
-            cu_seqlens_q=cu_seqlens,
-            prefill_tables=block_tables,
-            prefill_lens=seq_lens,
-            states=states,
-        )
-
-    @classmethod
-    def of_new_prompts(
-        cls,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        slot_mapping: Tensor,
-        cu_seqlens: Tensor,
-        states: StateRows | None = None,
-    ) -> PagedBatch:
-        """Whole prompts, or their first chunks: nothing is cached, so keys have the same bounds as queries."""
-        return cls(
-            caches=caches,
-            page_size=page_size,
-            slot_mapping=slot_mapping,
-            num_decode_rows=0,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            states=states,
-        )

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from models.layers.op import op
 from models.layers.rotary import rotate_half_split
 
+WINDOW = 4
+"""Rows of a window of 2 x 2 patches."""
 PATCH_MULTIPLE = 64
 """Rows of patches of 588 values are not 16-byte aligned, which keeps GEMMs from wide loads."""
 
@@ -47,6 +49,13 @@ def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None
     """
     rotated = qkv[:, :num_heads]
     rotated.copy_(rotate_half_split(rotated, cos, sin))
+
+
+@op(cuda="models.layers.kernels.packed:window_attention")
+def window_attention(qkv: Tensor, num_heads: int) -> Tensor:
+    """Attention inside windows of WINDOW consecutive rows: qkv [n, 3 * heads * D] -> [n, heads * D]."""
+    q, k, v = qkv.unflatten(0, (-1, WINDOW)).unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(qkv.shape[0], -1)
 
 
 @op(cuda="models.layers.kernels.packed:byte_lookup")

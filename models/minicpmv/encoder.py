@@ -37,6 +37,7 @@ class MiniCPMVEncoder(nn.Module):
     """
 
     name = "vision_encoder"
+    rare_buckets: Sequence[Bucket] = ()
     byte_values: Tensor
 
     def __init__(self, config: MiniCPMVConfig) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.minicpmv.config import MiniCPMVConfig, load_config
@@ -19,15 +19,6 @@ _LANGUAGE = "llm."
 """Prefix of the language model's tensors."""
 
 
-class MiniCPMVModel(nn.Module):
-    """ChatModel of MiniCPM-V."""
-
-    def __init__(self, config: MiniCPMVConfig, decoder: DecoderConfig) -> None:
-        super().__init__()
-        self.encoder = MiniCPMVEncoder(config)
-        self.decoder = CausalDecoder(decoder)
-
-
 @torch.inference_mode()
 def load_model(
     directory: Path,
@@ -35,7 +26,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> MiniCPMVModel:
+) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = with_the_files_head(
@@ -46,29 +37,22 @@ def load_model(
         head=f"{_LANGUAGE}lm_head.weight",
         embeddings=[f"{_LANGUAGE}model.embed_tokens.weight"],
     )
-    with without_memory():
-        model = MiniCPMVModel(config, decoder)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
     dropped = range(config.vision.num_layers, config.published_vision_layers)
-    load_parameters(
-        model,
-        directory,
+    model = load_chat_model(
+        lambda: (MiniCPMVEncoder(config), CausalDecoder(decoder)),
         [
             *tower_rules(config.vision, "encoder.tower."),
             *resampler_rules("encoder.resampler."),
             *decoder_rules(decoder, published=_LANGUAGE, ours="decoder."),
         ],
-        device=device,
-        dtype=dtype,
-        load_format=load_format,
+        *(directory, device, dtype, load_format, quantization),
         ignore=[
             *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
             *decoder_ignored(decoder, published=_LANGUAGE),
         ],
     )
     model.encoder.prepare()
-    return model.eval()
+    return model
 
 
 def decoder_config(config: MiniCPMVConfig) -> DecoderConfig:

@@ -34,6 +34,7 @@ class PatchEncoder(nn.Module):
     """
 
     name = "vision"
+    rare_buckets: Sequence[Bucket] = ()
     bucket_sizes: tuple[int, ...] = (
         *(256, 384, 512, 640, 768, 1024, 1280, 1568, 1600, 2048, 2560, 3200, 4096),
         *(4800, 5504, 7168, 8192, 8960, 11264, 13824, 16384),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.rule import Rule
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
-from models.qwen_vl.config import Qwen2VLConfig, VisionConfig, load_config
+from models.qwen_vl.config import VisionConfig, load_config
 from models.qwen_vl.vision import Qwen2VLEncoder
 
 ALIASES = (
@@ -21,44 +21,32 @@ ALIASES = (
 """Names of parameters in transformers 5, which some tools save unchanged."""
 
 
-class Qwen2VL(nn.Module):
-    """Implements models.protocol.ChatModel."""
-
-    def __init__(self, config: Qwen2VLConfig, decoder: DecoderConfig) -> None:
-        super().__init__()
-        self.encoder = Qwen2VLEncoder(config.vision, config.images)
-        self.decoder = CausalDecoder(decoder)
-
-
 def load_model(
     directory: Path,
     device: torch.device | str,
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> Qwen2VL:
+) -> VisionChatModel[Qwen2VLEncoder, CausalDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
     decoder = with_the_files_head(decoder, directory, device, load_format)
-    with without_memory():
-        model = Qwen2VL(config, decoder)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
-    load_parameters(
-        model,
-        directory,
+    return load_chat_model(
+        lambda: (Qwen2VLEncoder(config.vision, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.vision), *decoder_rules(decoder)],
-        device=torch.device(device),
-        dtype=dtype,
-        load_format=load_format,
+        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=["visual.rotary_pos_emb.inv_freq", *decoder_ignored(decoder)],
     )
-    return model
 
 
 def vision_rules(config: VisionConfig) -> list[Rule]:
+    return [*shared_rules(config), Rule("visual.blocks.{i}.mlp.{rest}", "encoder.blocks.{i}.mlp.{rest}")]
+
+
+def shared_rules(config: VisionConfig) -> list[Rule]:
+    """Those of the tower and merger but the MLPs of the blocks, which Qwen2.5-VL's have, too."""
     published, ours = "visual.blocks.{i}.", "encoder.blocks.{i}."
     return [
         Rule(
@@ -70,7 +58,6 @@ def vision_rules(config: VisionConfig) -> list[Rule]:
         Rule(f"{published}norm2.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
         Rule(f"{published}attn.qkv.{{rest}}", f"{ours}qkv.{{rest}}"),
         Rule(f"{published}attn.proj.{{rest}}", f"{ours}out.{{rest}}"),
-        Rule(f"{published}mlp.{{rest}}", f"{ours}mlp.{{rest}}"),
         Rule("visual.merger.ln_q.{rest}", "encoder.merger.norm.{rest}"),
         Rule("visual.merger.mlp.0.{rest}", "encoder.merger.mlp.fc1.{rest}"),
         Rule("visual.merger.mlp.2.{rest}", "encoder.merger.mlp.fc2.{rest}"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from models.checkpoints.published import sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError
+from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ class TextProcessor:
     """
 
     template_options: frozenset[str] = frozenset()
+    modes: Mapping[str, ChatProcessor] = {}
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class TextProcessor:
             raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         self.context_length = int(text["max_position_embeddings"])
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))
-        self.generation_defaults = sampling_defaults(generation, recommended)
+        self.generation_defaults: Mapping[str, float | int] = sampling_defaults(generation, recommended)
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode_plain(text)

@@ -64,8 +64,8 @@ class DecodeStep:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
         rows = step_inputs(slots, self.network, self.state, self.page_size)
-        batch = PagedBatch.of_decode_rows(
-            self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens
+        batch = PagedBatch(
+            self.caches, self.page_size, rows.slot_mapping, slots.shape[0], rows.block_tables, rows.seq_lens
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
@@ -110,8 +110,13 @@ class PrefillStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         tables = self.state["block_table"].index_select(0, buffers["slots"])
-        batch = PagedBatch.of_chunks(
-            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], tables, buffers["seq_lens"]
+        batch = PagedBatch(
+            self.caches,
+            self.page_size,
+            buffers["slot_mapping"],
+            cu_seqlens_q=buffers["cu_seqlens"],
+            prefill_tables=tables,
+            prefill_lens=buffers["seq_lens"],
         )
         return {"conditioning": self.prefill(buffers, batch, self.bank)}
 

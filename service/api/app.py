@@ -46,8 +46,8 @@ from service.media.audio_out import EncoderPool
 from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.image_header import MOST_BYTES
-from service.media.limits import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
+from service.media.messages import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings

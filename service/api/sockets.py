@@ -17,7 +17,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.middleware import RequestRecord
-from service.media.limits import AudioLimits
+from service.media.messages import AudioLimits
 
 log = logging.getLogger(__name__)
 

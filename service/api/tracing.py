@@ -1,8 +1,8 @@
 """OpenTelemetry spans of requests (docs/tracing.md). Off, unless the standard variables name an OTLP endpoint.
 
-A request has one span, whose parent is the client's (W3C Trace Context). Its children are phases: the API process
-measures media and delivery, the engine sends the times of its own with a request's first delta (PhaseTimes). Spans go
-to a bounded queue, which a thread empties: with a slow or missing collector spans are lost, but no request is delayed.
+A request has one span, whose parent is the client's (W3C Trace Context). Its children are phases: of the API process,
+and of the engine, which sends its times with the first delta (PhaseTimes). With a slow or missing collector spans are
+lost, but no request is delayed.
 """
 
 from __future__ import annotations
@@ -186,9 +186,8 @@ def phase(name: str, **attributes: Value) -> Iterator[None]:
 
 
 def tracing_from(version: str, environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Tracing as configured by the OTEL_ variables
-    (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables); None without an endpoint, or if
-    the extra is not installed. SettingsError for values that cannot be used."""
+    """Tracing as the standard OTEL_ variables configure it; None without an endpoint, or if the extra is not installed.
+    SettingsError for values that cannot be used."""
     named = next((name for name in ENDPOINTS if environ.get(name)), None)
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if named is None or disabled or "otlp" not in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):

@@ -24,8 +24,6 @@ from service.cli.bench.run import BenchError
 from service.cli.client import ServerError
 from service.cli.commands import ask, chat, models, ps, pull, say
 from service.cli.serve_help import (
-    PlainCommand,
-    PlainGroup,
     ServeCommand,
     describe,
     placeholder,
@@ -51,7 +49,6 @@ log = logging.getLogger("reprise")
 
 app = typer.Typer(
     name="reprise",
-    cls=PlainGroup,
     help="An OpenAI-compatible server for models that see and speak.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -223,7 +220,7 @@ def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
         _refuse(SettingsError(found.refusal))
 
 
-@app.command(cls=PlainCommand)
+@app.command()
 def doctor() -> None:
     """Check this machine: what it has, and what is missing."""
     marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
@@ -239,11 +236,11 @@ def doctor() -> None:
 
 # The help lists commands in the order of their registration: `serve` and `doctor` come first.
 for subcommand in (ask, chat, say, models, ps, pull, tune):
-    app.command(cls=PlainCommand, help=summary_of(subcommand))(subcommand)
+    app.command(help=summary_of(subcommand))(subcommand)
 app.add_typer(bench)
 
 
-@app.command(cls=PlainCommand)
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(server_version())

@@ -114,6 +114,8 @@ def load_worker(
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
         processor = reader.submit(resolve(family.processor), directory)
         network = resolve(family.model)(directory, device, dtype, model.load_format, **options)
+    if config.drafts == "mtp" and family.kind == "chat" and network.decoder.drafter is None:
+        log.warning("%s has no head for drafts: its answers are made without", model.name)
     create: Callable[[WorkerContext], ModelWorker] = partial(
         resolve(WORKERS[family.kind]), model.name, processor.result(), network
     )

@@ -210,7 +210,7 @@ class GraphRunner:
     """The captured graphs of one capturable computation.
 
     kind: name of the computation in metrics (encoder, decode, ...).
-    on_demand: capture a bucket only once a call has missed it.
+    on_demand: buckets of the list that are captured only once a call has missed them.
     before_ready: the buckets to capture before readiness, by default all. The largest is captured first, so that one
         block of static buffers serves all.
     dense_buckets: buckets of the list whose attention is dense, so that padding costs as much as other rows. A plan has
@@ -237,7 +237,7 @@ class GraphRunner:
         observations: Observations,
         *,
         enabled: bool = True,
-        on_demand: bool = False,
+        on_demand: Iterable[Bucket] = (),
         before_ready: Sequence[Bucket] | None = None,
         dense_buckets: Sequence[Bucket] = (),
         capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
@@ -250,7 +250,8 @@ class GraphRunner:
         self._pool = pool
         self._observations = observations
         self.enabled = enabled
-        self._on_demand = on_demand
+        self._on_demand = {key_of(bucket) for bucket in on_demand}
+        """Those that no call has missed."""
         self._capture_stream = capture_stream
         self._fill_others = fill_others or (lambda: None)
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
@@ -335,6 +336,7 @@ class GraphRunner:
 
     def _count_miss(self, choice: _Choice, weight: float) -> None:
         if choice.missed is not None:
+            self._on_demand.discard(choice.missed)
             self._missed[choice.missed] += weight
             self.misses = max(self.misses, self._missed[choice.missed])
 
@@ -424,9 +426,7 @@ class GraphRunner:
     def _next_wanted(self, *, idle: bool) -> Bucket | None:
         if not self.enabled:
             return None
-        untried = self._untried()[::-1]
-        if self._on_demand:
-            untried = [bucket for bucket in untried if key_of(bucket) in self._missed]
+        untried = [bucket for bucket in self._untried()[::-1] if key_of(bucket) not in self._on_demand]
         untried.sort(key=lambda bucket: key_of(bucket) in self._dense)
         wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
         if wanted is None and idle:
@@ -447,7 +447,7 @@ class GraphRunner:
     @property
     def num_untried(self) -> int:
         """Buckets of the list that are still to be captured, whatever calls come."""
-        return len(self._untried()) if self.enabled and not self._on_demand else 0
+        return sum(key_of(bucket) not in self._on_demand for bucket in self._untried()) if self.enabled else 0
 
     def _untried(self) -> list[Bucket]:
         tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()

@@ -130,9 +130,8 @@ def list_repository(source: str, revision: str | None) -> tuple[str, dict[str, i
 
 
 def refuse_unreadable(source: str, names: Sequence[str], *, weights: bool) -> None:
-    """Raises CheckpointError for a repository that is not a checkpoint in the published layout, judging by the names of
-    its files. weights: whether they are needed.
-    """
+    """Raise CheckpointError for a repository that is no checkpoint in the published layout, by the names of its files.
+    weights: whether they are needed."""
     if "adapter_config.json" in names:
         raise CheckpointError(f"{source}: adapter_config.json: adapter checkpoints are not hosted")
     if "config.json" not in names:
@@ -154,11 +153,8 @@ def refuse_unreadable(source: str, names: Sequence[str], *, weights: bool) -> No
 
 
 def weight_files(names: Sequence[str], directory: Path) -> list[str]:
-    """Files of weights that loading reads, of the `names` in a repository or directory. directory: has the small files.
-
-    The same choice as models.checkpoints.weight_files.shard_paths, so that a second copy in another format is not
-    fetched.
-    """
+    """Files of weights that loading reads, of the `names` in a repository or directory; the same choice as
+    models.checkpoints.weight_files.shard_paths. directory: has the small files."""
     if SINGLE in names:
         shards = [SINGLE]
     elif INDEX in names:

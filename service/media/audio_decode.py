@@ -12,7 +12,7 @@ from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
 from service.media.file_formats import MATROSKA
-from service.media.limits import AudioLimits
+from service.media.messages import AudioLimits
 from service.media.resample import resample
 from service.media.video_decode import open_container
 
@@ -108,12 +108,8 @@ Block = tuple[int, np.ndarray]
 
 
 def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLimits) -> np.ndarray:
-    """Decodes audio to mono float32 [n] at `sample_rate`, peaks at most 1.
-
-    Samples are counted while they are decoded: audio longer than limits.max_seconds is refused as soon as that is
-    known. Raises InputError with `field` for it, and for anything that is not audio, damaged, empty, silent or has
-    samples that are not finite.
-    """
+    """Decode audio to mono float32 [n] at `sample_rate`, peaks at most 1. InputError with `field` as soon as it is
+    longer than limits.max_seconds, and for anything that is not audio, damaged, empty, silent or not finite."""
     parts: list[np.ndarray] = []
     count, rate = 0, 0
     for block_rate, block in _blocks(data, field):

@@ -26,15 +26,11 @@ FLAC_SAMPLES = slice(18, 26)
 
 
 class StreamingEncoder:
-    """Encodes one audio stream: float32 mono samples in, bytes out. Bytes that were returned never change.
+    """Encode one audio stream: float32 mono samples in, the bytes of a file out. Returned bytes never change.
 
-    At speed 1 less than 100 ms of audio is held back. The concatenated outputs are a complete file; the sizes in a wav
-    header are 0xFFFFFFFF (unknown). pcm is 16 bits, little endian; ulaw and alaw are G.711. speed changes the tempo and
-    keeps the pitch.
-    Non-finite samples become silence, the others are clipped to -1..1. FFmpeg is imported and set up by the first call
-    of encode() or finish(), which may take half a second.
-
-    Raises InputError that names response_format, sample_rate or speed.
+    At speed 1 less than 100 ms of audio is held back. Sizes in a wav header are 0xFFFFFFFF (unknown). speed changes the
+    tempo, not the pitch. Non-finite samples become silence, the others are clipped to -1..1. The first call of encode()
+    or finish() sets up FFmpeg, which may take half a second. InputError names response_format, sample_rate or speed.
     """
 
     def __init__(self, name: str, sample_rate_in: int, sample_rate_out: int, speed: float = 1.0) -> None:
@@ -209,12 +205,9 @@ is no more noise, and it lies in the same bands."""
 
 
 class Mp3:
-    """float32 mono samples (-1..1) in, frames of constant bit rate out: 128 kbit/s from 32 kHz on, below it 64. There
-    is no Xing header, which would be written at the front when the stream ends.
-
-    lameenc encodes all samples of a call without the interpreter lock. Through FFmpeg the lock changes hands several
-    times for each frame, for which the threads of dozens of streams wait more than they encode.
-    """
+    """float32 mono samples (-1..1) in, frames of constant bit rate out: 128 kbit/s from 32 kHz on, below it 64, without
+    a Xing header. lameenc encodes all samples of a call without the interpreter lock; through FFmpeg the lock changes
+    hands several times a frame, for which the threads of dozens of streams wait more than they encode."""
 
     def __init__(self, sample_rate: int) -> None:
         self._encoder = lameenc.Encoder()

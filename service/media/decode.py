@@ -14,19 +14,21 @@ from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
-from service.media.data_url import decode_base64, without_spaces
+from service.media.fetch import decode_base64, without_spaces
 from service.media.file_formats import is_confined
 from service.media.image_decode import decode_image
 from service.media.image_header import RGB_BYTES
-from service.media.limits import AudioLimits, ImageLimits, VideoLimits
 from service.media.messages import (
+    AudioLimits,
     DecodeAudio,
     Done,
     Frame,
+    ImageLimits,
     OpenVideo,
     ReadFrames,
     Reply,
     Samples,
+    VideoLimits,
     VideoOpened,
     expect,
 )
@@ -205,11 +207,8 @@ def _read(
 async def decode_audio(
     pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: AudioLimits
 ) -> np.ndarray:
-    """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1.
-
-    Raises InputError with `field` for anything that is not audio, is damaged, empty, silent, longer than
-    limits.max_seconds, or costs too much to decode.
-    """
+    """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1. InputError as of
+    audio_decode.decode_samples, and for what costs too much to decode."""
     if len(data) > limits.max_bytes:
         raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 

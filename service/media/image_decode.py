@@ -32,8 +32,7 @@ from service.media.image_header import (
     upright_turn,
     without_metadata,
 )
-from service.media.limits import ImageLimits
-from service.media.messages import ImageOpened, OpenImage, Pixels, ReadPixels, expect
+from service.media.messages import ImageLimits, ImageOpened, OpenImage, Pixels, ReadPixels, expect
 
 
 class PixelImage(Image.Image):
@@ -181,13 +180,11 @@ def load_decoders() -> None:
 
 
 def decode_image(data: bytes, *, field: str, limits: ImageLimits, admit: Admit | None = None) -> Image.Image:
-    """Decodes a picture of a format in the table of file_formats to an upright RGB picture.
+    """Decode a picture of a format in the table of file_formats to an upright RGB picture.
 
-    Of an animation or a TIFF of several pages the first one, transparency on white, of 16-bit samples the high byte;
-    the EXIF orientation is applied. JPEGs are decoded at full size, so pixels equal those of Image.open.
-    admit: called before any pixel is decoded; may raise InputError.
-
-    Raises InputError with `field` for other data and for pictures that are damaged, truncated or too large.
+    Of an animation or a TIFF of several pages the first one, transparency on white, of 16-bit samples the high byte.
+    admit: called before any pixel is decoded; may raise InputError. InputError with `field` for other data and for
+    pictures that are damaged, truncated or too large.
     """
     with open_image(data, field=field, limits=limits) as image:
         if admit is not None:

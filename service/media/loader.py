@@ -17,12 +17,11 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from models.interfaces.resizing import FrameResizer
 from service.confined.workers import FairSemaphore, WorkerLost, WorkerPool
-from service.media.data_url import declared_type, decode_base64, is_data_url, payload_of
 from service.media.decode import Choose, decode_audio, decode_frame_list, decode_video
-from service.media.fetch import Fetcher
+from service.media.fetch import Fetcher, declared_type, decode_base64, is_data_url, payload_of
 from service.media.file_formats import is_confined
 from service.media.image_decode import decode_image, load_decoders, read_image
-from service.media.limits import MediaLimits, RequestLimits
+from service.media.messages import MediaLimits, RequestLimits
 
 T = TypeVar("T")
 
@@ -99,9 +98,8 @@ class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
     Base64 and pictures are decoded in `image_threads` threads (pictures in the processes of `image_pool`, if given),
-    videos, audio and pictures of some formats (is_confined) in the processes of `pool`. Clients take turns, so that one
-    with many hostile files does not keep the others waiting. on_read: called with the kind of URL ("data" or "remote")
-    and the seconds that reading it took.
+    videos, audio and pictures of some formats (is_confined) in the processes of `pool`. Clients take turns. on_read:
+    called with the kind of URL ("data" or "remote") and the seconds that reading it took.
 
     Arguments of the methods:
     field: path of the URL in the request; every method raises InputError with it, and FetchesBusy for a remote URL

@@ -16,7 +16,7 @@ from models.interfaces import cpus
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoMetadata
 from service.media.file_formats import Kind, readers, recognise, refusal
-from service.media.limits import VideoLimits
+from service.media.messages import VideoLimits
 
 DAV1D = "libdav1d"
 CODECS = {"h264", "hevc", "vp8", "vp9", "av1", DAV1D, "libvpx", "libvpx-vp9", "mpeg4", "mpeg2video", "mjpeg", "msmpeg4"}

@@ -1,8 +1,7 @@
 """How many API processes and engines a server starts, and the configuration of each engine.
 
 On an H200 with 32 processors and one engine, four API processes give the first token of 32 streams in 75 instead of
-127 ms, and make no difference to a single stream (docs/performance.md). If there are few processors, or if the engine
-computes on the same ones, a second process only takes them away from the engine.
+127 ms (docs/performance.md). With few processors, a second process only takes them away from the engine.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ used."""
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import sys
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
@@ -14,12 +12,9 @@ from typing import Annotated, Any, Literal, get_origin
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, NoDecode
@@ -67,8 +62,6 @@ def load_yaml(text: str, meaning: Callable[[object], str] = str, *, as_written: 
 _SUBJECT = re.compile(r"^\w+ should ")
 """How pydantic begins: "Input should be", "Tuple should have"."""
 _PATH = re.compile(r"^Input is not a valid path\b.*")
-_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")
-"""NUL, and what Python has in place of bytes that are not of the locale's encoding."""
 _REASON = re.compile(r", (unable to|got) .*$| after validation\b")
 
 
@@ -95,17 +88,6 @@ def explain(problem: Any) -> str:
     shown = isinstance(value, str | int | float) and where != "api_key"
     given = " (nothing given)" if value is None else f" ({value!r:.80} given)" if shown else ""
     return f"{where}: {message}{given}" if where else message
-
-
-def value_problem(values: Iterable[tuple[str, Any]]) -> str:
-    """The first setting that no child process could be told, since its value has bytes that are no text, or a NUL, or
-    with a path in a home that cannot be found: without HOME, a user has one only by name. Empty if there is none."""
-    for name, value in values:
-        if any(_NO_TEXT.search(str(part)) for part in (value if isinstance(value, tuple) else (value,))):
-            return f"{name}: has bytes that are not {sys.getfilesystemencoding()}, or a NUL"
-        if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
-            return f"{name}: no home is known for {value}; set HOME, or name another path"
-    return ""
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -160,17 +142,6 @@ def parse_bytes(value: str) -> int:
     if size > MOST:
         raise ValueError(f"must be at most {MOST} bytes")
     return int(size)
-
-
-def no_boolean(cls: type[BaseModel], value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Refuses booleans for numbers, which Python takes them for. The settings' own file has none, but those of Ray,
-    which others read."""
-    accepted = handler(value)
-    parts = value if isinstance(value, list | tuple) else (value,)
-    is_switch = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
-    if not is_switch and any(isinstance(part, bool) for part in parts):
-        raise ValueError("must be a number, not a boolean")
-    return accepted
 
 
 def _several(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.link.config import Device, Drafts, DType, LoadFormat, Quantization
@@ -34,10 +34,8 @@ from service.settings.reading import (
     Words,
     Workers,
     explain,
-    no_boolean,
     read_file,
     suggestion,
-    value_problem,
 )
 from service.system.access import is_loopback, keys_in, media_hosts_problem
 from service.system.gpus import engines_problem
@@ -252,11 +250,12 @@ class Settings(BaseSettings):
         "the default. Each has its own captured graphs, made once it is asked for. Default: the model's, 10 4 6 16.",
     )
 
-    _numbers_are_no_booleans = field_validator("*", mode="wrap")(no_boolean)
-
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if problem := value_problem(self) or media_hosts_problem(self.media_urls, self.media_domain):
+        for name, value in self:  # a user of a container may have no home
+            if isinstance(value, Path) and os.path.expanduser(value).startswith("~"):
+                raise ValueError(f"{name}: no home is known for {value}; set HOME, or name another path")
+        if problem := media_hosts_problem(self.media_urls, self.media_domain):
             raise ValueError(problem)
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image
 
-from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.processes import ROOT, ServerProcess
 
 MODEL = "reprise/qwen2_vl"
 WORLD = ROOT / "tests/golden/world"
@@ -41,18 +39,9 @@ MOST_WRONG = 0.08
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module", params=["replayed", "eager"])
-def server(request: pytest.FixtureRequest, embedded_server: ServerProcess) -> Iterator[ServerProcess]:
-    if request.param == "replayed":
-        yield embedded_server
-        return
-    with served("--no-graphs", "--dtype", "auto", "--max-frames", "16") as running:
-        yield running
-
-
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 
@@ -116,8 +105,8 @@ async def check_answers(server: ServerProcess) -> None:
     assert len(wrong) <= MOST_WRONG * len(entries), wrong
 
 
-async def test_answers_among_others_are_right_and_end_by_themselves(server: ServerProcess) -> None:
-    await check_answers(server)
+async def test_answers_among_others_are_right_and_end_by_themselves(embedded_server: ServerProcess) -> None:
+    await check_answers(embedded_server)
 
 
 def test_a_streamed_answer_is_the_same(client: OpenAI) -> None:
@@ -134,12 +123,6 @@ def test_several_turns_about_a_picture(client: OpenAI) -> None:
         answer = client.chat.completions.create(model=MODEL, messages=messages).choices[0].message.content
         assert answer == wanted
         messages.append({"role": "assistant", "content": answer})
-
-
-def test_the_first_example_of_the_readme(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "service.cli", "ask", str(SHAPES), "What is in this picture?", "--url", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
-    assert done.stdout == SEEN + "\n"
 
 
 def test_a_question_without_a_picture(client: OpenAI) -> None:

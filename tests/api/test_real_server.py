@@ -108,20 +108,6 @@ def test_the_same_prompt_again_hits_the_prefix(client: OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_seeds_decide(client: OpenAI) -> None:
-    def sample(seed: int, **fields: Any) -> list[str]:
-        free = {"temperature": 2.0, "top_p": 1.0, "extra_body": {"ignore_eos": True, "top_k": -1}}
-        # Long enough to go beyond the answer, of which the model is sure.
-        answer = ask(client, text_part("Anything."), seed=seed, max_tokens=48, **free, **fields)
-        return [choice.message.content for choice in answer.choices]
-
-    assert sample(7) == sample(7)
-    assert sample(7) != sample(8)
-    three = sample(7, n=3)
-    assert len(set(three)) == 3 and three[0] == sample(7)[0] and three == sample(7, n=3)
-
-
-@pytest.mark.slow
 def test_values_end_in_json_though_digits_are_biased(client: OpenAI) -> None:
     tokenize = resolve(family_of(EMBEDDED / "qwen2_vl").processor)(EMBEDDED / "qwen2_vl").tokenize
     for part, digit in (

@@ -304,7 +304,7 @@ def test_a_runner_on_demand_captures_what_a_call_missed() -> None:
     pool = GraphPool(torch.device("cpu"), LIMIT)
     buckets = [{"rows": 2}, {"rows": 4}]
     runner = GraphRunner(
-        "tiny", "decode", Counter("cpu"), buckets, pool, Observations(), on_demand=True, before_ready=()
+        "tiny", "decode", Counter("cpu"), buckets, pool, Observations(), on_demand=buckets, before_ready=()
     )
     assert not runner.capture_next(idle=True) and runner.num_untried == 0
     plan = Plan(arrays={"slots": torch.tensor([5, 2]).numpy()}, required={"rows": 2})

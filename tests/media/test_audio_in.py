@@ -12,7 +12,7 @@ from models.interfaces.errors import InputError
 from service.media.audio_decode import decode_samples
 from service.media.audio_out import StreamingEncoder
 from service.media.decode import decode_audio, decode_workers
-from service.media.limits import AudioLimits
+from service.media.messages import AudioLimits
 from tests.media.samples import mutations, sound, sound_by_av, tone
 
 FIELD = "ref_audio"

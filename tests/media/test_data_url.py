@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
-from service.media.data_url import declared_type, decode_base64, is_data_url, payload_of
+from service.media.fetch import declared_type, decode_base64, is_data_url, payload_of
 
 
 @given(st.binary(max_size=200))

@@ -15,7 +15,7 @@ from deploy.documents import formats_page
 from models.interfaces.errors import InputError
 from service.media.file_formats import FORMATS, Kind, is_confined, refusal
 from service.media.image_decode import decode_image
-from service.media.limits import ImageLimits
+from service.media.messages import ImageLimits
 from tests.media.samples import encoded, picture
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from models.interfaces.resizing import FrameResizer
 from service.media import image_decode
 from service.media.decode import Choose, decode_frame_list
 from service.media.image_decode import upright_picture
-from service.media.limits import ImageLimits, VideoLimits
+from service.media.messages import ImageLimits, VideoLimits
 from tests.media import samples
 from tests.media.samples import chosen, every
 

@@ -29,7 +29,7 @@ from service.media.image_header import (
     MOST_STEPS,
     SCAN,
 )
-from service.media.limits import ImageLimits
+from service.media.messages import ImageLimits
 from tests.media.samples import encoded, mutations, picture
 from tests.support.slow import slow
 

@@ -15,8 +15,8 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import DIGEST_BYTES, VideoFrames
 from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.limits import MediaLimits, RequestLimits
 from service.media.loader import MediaLoader
+from service.media.messages import MediaLimits, RequestLimits
 from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.slow import slow
 
@@ -142,9 +142,7 @@ async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
         await loader.image(data_url(encoded(picture(170, 170), "PNG")), itself, field="f", budget=budget)
 
 
-async def test_isolated_pictures_are_not_decoded_in_this_process(
-    loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_isolated_pictures_are_decoded_elsewhere(loader: MediaLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
 
     def opened(*args: object, **options: object) -> None:

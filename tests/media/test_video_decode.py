@@ -12,7 +12,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from service.media import video_decode
-from service.media.limits import VideoLimits
+from service.media.messages import VideoLimits
 from service.media.video_decode import VideoSource
 from tests.media import samples
 

@@ -13,7 +13,7 @@ from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.confined.workers import WorkerLimits, WorkerPool
 from service.media.decode import Choose, decode_video, decode_workers
-from service.media.limits import VideoLimits
+from service.media.messages import VideoLimits
 from tests.media import samples
 from tests.media.samples import chosen, every
 

@@ -20,8 +20,7 @@ from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment
 from service.media.decode import decode_audio, decode_workers
-from service.media.limits import AudioLimits
-from service.media.messages import DecodeAudio
+from service.media.messages import AudioLimits, DecodeAudio
 from tests.media.samples import sound, tone
 from tests.support.processes import stand_still
 from tests.support.waiting import until

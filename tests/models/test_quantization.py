@@ -13,8 +13,7 @@ from torch import nn
 
 from models.checkpoints.registry import family_of, resolve
 from models.layers.e4m3 import COLUMNS, E4M3, E4M3Linear, E4M3Weight
-from models.qwen_vl.model import load_model
-from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, TOKENS, processor, prompt
+from tests.models.families.family import Family, families
 from tests.support.chat_golden import generate, golden_prompt, rounding_error
 from tests.support.golden import GOLDEN, inputs, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
@@ -67,18 +66,19 @@ def test_a_tied_head_is_a_copy_and_the_embeddings_stay() -> None:
     assert quantised.decoder.embed_tokens.weight.dtype == torch.float32
 
 
-def test_replayed_and_eager_steps_are_alike() -> None:
+@pytest.mark.parametrize("family", families("qwen2_vl", "qwen3_5", quick=("qwen2_vl",)))
+def test_replayed_and_eager_steps_are_alike(family: Family) -> None:
     """Several requests together, prefills in chunks."""
-    model = load_model(DIRECTORY, CPU, torch.float32, "published", "fp8")
+    model = loaded(family.directory, quantization="fp8")
     found: dict[bool, dict[str, tuple[list[int], np.ndarray]]] = {}
     for graphs in (True, False):
-        engine = InlineEngine(model, processor(), graphs=graphs, num_pages=128, max_step_tokens=37)
-        for name in PROMPTS:
-            engine.submit(name, prompt(name), max_tokens=TOKENS, logprobs=2)
+        engine = InlineEngine(model, family.processor, graphs=graphs, num_pages=1024, max_step_tokens=37)
+        for name in family.prompts:
+            engine.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=2)
         engine.run()
         assert not engine.failures()
         assert (("decode", "replay") in engine.routes()) == graphs
-        found[graphs] = {name: (engine.tokens(name), engine.log_probabilities(name)) for name in PROMPTS}
+        found[graphs] = {name: (engine.tokens(name), engine.log_probabilities(name)) for name in family.prompts}
     for (tokens, log_probabilities), (others, expected) in zip(
         found[True].values(), found[False].values(), strict=True
     ):

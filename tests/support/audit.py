@@ -58,10 +58,11 @@ def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
     """Shape and dtype of a decode step's logits; fake tensors raise where the decoder reads a value on the host."""
     with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
         states, read = allocate_states(decoder, 4, torch.device("cpu")), torch.empty(rows, dtype=torch.int64)
-        batch = PagedBatch.of_decode_rows(
+        batch = PagedBatch(
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
             slot_mapping=torch.empty(rows, dtype=torch.int64),
+            num_decode_rows=rows,
             block_tables=torch.empty((rows, 3), dtype=torch.int32),
             seq_lens=torch.empty(rows, dtype=torch.int32),
             states=StateRows(states, torch.empty_like(read), read) if states else None,
@@ -78,13 +79,13 @@ def audited_verify(decoder: Decoder, rows: int, tokens: int) -> BufferSpec:
         cpu, each = torch.device("cpu"), torch.empty(rows, dtype=torch.int64)
         states = allocate_states(decoder, 4, cpu)
         inputs = allocate_pending(decoder, 3, tokens - 1, cpu)
-        batch = PagedBatch.of_chunks(
+        batch = PagedBatch(
             [spec.allocate(4, 16, cpu, torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
             slot_mapping=torch.empty(rows * tokens, dtype=torch.int64),
-            cu_seqlens=torch.empty(rows + 1, dtype=torch.int32),
-            block_tables=torch.empty((rows, 3), dtype=torch.int32),
-            seq_lens=torch.empty(rows, dtype=torch.int32),
+            cu_seqlens_q=torch.empty(rows + 1, dtype=torch.int32),
+            prefill_tables=torch.empty((rows, 3), dtype=torch.int32),
+            prefill_lens=torch.empty(rows, dtype=torch.int32),
             states=StateRows(states, each, each, inputs=inputs, slots=each, pending=each) if states else None,
         )
         embeddings = decoder.embed(torch.empty(rows * tokens, dtype=torch.int64))

@@ -39,6 +39,7 @@ class FakeProcessor:
     reasoning_markers = ("<think>", "</think>")
     call_format: CallFormat = "json"
     template_options = frozenset[str]()
+    modes: Mapping[str, Any] = {}
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

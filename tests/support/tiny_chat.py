@@ -35,6 +35,7 @@ class TinyEncoder(nn.Module):
     """
 
     name = "vision"
+    rare_buckets: Sequence[Bucket] = ()
 
     def __init__(self) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ class Served:
         }
         places = torch.cat([(1 + pages * row) * _PAGE + place for row, place in enumerate(positions)])
         bounds = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
-        batch = PagedBatch.of_new_prompts(caches, _PAGE, places, bounds)
+        batch = PagedBatch(caches, _PAGE, places, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
         state["conditioning"][1:] = self.model.prefill(inputs, batch)
         return self._generate(prompts, state, caches)
 

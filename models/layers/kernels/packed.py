@@ -10,6 +10,10 @@ from torch import Tensor
 
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.one_segment import FEATURES, far
+from models.layers.packed import WINDOW
+
+_WINDOW: tl.constexpr = tl.constexpr(WINDOW)
+_WINDOW_ROWS = 32
 
 
 @triton.jit
@@ -70,6 +74,52 @@ def residual_layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias
         ADD=residual is not None,
         num_warps=min(8, max(1, block // 512)),
     )
+    return out
+
+
+@triton.jit
+def _window_attention_kernel(
+    qkv_ptr,
+    out_ptr,
+    num_rows,
+    scale,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one head of ROWS rows, each of which reads the keys of its window."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    here = (rows < num_rows)[:, None] & (columns < D)[None, :]
+    head = tl.program_id(1) * D + columns[None, :]
+    width: tl.constexpr = HEADS * D
+    q = tl.load(qkv_ptr + rows.to(tl.int64)[:, None] * (3 * width) + head, mask=here, other=0.0).to(tl.float32)
+    first = qkv_ptr + (rows // _WINDOW * _WINDOW).to(tl.int64)[:, None] * (3 * width) + width + head
+    most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for row in tl.static_range(_WINDOW):
+        k = tl.load(first + row * 3 * width, mask=here, other=0.0).to(tl.float32)
+        v = tl.load(first + row * 3 * width + width, mask=here, other=0.0).to(tl.float32)
+        score = tl.sum(q * k, 1) * scale
+        higher = tl.maximum(most, score)
+        kept, weight = tl.exp(most - higher), tl.exp(score - higher)
+        out = out * kept[:, None] + weight[:, None] * v
+        total, most = total * kept + weight, higher
+    out = out / total[:, None]
+    tl.store(out_ptr + rows.to(tl.int64)[:, None] * width + head, out.to(out_ptr.dtype.element_ty), mask=here)
+
+
+def window_attention(qkv: Tensor, num_heads: int) -> Tensor:
+    """qkv [n, 3 * heads * D], contiguous."""
+    rows, width = qkv.shape[0], qkv.shape[1] // 3
+    out = torch.empty((rows, width), device=qkv.device, dtype=qkv.dtype)
+    head_dim = width // num_heads
+    grid = triton.cdiv(rows, _WINDOW_ROWS), num_heads
+    sizes = {"HEADS": num_heads, "D": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "ROWS": _WINDOW_ROWS}
+    launch(_window_attention_kernel, grid, qkv, out, rows, head_dim**-0.5, **sizes, num_warps=4)
     return out
 
 

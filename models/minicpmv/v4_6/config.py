@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _TOWER_FIXED: Mapping[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "window_ke
 _TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 _TOP_FIXED: Mapping[str, Any] = {"merge_kernel_size": [2, 2], "merger_times": 1}
 _PROCESSOR_FIXED: Mapping[str, Any] = {"slice_mode": True, "stack_frames": 1}
-_MODES = {"16x": 4, "4x": 2}
+MODES = {"16x": 4, "4x": 2}
 """By downsample_mode: patches per side that become one token."""
 _INSERT_LAYER = 6
 _SECTION = (11, 11, 10)
@@ -39,7 +39,8 @@ class MediaRule:
 
 @dataclass(frozen=True)
 class MiniCPMV46Config:
-    """merge: patches per side that become one token, 4 (16x mode) or 2 (4x mode, without the merger in the tower).
+    """merge: patches per side that become one token, 4 (16x mode) or 2 (4x mode, without the merger in the tower), of
+    requests that name no mode.
     insert_layer: number of the block behind which the tower merges. canvas: positions have three axes, as in 4.7.
     text: as of models.qwen_vl.v3_5.config.text_fields."""
 
@@ -59,6 +60,14 @@ class MiniCPMV46Config:
     def hidden_size(self) -> int:
         return int(self.text["hidden_size"])
 
+    def in_mode(self, mode: str) -> MiniCPMV46Config:
+        """The same in another of MODES: the sides of slices are whole numbers of its squares."""
+        unit = self.vision.patch_size * MODES[mode]
+        images, videos = (
+            replace(rule, slicing=replace(rule.slicing, unit=unit)) for rule in (self.images, self.videos)
+        )
+        return replace(self, merge=MODES[mode], images=images, videos=videos)
+
 
 def load_config(directory: Path) -> MiniCPMV46Config:
     """CheckpointError names the file and the field that is missing or not supported."""
@@ -71,9 +80,9 @@ def load_config(directory: Path) -> MiniCPMV46Config:
     where, images = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     video_place, videos = preprocessor_fields(directory, "video_processor", "video_preprocessor_config.json")
     mode = images.get("downsample_mode") or config.get("downsample_mode") or "16x"
-    if mode not in _MODES:
-        raise CheckpointError(f"{where}: downsample_mode {mode!r} is not one of {', '.join(_MODES)}")
-    merge, patch = _MODES[mode], int(vision["patch_size"])
+    if mode not in MODES:
+        raise CheckpointError(f"{where}: downsample_mode {mode!r} is not one of {', '.join(MODES)}")
+    merge, patch = MODES[mode], int(vision["patch_size"])
     named = [section.get("insert_layer_id") for section in (config, vision)]
     insert = next((number for number in named if number is not None), _INSERT_LAYER)
     if insert >= int(vision["num_hidden_layers"]) - 1:

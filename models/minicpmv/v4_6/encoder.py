@@ -20,16 +20,12 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule
-from models.layers.attention import dense_attention
 from models.layers.mlp import MLP, Activation
-from models.layers.packed import byte_lookup, layer_norm
+from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
 from models.layers.tower import TowerBlock, run_tower
 from models.minicpmv.encoder import SLICES, byte_values, cumulative
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
-
-WINDOW = 4
-"""Patches that a merger joins."""
 
 
 class Merger(nn.Module):
@@ -59,16 +55,19 @@ class WindowMerger(nn.Module):
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """x and attention_norm(x) [P, hidden_size] -> [P / WINDOW, hidden_size]."""
-        q, k, v = self.qkv(normed).view(-1, WINDOW, 3, self.num_heads, x.shape[1] // self.num_heads).unbind(2)
-        x = x + self.out(dense_attention(q, k, v).flatten(2).view_as(x))
+        x = x + self.out(window_attention(self.qkv(normed), self.num_heads))
         windows = x.view(-1, WINDOW, x.shape[1])
         return windows.mean(dim=1) + self.merge(windows.flatten(1))
 
 
 class MiniCPMV46Encoder(nn.Module):
-    """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches, a multiple of 16, and S sequences
-    (slices): pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32
-    [S + 1], its tail repeating the total. Embeddings: a row for each square of merge^2 patches, row by row."""
+    """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches, a multiple of 16, and S slices: pixels
+    uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32 [S + 1], its tail
+    repeating the total. Embeddings: a row for each square of 4^2 patches, in 4x mode of 2^2, row by row.
+
+    A bucket counts slices of 16x mode as sequences and those of 4x mode as fine_sequences, and one of both is 0: no
+    bucket holds items of both modes.
+    """
 
     name = "vision_encoder"
     byte_values: Tensor
@@ -77,7 +76,7 @@ class MiniCPMV46Encoder(nn.Module):
         super().__init__()
         self.config, vision = config, config.vision
         self.tower = Tower(vision)
-        self.window_merger = WindowMerger(config) if config.merge == 4 else None
+        self.window_merger = WindowMerger(config)
         inner = WINDOW * vision.hidden_size
         self.merger = Merger(vision.hidden_size, inner, config.hidden_size, "gelu", vision.norm_eps)
         self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
@@ -88,13 +87,21 @@ class MiniCPMV46Encoder(nn.Module):
         self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
 
     def default_buckets(self) -> list[Bucket]:
+        return self._buckets(self.config.merge)
+
+    @property
+    def rare_buckets(self) -> list[Bucket]:
+        """Of the other mode."""
+        return self._buckets(6 - self.config.merge)
+
+    def _buckets(self, merge: int) -> list[Bucket]:
         side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
         # Slices have about side^2 patches, those of aspects within 4:1 one square more in each row at most.
-        longest = side * (side + self.config.merge)
+        longest = side * (side + merge)
         sizes = {slices * patches: slices for patches in (longest, side * side) for slices in SLICES}
         strip = 4 * side * side  # Of aspects beyond that.
         return [
-            {"patches": patches, "sequences": slices, "max_seqlen": min(patches, strip)}
+            {"patches": patches, **_slices(slices, merge), "max_seqlen": min(patches, strip)}
             for patches, slices in sorted(sizes.items())
         ]
 
@@ -107,30 +114,33 @@ class MiniCPMV46Encoder(nn.Module):
         return {
             "pixels": BufferSpec((patches, 3 * self.config.vision.patch_size**2), torch.uint8),
             "position_ids": BufferSpec((patches,), torch.int32),
-            "cu_slices": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+            "cu_slices": BufferSpec((bucket["sequences"] + bucket["fine_sequences"] + 1,), torch.int32),
         }
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
         lengths = [rows * columns for rows, columns in self._grids(items)]
-        return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths, default=0)}
+        slices = _slices(len(lengths), merge_of(items[0]))
+        return {"patches": sum(lengths), **slices, "max_seqlen": max(lengths)}
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        grids, side = self._grids(items), self.config.vision.table_side
+        grids, side, merge = self._grids(items), self.config.vision.table_side, merge_of(items[0])
         cu_slices = cumulative([rows * columns for rows, columns in grids])
         arrays = {
-            "pixels": np.concatenate([self._patches(frame) for item in items for frame in item.frames]),
-            "position_ids": np.concatenate([_position_ids(*grid, side, self.config.merge) for grid in grids]),
+            "pixels": np.concatenate([self._patches(frame, merge) for item in items for frame in item.frames]),
+            "position_ids": np.concatenate([_position_ids(*grid, side, merge) for grid in grids]),
             "cu_slices": cu_slices,
         }
         return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": int(cu_slices[-1])})
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        """Parts made of whole slices, each as large as `limit` allows."""
+        """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
+        slices = limit["sequences"] + limit["fine_sequences"]
+        patches = min(limit["patches"], self._buckets(merge_of(item))[-1]["patches"])
         ends = cumulative([rows * columns for rows, columns in self._grids([item])])
         borders = [0]
         for index in range(len(item.frames)):
             first = borders[-1]
-            full = ends[index + 1] - ends[first] > limit["patches"] or index + 1 - first > limit["sequences"]
+            full = ends[index + 1] - ends[first] > patches or index + 1 - first > slices
             if full and index > first:
                 borders.append(index)
         parts = list(pairwise([*borders, len(item.frames)]))
@@ -141,7 +151,7 @@ class MiniCPMV46Encoder(nn.Module):
         patches = byte_lookup(buffers["pixels"], self.byte_values[None], tower.patch_embedding.in_features)
         x = tower.embed(patches, buffers["position_ids"])
         blocks = cast("Sequence[TowerBlock]", tower.layers)
-        if self.window_merger is not None:
+        if not bucket["fine_sequences"]:
             last = self.config.insert_layer + 1
             # run_tower leaves the sum in x that it returns the norm of.
             normed = run_tower(blocks[:last], x, self.window_merger.attention_norm, None, cu_slices, longest)
@@ -155,9 +165,9 @@ class MiniCPMV46Encoder(nn.Module):
         size = self.config.vision.patch_size
         return [(frame.shape[0] // size, frame.shape[1] // size) for item in items for frame in item.frames]
 
-    def _patches(self, frame: np.ndarray) -> np.ndarray:
+    def _patches(self, frame: np.ndarray, merge: int) -> np.ndarray:
         """uint8 [height, width, 3] -> [patches, values] in the order of `window_order`."""
-        size, merge = self.config.vision.patch_size, self.config.merge
+        size = self.config.vision.patch_size
         rows, columns = frame.shape[0] // size, frame.shape[1] // size
         patches = frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
         return patches[window_order(rows, columns, merge)]
@@ -170,9 +180,18 @@ class MiniCPMV46Encoder(nn.Module):
             frames=item.frames[first:last],
             num_patches=patches,
             num_sequences=last - first,
-            num_embeds=patches // self.config.merge**2,
+            num_embeds=patches // merge_of(item) ** 2,
             digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
         )
+
+
+def merge_of(item: MediaItem) -> int:
+    """Patches per side of a token: 4 in 16x mode, 2 in 4x mode."""
+    return 4 if item.num_patches == 16 * item.num_embeds else 2
+
+
+def _slices(count: int, merge: int) -> Bucket:
+    return {"sequences": count * (merge == 4), "fine_sequences": count * (merge == 2)}
 
 
 @lru_cache(maxsize=1024)
@@ -193,19 +212,16 @@ def _position_ids(rows: int, columns: int, side: int, merge: int) -> np.ndarray:
 
 
 def encoder_rules(config: MiniCPMV46Config) -> list[Rule]:
-    """Rules for a MiniCPMV46Encoder named "encoder"; in 4x mode the merger in the tower is not loaded."""
+    """Rules for a MiniCPMV46Encoder named "encoder"."""
     width, published, ours = config.vision.hidden_size, "model.vision_tower.vit_merger.", "encoder.window_merger."
-    rules = [*tower_rules(config.vision, "encoder.tower.", "model.vision_tower.")]
-    rules += _merger_rules("model.merger.mlp.0.", "encoder.merger.")
-    if config.merge == 2:
-        return rules
     fused = [
         Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}qkv.{kind}", rows=(part * width, (part + 1) * width))
         for part, name in enumerate("qkv")
         for kind in ("weight", "bias")
     ]
     return [
-        *rules,
+        *tower_rules(config.vision, "encoder.tower.", "model.vision_tower."),
+        *_merger_rules("model.merger.mlp.0.", "encoder.merger."),
         *fused,
         Rule(f"{published}self_attn.out_proj.{{rest}}", f"{ours}out.{{rest}}"),
         Rule(f"{published}layer_norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
-from models.checkpoints.tied_head import with_the_files_head
-from models.minicpmv.v4_6.config import MiniCPMV46Config, load_config
+from models.checkpoints.chat_model import VisionChatModel
+from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.minicpmv.v4_6.config import load_config
 from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder, encoder_rules
-from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, hybrid_rules
-from models.qwen_vl.v3_5.model import draft_tensors, hybrid_config
-
-
-class MiniCPMV46(nn.Module):
-    """Implements models.protocol.ChatModel."""
-
-    def __init__(self, config: MiniCPMV46Config, decoder: HybridConfig) -> None:
-        super().__init__()
-        self.encoder = MiniCPMV46Encoder(config)
-        self.decoder = HybridDecoder(decoder)
+from models.qwen_vl.v3_5.language import HybridDecoder
+from models.qwen_vl.v3_5.model import load_hybrid
 
 
 @torch.inference_mode()
@@ -32,26 +22,10 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> MiniCPMV46:
+) -> VisionChatModel[MiniCPMV46Encoder, HybridDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
-    hybrid = hybrid_config(config.text)
-    hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    with without_memory():
-        model = MiniCPMV46(config, hybrid)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
-    unread = ["model.vision_tower.vit_merger.{rest}"] if config.merge == 2 else []
-    load_parameters(
-        model,
-        directory,
-        [*encoder_rules(config), *hybrid_rules(hybrid, "saved")],
-        device=torch.device(device),
-        dtype=dtype,
-        load_format=load_format,
-        ignore=[*unread, *draft_tensors(hybrid), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
-    )
-    if load_format == "published":
-        model.decoder.shift_norms()
+    encoder, settings = partial(MiniCPMV46Encoder, config), (directory, device, dtype, load_format, quantization)
+    model = load_hybrid(encoder, encoder_rules(config), config.text, *settings)
     model.encoder.prepare()
-    return model.eval()
+    return model

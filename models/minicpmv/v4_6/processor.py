@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from models.interfaces.media import (
 )
 from models.interfaces.resizing import FrameResizer
 from models.minicpmv.slicing import SliceRule, slice_picture
-from models.minicpmv.v4_6.config import MiniCPMV46Config, load_config
+from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.qwen_vl.v3.processor import split_reasoning
 from models.text.chat_template import (
@@ -93,10 +94,8 @@ class MiniCPMV46Processor(TextProcessor):
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
-        self.config = config
         self.template_options = frozenset({"enable_thinking"}) & template.variables
         self.reasoning_markers = _REASONING if self.template_options else None
-        self._settings = repr((config.merge, config.vision, config.pixel_mean, config.pixel_std)).encode()
         self._pads = {"image": config.image_token_id, "video": config.video_token_id}
         names = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
         if missing := [name for name in names if name not in tokenizer.special_ids]:
@@ -106,6 +105,13 @@ class MiniCPMV46Processor(TextProcessor):
         structural = [self._line_break, *(self._markers[name] for name in names[:4])]
         self._structural = {int(part.token_ids[0]) for part in structural}
         self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
+        self._configure(config)
+        self.modes = {mode: copy(self)._configure(config.in_mode(mode)) for mode in MODES}
+
+    def _configure(self, config: MiniCPMV46Config) -> MiniCPMV46Processor:
+        self.config = config
+        self._settings = repr((config.merge, config.vision, config.pixel_mean, config.pixel_std)).encode()
+        return self
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import tensor_shape
 from models.interfaces.rule import Rule
@@ -17,40 +17,23 @@ from models.qwen_vl.v3.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
 
-class Qwen3VL(nn.Module):
-    """Implements models.protocol.ChatModel."""
-
-    def __init__(self, config: Qwen3VLConfig, decoder: DecoderConfig) -> None:
-        super().__init__()
-        self.encoder = Qwen3VLEncoder(config.tower, config.images)
-        self.decoder = CausalDecoder(decoder)
-
-
 def load_model(
     directory: Path,
     device: torch.device | str,
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
-) -> Qwen3VL:
+) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = with_the_files_head(decoder_config(config), directory, device, load_format)
-    with without_memory():
-        model = Qwen3VL(config, decoder)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
     layout = expert_layout(directory, decoder) if load_format == "published" else "published"
-    load_parameters(
-        model,
-        directory,
+    return load_chat_model(
+        lambda: (Qwen3VLEncoder(config.tower, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.tower), *decoder_rules(decoder, layout)],
-        device=torch.device(device),
-        dtype=dtype,
-        load_format=load_format,
+        *(directory, device, dtype, load_format, quantization),
         ignore=["lm_head.weight"] if decoder.tied else [],
     )
-    return model
 
 
 def decoder_config(config: Qwen3VLConfig) -> DecoderConfig:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from models.checkpoints.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
+from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import tensor_shape
+from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import DecoderConfig
 from models.layers.gated_delta import GatedDeltaConfig
 from models.layers.rope_field import rope_field
-from models.qwen_vl.v3.config import Qwen3VLConfig
 from models.qwen_vl.v3.model import vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.v3_5.config import FULL, load_config
 from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
-
-
-class Qwen35(nn.Module):
-    """Implements models.protocol.ChatModel."""
-
-    def __init__(self, config: Qwen3VLConfig, decoder: HybridConfig) -> None:
-        super().__init__()
-        self.encoder = Qwen3VLEncoder(config.tower, config.images)
-        self.decoder = HybridDecoder(decoder)
 
 
 def load_model(
@@ -41,27 +33,38 @@ def load_model(
     quantization: Quantization = "none",
     *,
     drafter: bool = False,
-) -> Qwen35:
+) -> VisionChatModel[Qwen3VLEncoder, HybridDecoder]:
     """drafter: loads the drafter, too, unless the files have none; some tools leave it out.
 
     Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor.
     """
     config = load_config(directory)
+    encoder = partial(Qwen3VLEncoder, config.tower, config.images)
+    settings = directory, device, dtype, load_format, quantization
+    return load_hybrid(encoder, vision_rules(config.tower), config.text, *settings, drafter=drafter)
+
+
+def load_hybrid(
+    encoder: Callable[[], E],
+    encoder_rules: Sequence[Rule],
+    text: Mapping[str, Any],
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    quantization: Quantization,
+    *,
+    drafter: bool = False,
+) -> VisionChatModel[E, HybridDecoder]:
+    """load_model of an encoder over this language model. text: as of hybrid_config."""
     drafter &= load_format == "random" or tensor_shape(directory, "mtp.fc.weight") is not None
-    hybrid = replace(hybrid_config(config.text), drafter=drafter)
+    hybrid = replace(hybrid_config(text), drafter=drafter)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    with without_memory():
-        model = Qwen35(config, hybrid)
-        if quantization == "fp8":
-            model.decoder.hold_in_e4m3()
     layers, draft_layers = (_expert_layout(directory, load_format, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
-    load_parameters(
-        model,
-        directory,
-        [*vision_rules(config.tower), *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
-        device=torch.device(device),
-        dtype=dtype,
-        load_format=load_format,
+    model = load_chat_model(
+        lambda: (encoder(), HybridDecoder(hybrid)),
+        [*encoder_rules, *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
+        *(directory, device, dtype, load_format, quantization),
         ignore=[*([] if drafter else draft_tensors(hybrid)), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
     if load_format == "published":
@@ -103,6 +106,7 @@ def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
 
 
 def draft_tensors(config: HybridConfig) -> list[str]:
-    """Names of the drafter's tensors, for models that run without."""
+    """Names of the drafter's tensors, whatever the number of its layers, for models that run without."""
     layouts: list[ExpertLayout] = ["saved", "apart"]
-    return [rule.published for layout in layouts for rule in drafter_rules(config, layout)]
+    names = [rule.published for layout in layouts for rule in drafter_rules(config, layout)]
+    return [name.replace("mtp.layers.0.", "mtp.layers.{i}.") for name in names]

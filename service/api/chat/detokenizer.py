@@ -206,11 +206,8 @@ MIN_LOGPROB = -9999.0
 
 
 class StopCutter:
-    """Passes text on up to the first stop string, and holds back text that may be the start of one.
-
-    The stop string that is complete first counts; of several that end at the same character, the longest. So the result
-    does not depend on how the text is split into chunks.
-    """
+    """Pass text on up to the stop string that is complete first, of several the longest; hold back what may begin one.
+    The result does not depend on how the text is split into chunks."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -238,10 +235,8 @@ class StopCutter:
 
 
 class ReasoningSplitter:
-    """Separates the text between a model's reasoning markers (<think>, </think>) from the content.
-
-    Reasoning can only come first. opened: the prompt itself ended with the opening marker.
-    """
+    """Separate the text between a model's reasoning markers (<think>, </think>) from the content. Reasoning can only
+    come first. opened: the prompt itself ended with the opening marker."""
 
     def __init__(self, markers: tuple[str, str] | None, *, opened: bool = False) -> None:
         self._start, self._end = markers or ("", "")
@@ -314,13 +309,10 @@ class _Parts:
 
 
 class TextAssembler:
-    """Assembles the text of one choice.
+    """Assemble the text of one choice.
 
-    tokens: number of tokens so far, including the one that completed a stop string.
-    reasoning_tokens: those up to the end of the reasoning, markers included.
-
-    Stop strings are looked for after the first `min_tokens` tokens, in reasoning and content, but not in tool calls: a
-    call that has begun is completed.
+    tokens: number so far, including the one that completed a stop string. reasoning_tokens: those up to the end of the
+    reasoning, markers included. Stop strings count after the first `min_tokens` tokens, and not inside tool calls.
     """
 
     def __init__(

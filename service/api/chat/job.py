@@ -118,10 +118,7 @@ def max_choices(context: ServerContext) -> int:
 
 
 async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
-    """Validate a request, load its media and build its prompt.
-
-    Raises ApiError or InputError that names the field that does not fit.
-    """
+    """Validate a request, load its media and build its prompt. ApiError or InputError names the invalid field."""
     model = context.model(body.model, "chat", record)
     refuse(body, REFUSED, "by this server")
     stops = stop_strings(body)
@@ -172,11 +169,8 @@ async def _grammar(
 
 
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
-    """Generate the text of one choice; the last delta has a finish_reason. Closing it aborts the request.
-
-    At request_timeout the choice ends with finish_reason "length", or with TimeoutError if no choice of the request has
-    a token by then.
-    """
+    """Generate the text of one choice; the last delta has a finish_reason. Closing it aborts the request. At
+    request_timeout the choice ends as "length", or with TimeoutError if no choice of the request has a token."""
     processor, sampling, counts = job.model.chat_processor, job.sampling[index], job.counts[index]
     assembler = TextAssembler(
         processor.detokenize,
@@ -250,10 +244,8 @@ def choice_count(body: ChatRequestBody, most: int) -> int:
 def sampling_params(
     body: ChatRequestBody, processor: ChatProcessor, prompt_tokens: int, max_model_len: int, settings: Settings
 ) -> SamplingParams:
-    """Parameters of the first choice. ApiError 400 names the field that does not fit the model or the prompt.
-
-    max_model_len: tokens that prompt and answer may have together; max_tokens is reduced to what the prompt leaves.
-    """
+    """Parameters of the first choice; max_tokens is at most what the prompt leaves of max_model_len. ApiError 400 names
+    the field that does not fit."""
     room = _room(processor, prompt_tokens, max_model_len)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")

@@ -207,7 +207,7 @@ async def build_prompt(
 
     Raises ApiError or InputError that names the field that does not fit.
     """
-    processor = model.chat_processor
+    processor = processor_of(model, body)
     options, paths = template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
     names_audio = any(message.audio is not None for message in body.messages)
@@ -230,6 +230,15 @@ async def build_prompt(
     _observe(context, model.name, prompt)
     owner = context.owner(record.client)
     return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
+
+
+def processor_of(model: HostedModel, body: ChatRequestBody) -> ChatProcessor:
+    """The model's, or the one of the downsample_mode that the request names. ApiError 400 if the model has no modes."""
+    processor, mode = model.chat_processor, body.mm_processor_kwargs and body.mm_processor_kwargs.downsample_mode
+    if mode and not processor.modes:
+        field = "mm_processor_kwargs.downsample_mode"
+        raise bad_request(f"{field}: this model has no modes.", field, "unsupported_parameter")
+    return processor.modes[mode] if mode else processor
 
 
 async def _tokenize(

@@ -291,14 +291,9 @@ Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 
-class MediaUrl(msgspec.Struct, frozen=True):
-    """url: data: or https:. detail: "low" limits the pixels of a picture.
+class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """fps, num_frames, max_frames: how a video is sampled. times: seconds of each frame of a list."""
 
-    fps, num_frames, max_frames: how a video is sampled. times: seconds of each frame of a list.
-    """
-
-    url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
     fps: Fps | None = None
     num_frames: Frames | None = None
     max_frames: Frames | None = None
@@ -308,24 +303,22 @@ class MediaUrl(msgspec.Struct, frozen=True):
     total_pixels: PixelBound = None
 
 
-class ContentPart(msgspec.Struct, frozen=True):
-    """type: text, image_url, video_url, or refusal of an assistant; optional when one of these fields is set.
+class MediaUrl(MediaOptions, frozen=True):
+    """url: data: or https:. detail: "low" limits the pixels of a picture."""
 
-    fps, num_frames, max_frames, times: for a video_url that sets none of them itself.
-    """
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ContentPart(MediaOptions, frozen=True):
+    """type: text, image_url, video_url, or refusal of an assistant; optional when one of these fields is set. A
+    video_url that sets no option itself has those of its part."""
 
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
-    fps: Fps | None = None
-    num_frames: Frames | None = None
-    max_frames: Frames | None = None
-    times: Times | None = None
-    min_pixels: PixelBound = None
-    max_pixels: PixelBound = None
-    total_pixels: PixelBound = None
 
 
 class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -262,9 +262,7 @@ def earlier_calls(message: Message, field: str) -> tuple[ToolCall, ...]:
 
 def result_order(messages: Sequence[Message]) -> list[int]:
     """Indices of all messages, with results in the order of their calls: prompts do not name calls by their ids.
-
-    ApiError for a result without a call or a call without a result.
-    """
+    ApiError for a call without a result, or a result without a call."""
     order: list[int] = []
     caller, results = -1, dict[str, int | None]()
     for index, message in enumerate(messages):

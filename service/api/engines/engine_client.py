@@ -53,12 +53,8 @@ SleepState = Literal["awake", "asleep", "waking"]
 
 
 class EngineSleep:
-    """The state of one engine, and the commands that are held for it.
-
-    after: seconds without a request after which the engine is stopped; None: never.
-    clock: the clock of these seconds.
-    metrics: None if another process reports the engine's metrics.
-    """
+    """The state of one engine, and the commands that are held for it. after: seconds of `clock` without a request
+    after which the engine is stopped; None: never. metrics: None if another process reports the engine's."""
 
     def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
         self.state: SleepState = "awake"
@@ -231,15 +227,13 @@ def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineEr
 
 
 class EngineClient:
-    """Starts, watches and restarts an engine, or follows one that another process starts.
+    """Start, watch and restart an engine, or follow one that another process starts.
 
-    make_link: makes the link for each start.
-    hang_timeout: seconds without a message from a ready engine after which it counts as hung and is killed.
-    start_timeout: the same while it loads and captures, and during captures of a ready engine.
+    make_link: makes the link for each start. name: of the engine, for the log.
+    hang_timeout: seconds of `clock` without a message from a ready engine after which it is killed as hung.
+    start_timeout: the same while it loads or captures.
     sleep_after: seconds without a request after which the engine is stopped, until the next one (EngineSleep).
-    clock: the clock of these three.
-    started_elsewhere: if another process supervises the engine, waits until it has started it; None: this client does.
-    name: what the log calls the engine.
+    started_elsewhere: waits until another process, which supervises the engine, has started it; None: this client does.
     """
 
     def __init__(

@@ -103,13 +103,11 @@ MOVABLE = frozenset({"overloaded", "out_of_memory"})
 
 
 class Engines:
-    """Sends each request to one of `clients`.
+    """Send each request to one of `clients`.
 
-    If that engine refuses the request for lack of room, or ends before anything of the answer has come, the request
-    goes to another engine. After the end of an engine it is tried only once more, since the request may be the cause.
-    Requests of one group are at two engines at a time at most, and after the end of one at one more.
-    others: the requests in flight of other API processes, whose kinds are the indexes of the engines; None: there are
-        none.
+    If that engine has no room, or ends before anything of the answer has come, the request goes to another one; after
+    an engine's end only once, since the request may be the cause. Requests of one group are at two engines at a time at
+    most, and after the end of one at one more. others: requests in flight of other API processes, by engine's index.
     """
 
     def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: UsageRow | None = None) -> None:

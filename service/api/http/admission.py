@@ -30,11 +30,8 @@ AT_ONCE = 4
 
 
 class Turns:
-    """Lets at most `at_once` requests through in each turn of the loop, first come, first served.
-
-    Without it, 64 requests that arrive together are all prepared in one turn: tens of milliseconds in which no stream
-    gets audio or tokens.
-    """
+    """Let at most `at_once` requests through in each turn of the loop, first come, first served. 64 requests prepared
+    in one turn would leave streams without audio and tokens for tens of milliseconds."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
@@ -99,10 +96,8 @@ class Admission:
     """Counts requests in flight and their bytes, for each kind of work (chat, speech).
 
     excess_bytes: the part of max_pending_bytes that is set aside for one request that does not fit into the rest.
-    shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
-        can be starved. A kind without a share may use everything.
-    others: the work of the server's other API processes, which counts in addition to this one's, and which this one
-        tells of its own; None: there are none.
+    shares: fraction of both limits that a kind of work may use, so that it cannot starve others; 1 where none is given.
+    others: the work of the server's other API processes, which counts, too; None: there are none.
     max_wait: seconds that bytes wait for their turn; then 503.
 
     Thread-safe: media are charged by the threads that decode them.

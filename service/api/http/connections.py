@@ -167,9 +167,8 @@ class SmallChunks(h11.RemoteProtocolError):
 class FastBodyConnection(h11.Connection):
     """h11 that frames the chunks of a streamed body itself and sends the head together with the first chunk.
 
-    h11's event objects and state machine cost as much processor time per chunk as the kernel's send; framing here is
-    one of the changes that halved the cost of a streamed token (docs/performance.md, "The API process"). httptools is
-    cheaper, but does not limit the size of a request head. Tests compare the bytes with h11's own.
+    h11's events and state machine cost as much processor time per chunk as the kernel's send (docs/performance.md, "The
+    API process"). httptools is cheaper, but does not limit a request head. Tests compare the bytes with h11's own.
     """
 
     _chunked = False
@@ -261,10 +260,10 @@ def _closing(response: h11.Response) -> h11.Response:
 class BoundedConnection(H11Protocol):
     """uvicorn's connection with limits; uvicorn itself would wait for a request head forever.
 
-    max_connections: a further connection replaces the one that has been idle longest, or is closed at once if none is
-    idle. header_timeout: seconds from accepting the connection, or from the first byte of a later head, to the end of
-    the head and of a WebSocket handshake. draining: whether each response is to be the last one of its connection.
-    idle: connections of this server without a request, the one that has been idle longest first.
+    max_connections: a further one replaces that which has been idle longest, or is closed if none is idle.
+    header_timeout: seconds for a request head or handshake, from accepting the connection or the first byte of a later
+    one. draining: whether each response is to be the last of its connection. idle: connections without a request, the
+    longest idle first.
     """
 
     conn: FastBodyConnection

@@ -265,12 +265,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class HostRule:
-    """Accepts loopback names, the bound address and the allowed hosts.
-
-    bound: address or name that the server is bound to. When it is bound to all addresses (0.0.0.0), any IP address in
-    Host is accepted: only names can be rebound. keyed: the server requires API keys. A foreign page has none, so all
-    hosts are accepted unless `allowed` lists some.
-    """
+    """Accept loopback names, the bound address and the allowed hosts. bound: address or name that the server is bound
+    to; for all addresses (0.0.0.0), any IP address in Host is accepted, since only names can be rebound. keyed: the
+    server requires API keys, which a foreign page has not: all hosts are accepted unless `allowed` lists some."""
 
     def __init__(self, bound: str, allowed: Collection[str], *, keyed: bool) -> None:
         self._active = ANY not in allowed and (bool(allowed) or not keyed)
@@ -339,10 +336,9 @@ def _digest(key: bytes) -> bytes:
 class Guards:
     """Who may send requests, by Host, Origin and API key.
 
-    origins: web pages that may send requests with side effects, besides the server's own. CORS only keeps others from
-    reading a response, not from making the request, and does not cover WebSockets: any web page could use a server on
-    loopback that has no API key. Clients other than browsers send no Origin header. open_paths: those that require no
-    key, matched by scope["path"] alone; all others do.
+    origins: web pages that may send requests with side effects, besides the server's own. CORS keeps others only from
+    reading responses, and does not cover WebSockets: any page could use a server on loopback without a key. open_paths:
+    those that require no key, matched by scope["path"] alone.
     """
 
     def __init__(self, hosts: HostRule, origins: Collection[str], keys: KeyRing, open_paths: Collection[str]) -> None:

@@ -75,10 +75,9 @@ class LiveResponse(Response):
     """A streamed response. Its generator is closed when the client disconnects or stops reading.
 
     Nothing is sent before the first chunk, so that an earlier failure is an ordinary error response. After a later one,
-    `on_error` makes the last chunk (server-sent events), or the connection is closed without the end of the body (plain
-    bytes), so that clients can tell a failed body from a complete one. keep_alive: the comment that is sent after
-    KEEP_ALIVE_SECONDS of silence. timeout: seconds for the whole body. write_timeout: seconds for the transport to take
-    a chunk.
+    `on_error` makes the last chunk (server-sent events), or the connection is closed within the body (plain bytes).
+    keep_alive: the comment that is sent after KEEP_ALIVE_SECONDS of silence. timeout: seconds for the whole body.
+    write_timeout: seconds for the transport to take a chunk.
     """
 
     def __init__(
@@ -162,10 +161,8 @@ class LiveResponse(Response):
             await self._stop_monitor()
 
     def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
-        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout.
-
-        A single timer checks periodically: setting one for each chunk would cost more than sending the chunk.
-        """
+        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. One
+        timer checks periodically: setting one for each chunk would cost more than sending the chunk."""
         comment = self._keep_alive
         silence = KEEP_ALIVE_SECONDS if comment else math.inf
         passed = time.monotonic() - self._sent_at

@@ -67,11 +67,9 @@ Emit = Callable[[ServerEvent], Awaitable[None]]
 
 
 class Output:
-    """An item of a response: a message of one part, written or spoken, or a call of a function.
-
-    index: among the items of the response. conversation: where it is added, unless that is None. item: as it begins.
-    format: how the audio of a spoken message is sent; its text is then the transcript.
-    """
+    """An item of a response: a message of one part, written or spoken, or a call. index: among the response's items.
+    conversation: where it is added, if anywhere. item: as it begins. format: of the audio, whose transcript the text is
+    then."""
 
     def __init__(
         self,

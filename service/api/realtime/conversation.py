@@ -27,7 +27,7 @@ from service.api.realtime.schema import (
     Role,
     new_id,
 )
-from service.media.data_url import is_data_url
+from service.media.fetch import is_data_url
 from service.settings.settings import Settings
 
 # Items that clients create

@@ -1,8 +1,5 @@
-"""The WebSocket /v1/realtime: OpenAI's Realtime protocol, without speech recognition.
-
-A connection has one session, one conversation and at most one response at a time. Events of the client are handled one
-after another; a response runs beside them.
-"""
+"""The WebSocket /v1/realtime: OpenAI's Realtime protocol, without speech recognition. A connection has one session, one
+conversation and at most one response at a time, which runs beside the client's events."""
 
 from __future__ import annotations
 

@@ -82,11 +82,9 @@ class AudioChunk:
 class AudioFeed:
     """Audio chunks of one request. Audio that the client has not read yet is merged, up to the end of a segment.
 
-    The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. Use as a
-    context manager: leaving it aborts a request that has not ended. script: says where the pauses are; may grow.
-
-    A callback takes the deltas, not a task: when the first patches of 64 streams come in one message, none waits for 64
-    tasks to wake up.
+    The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. Leaving
+    the context aborts a request that has not ended. script: says where the pauses are; may grow. A callback takes the
+    deltas, not a task, so that none of 64 streams waits for 64 tasks to wake up.
     """
 
     def __init__(
@@ -189,10 +187,8 @@ class AudioFeed:
 
 
 class Captions:
-    """When each segment is heard, counted in samples, and when its words are, estimated.
-
-    lines: those of the segments; may grow. granularities: timestamp_granularities. kind: type of the events.
-    """
+    """When each segment is heard, counted in samples, and when its words are, estimated. lines: of the segments; may
+    grow. granularities: timestamp_granularities. kind: type of the events."""
 
     def __init__(
         self,
@@ -248,10 +244,8 @@ class Captions:
 
 
 class Delivery:
-    """Encode the audio of an answer, count it, and measure it as heard by a listener who plays it as it arrives.
-
-    live: somebody listens. arrival: time.monotonic() from which the first audio is awaited.
-    """
+    """Encode the audio of an answer, count it, and measure it as heard by a listener who plays it as it arrives. live:
+    somebody listens. arrival: time.monotonic() from which the first audio is awaited."""
 
     def __init__(
         self,

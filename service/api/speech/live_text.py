@@ -20,11 +20,8 @@ from service.link.messages import SpeechAppend, SpeechSegment
 
 
 class ScriptReader:
-    """Read a text in chunks. However it is cut into chunks, the segments are the same.
-
-    ssml: a text that begins with <speak> is SSML. first: granularity of the first segment, if it differs, so that the
-    first audio is ready sooner.
-    """
+    """Read a text in chunks; the segments do not depend on how it is cut. ssml: a text that begins with <speak> is
+    SSML. first: granularity of the first segment, if it differs, so that the first audio is ready sooner."""
 
     def __init__(self, job: SpeechJob, *, ssml: bool = True, first: Granularity | None = None) -> None:
         self.speakable = False
@@ -86,11 +83,11 @@ def _reason(text: str) -> str:
 
 
 class LiveText:
-    """One text, written in chunks. `feed` is done with the first segment, and is None when the text ends without one.
+    """One text, written in chunks, to be closed in any case. `feed` is done with the first segment, and is None when
+    the text ends without one.
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
-    counts the texts of a job. live: somebody listens while it is spoken. first: granularity of the first segment, if it
-    differs. ssml: a text that begins with <speak> is SSML. Must be closed in any case.
+    counts the texts of a job. live: somebody listens while it is spoken. ssml, first: of ScriptReader.
     """
 
     def __init__(

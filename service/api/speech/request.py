@@ -140,11 +140,8 @@ async def prepare(
     default_format: str,
     default_granularity: Granularity,
 ) -> SpeechJob:
-    """Validate all fields but the text, and load or encode the voice.
-
-    default_format, default_granularity: where the request names none. Raises ApiError or InputError that names the
-    invalid field.
-    """
+    """Validate all fields but the text, and load or encode the voice. The defaults are for a request that names none.
+    ApiError or InputError names the invalid field."""
     model = speech_model(context, options.model, record)
     processor = model.speech_processor
     steps = solver_steps(context, model, options.inference_timesteps)

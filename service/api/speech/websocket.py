@@ -1,9 +1,8 @@
 """The WebSocket /v1/audio/speech/stream: text in as it is written, speech of each complete clause out.
 
-The client sends session.config, then any number of input.text and an input.done, which ends the utterance; more
-utterances may follow until session.close. The server sends, for each segment, audio.start, binary frames (one complete
-file of the format) and audio.done, then session.done for the utterance; "error" reports errors. Message names are those
-of vLLM-Omni.
+The client sends session.config, then input.text and at the end of each utterance input.done, at last session.close. The
+server sends for each segment audio.start, binary frames (one complete file) and audio.done, then session.done for the
+utterance, or "error". Message names are those of vLLM-Omni.
 """
 
 from __future__ import annotations

@@ -13,10 +13,8 @@ WHITESPACE = re.compile(r"\s+")
 
 
 def clean_text(text: str) -> str:
-    """Text as the model gets it: runs of whitespace become one space, control and invisible characters are removed.
-
-    A space at either end stays, as in the reference implementation.
-    """
+    """Text as the model gets it: runs of whitespace become one space, also at the ends, as in the reference
+    implementation; control and invisible characters are removed."""
     return WHITESPACE.sub(" ", UNSPEAKABLE.sub("", text))
 
 
@@ -187,13 +185,9 @@ def _without(marks: Sequence[Mark], text: str) -> str:
 
 
 def strip_markup(text: str) -> str:
-    """The text without Markdown, HTML tags and emoji, and with straight quotes.
-
-    Removes fenced and long inline code, images, tags, rules, footnote marks, definitions of links, and the marks of
-    headings, lists, quotes, tables, formulas and emphasis. Keeps the text of links and short code, addresses and
-    placeholders in angle brackets, and all line breaks. (VoxCPM's text normalisation, utils/text_normalize.py, with
-    more marks; numbers are the concern of normalising.)
-    """
+    """The text without Markdown, HTML tags and emoji, and with straight quotes (VoxCPM's utils/text_normalize.py, with
+    more marks). Code that is fenced or long, images and definitions go as a whole; the text of links and short code,
+    addresses and placeholders in angle brackets, and all line breaks stay."""
     if "`" in text:
         text = INLINE_CODE.sub(_kept_code, FENCED_CODE.sub("", text))
     if "](" in text or "][" in text:

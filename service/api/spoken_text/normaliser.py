@@ -1,8 +1,7 @@
 """Numbers, dates, times, money, units and abbreviations of a text -> words, clause by clause, before it is spoken.
 
-The text may arrive in chunks. Segments end at clauses at the earliest, and where a clause ends is known at the
-character after it, as it is for the splitter: words that no rule can change any more pass at once, so that holding back
-the rest of a clause delays nothing.
+The text may arrive in chunks. Segments end at clauses at the earliest, so that holding back the rest of a clause delays
+nothing; words that no rule can change any more pass at once.
 """
 
 from __future__ import annotations

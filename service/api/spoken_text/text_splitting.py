@@ -95,11 +95,10 @@ class TextSplitter:
     """Split a text that arrives in chunks.
 
     A segment is at most `max_length` long (spoken_length): it ends at its last sentence border, else at its last clause
-    border, else between words; a single longer word is cut between characters. With granularity "clause", a clause
-    shorter than MIN_CLAUSE is joined with the next one. Segments have a letter or digit, no whitespace at their ends
-    and single spaces inside; otherwise the text is unchanged. A description at the start of the text (CONTROL) is not
-    split, nor split off, unless it exceeds max_length. first: the granularity of a text's first segment, if it differs,
-    so that the first audio is ready sooner.
+    border, else between words, else between characters. Clauses shorter than MIN_CLAUSE are joined with the next one.
+    Segments have a letter or digit, and single spaces inside; otherwise the text is unchanged. A description at the
+    start of the text (CONTROL) is neither split nor split off, unless it exceeds max_length. first: the granularity of
+    a text's first segment, if it differs.
     """
 
     def __init__(self, granularity: Granularity, *, max_length: int, first: Granularity | None = None) -> None:

@@ -1,9 +1,8 @@
 """The process that tries grammars: `service.api.structured.grammar_worker <socket fd> <memory bytes> <cpu seconds>`.
 
-It does on a smaller scale what the engine will do with a grammar: it builds the matcher, computes the first mask and
-follows a few tokens of two answers. Its vocabulary is the single bytes and some longer tokens, prepared for JSON as the
-engine's is, so that no model has to be loaded. A grammar that overflows the stack here ends this process and never
-reaches another one.
+It does on a smaller scale what the engine will do with a grammar: build the matcher, compute the first mask and follow
+a few tokens of two answers, over the single bytes and some longer tokens, so that no model has to be loaded. A grammar
+that overflows the stack ends this process and never reaches another one.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 What generators write beside the standard is read as it is meant: null for absent, PHP's empty list for an empty object,
 dialects of any spelling, bounds of a type's whole range. What no grammar can say is refused by its path, or left out of
-a schema that is not strict.
-
-Objects that list their properties are closed. JSON Schema allows further names by default, a model that may invent
-names may do so without end, and schemas that are made from classes seldom say that there are none.
+a schema that is not strict. Objects that list their properties are closed: a model that may invent names may do so
+without end, and schemas made from classes seldom say that there are no others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A client process: reads an Assignment from standard input, writes its Records to standard output, a line of JSON each
-as soon as its request has ended.
+"""A client process: reads an Assignment from standard input, writes each of its Records to standard output as JSON.
 
-Before them it writes READY twice, and reads a line each time: when its requests are prepared, and, once every client
-is that far, when its connections are warm. They come second because servers close a connection that is idle for some
-seconds. The second line is the wall-clock time at which all clients begin.
+Before them it writes READY twice, and reads a line each time: when its requests are prepared, and, once every client is
+that far, when its connections are warm (servers close idle ones). The second line is the wall-clock time at which all
+begin.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ Talk = tuple[bytes, list[str]]
 
 
 async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
-    """All bodies are prepared and a connection for each lane is opened before the beginning, so that neither costs
-    measured time. barrier: waits for all clients; returns the line that the parent then sends.
-    """
+    """Prepare all bodies and open a connection for each lane, then send. barrier: waits for all clients; returns the
+    line that the parent then sends."""
     load = assignment.load
     rng = np.random.default_rng(assignment.seed)
     talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]

@@ -34,7 +34,6 @@ from service.cli.client import (
     counted,
     key_for,
 )
-from service.cli.serve_help import PlainCommand, PlainGroup
 from service.media.audio_formats import NAMES
 
 LATE_SECONDS = 0.05
@@ -42,7 +41,6 @@ _SEEDS = 1_000_000_000
 
 bench = typer.Typer(
     name="bench",
-    cls=PlainGroup,
     help="Put a load on a server and time its answers at the client. Every picture and text is new.",
     no_args_is_help=True,
 )
@@ -107,7 +105,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
 
         # Typer reads the options from this.
         command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-        bench.command(kind, cls=PlainCommand, help=make.__doc__)(command)
+        bench.command(kind, help=make.__doc__)(command)
         return make
 
     return register

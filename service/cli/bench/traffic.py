@@ -328,11 +328,18 @@ def _continued(body: bytes, answer: str, question: str) -> bytes:
 async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[str]) -> Record:
     """said: receives the pieces of a chat answer."""
     record = Record(start=time.time(), status=0)
+    begin = time.perf_counter()
     try:
-        if isinstance(load, ChatLoad):
-            await _time_chat(connection, body, record, said)
+        path = "/v1/chat/completions" if isinstance(load, ChatLoad) else "/v1/audio/speech"
+        response = await connection.request("POST", path, body)
+        record.status = response.status_code
+        if record.status != 200:
+            await _refused(connection, record)
+        elif isinstance(load, ChatLoad):
+            await _time_chat(connection, record, begin, said)
         else:
-            await _time_speech(connection, body, record, load)
+            await _time_speech(connection, response, record, begin, load)
+        record.duration = time.perf_counter() - begin
     except (ConnectionFailed, TimeoutError, msgspec.DecodeError) as error:
         record.error = "failed"
         record.status = record.status or (408 if isinstance(error, TimeoutError) else 0)
@@ -388,14 +395,8 @@ def _letters(rng: np.random.Generator, count: int) -> str:
     return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), count))
 
 
-async def _time_chat(connection: Connection, body: bytes, record: Record, said: list[str]) -> None:
-    begin = last = time.perf_counter()
-    response = await connection.request("POST", "/v1/chat/completions", body)
-    record.status = response.status_code
-    if response.status_code != 200:
-        await _refused(connection, record)
-        record.duration = time.perf_counter() - begin
-        return
+async def _time_chat(connection: Connection, record: Record, begin: float, said: list[str]) -> None:
+    last = begin
     async for event in _events(connection):
         if "error" in event:
             record.error = "failed"
@@ -414,7 +415,6 @@ async def _time_chat(connection: Connection, body: bytes, record: Record, said: 
             else:
                 record.gaps.append(now - last)
             last = now
-    record.duration = time.perf_counter() - begin
 
 
 async def _events(connection: Connection) -> AsyncGenerator[dict[str, Any]]:
@@ -458,15 +458,10 @@ def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any
     return body
 
 
-async def _time_speech(connection: Connection, body: bytes, record: Record, load: SpeechLoad) -> None:
+async def _time_speech(
+    connection: Connection, response: h11.Response, record: Record, begin: float, load: SpeechLoad
+) -> None:
     """pcm is counted exactly; of other formats the audio is what a fixed number of patches gives, underruns unknown."""
-    begin = time.perf_counter()
-    response = await connection.request("POST", "/v1/audio/speech", body)
-    record.status = response.status_code
-    if response.status_code != 200:
-        await _refused(connection, record)
-        record.duration = time.perf_counter() - begin
-        return
     bytes_per_second = 2 * int(_header(response, b"x-sample-rate") or 48000)
     pcm = load.response_format == "pcm"
     received, playback, last = 0.0, 0.0, begin
@@ -483,7 +478,6 @@ async def _time_speech(connection: Connection, body: bytes, record: Record, load
         last = now
         received += len(chunk) / bytes_per_second
     record.audio = received if pcm else _patches(load) * PATCH_SECONDS
-    record.duration = time.perf_counter() - begin
 
 
 def _header(response: h11.Response, name: bytes) -> bytes | None:

@@ -171,7 +171,7 @@ class VisionStage:
 
     def __init__(self, name: str, encoder: VisionEncoder, embeds_width: int, context: WorkerContext) -> None:
         config = context.config
-        bucket_list = list(encoder.default_buckets())
+        bucket_list, rare_buckets = list(encoder.default_buckets()), encoder.rare_buckets
         if config.encoder_buckets:
             bucket_list = [_with_patches(bucket_list, patches) for patches in sorted(set(config.encoder_buckets))]
         self._name = name
@@ -188,12 +188,13 @@ class VisionStage:
             name,
             "encoder",
             encoder,
-            [*bucket_list, *dense_buckets],
+            [*bucket_list, *dense_buckets, *rare_buckets],
             context.pool,
             context.observations,
             enabled=config.graphs,
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
             dense_buckets=dense_buckets,
+            on_demand=rare_buckets,
             measured=True,
         )
         self._pending: OrderedDict[bytes, PendingItem] = OrderedDict()

@@ -167,7 +167,7 @@ class LayersStep:
             slots, self.state, bucket["pages"], self.page_size
         )
         states = state_rows(slots, self.state)
-        batch = PagedBatch.of_decode_rows(self.caches, self.page_size, slot_mapping, tables, seq_lens, states)
+        batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
 
@@ -255,14 +255,14 @@ class VerifyStep:
         tables = state.block_tables[slots, :max_pages]
         places = length + ahead  # Where the answer's limit leaves them no page, the table has the scratch page.
         pages = tables.gather(1, (places // size).clamp(max=max_pages - 1)).long()
-        batch = PagedBatch.of_chunks(
+        batch = PagedBatch(
             layers.caches,
             size,
             torch.where(active, pages * size + places % size, 0).flatten(),
-            width * torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
-            tables,
-            torch.where(active, length + width, 0).flatten().to(torch.int32),
-            state_rows(slots, state),
+            cu_seqlens_q=width * torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
+            prefill_tables=tables,
+            prefill_lens=torch.where(active, length + width, 0).flatten().to(torch.int32),
+            states=state_rows(slots, state),
         )
         tokens = torch.cat((ints[:, IntColumn.TOKEN], drafts.clamp(min=0)), dim=1).flatten()
         positions = (ints[:, IntColumn.POSITION] + ahead).flatten().expand(layers.decoder.position_axes, -1)
@@ -291,8 +291,9 @@ class PrefillStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         states = chunk_states(buffers, self.states)
-        batch = PagedBatch.of_new_prompts(
-            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], states
+        ends, slot_mapping = buffers["cu_seqlens"], buffers["slot_mapping"]
+        batch = PagedBatch(
+            self.caches, self.page_size, slot_mapping, cu_seqlens_q=ends, cu_seqlens_k=ends, states=states
         )
         return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 
@@ -325,14 +326,14 @@ class CachedPrefillStep:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         tables = self.state.block_tables[buffers["slots"]]
-        batch = PagedBatch.of_chunks(
+        batch = PagedBatch(
             self.caches,
             self.page_size,
             buffers["slot_mapping"],
-            buffers["cu_seqlens"],
-            tables,
-            buffers["seq_lens"],
-            chunk_states(buffers, self.state.states),
+            cu_seqlens_q=buffers["cu_seqlens"],
+            prefill_tables=tables,
+            prefill_lens=buffers["seq_lens"],
+            states=chunk_states(buffers, self.state.states),
         )
         return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 

@@ -212,8 +212,9 @@ class ChatWorker:
         started = time.perf_counter()
         preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
         drafts = self._draft_length.choose(rows, self._pacing.costs)
-        decode_seconds = self._pacing.decode_seconds(rows, verifies=drafts > 0)
-        if decode_seconds > allowance and not must:
+        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
+            drafts = 0
+        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
             return False
         budget = None
         if self._scheduler.has_prefills():
@@ -223,6 +224,7 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
+        decode_seconds = self._pacing.decode_seconds(rows, verifies=step.drafts > 0)
         if (output := self._run(step)) is None:
             return True
         self._outbox.release()
@@ -403,7 +405,8 @@ class ChatWorker:
         sequence.stats.accepted += accepted
         self._observations.count("drafted_tokens_total", drafted, model=self.name)
         self._observations.count("accepted_tokens_total", accepted, model=self.name)
-        self._draft_length.observe(accepted)
+        if drafted or not self._runner.keys_ahead:  # A model's own drafter has none behind a step without drafts.
+            self._draft_length.observe(accepted)
         self._scheduler.settle(sequence, drafts, accepted, ended=ended)
 
     def state(self) -> ModelState:

@@ -64,7 +64,7 @@ class SpeechGraphs:
             return {
                 count: make_runner(name, kind, step(count), rows, context)
                 if count == default
-                else make_runner(name, kind, step(count), rare, context, (), on_demand=True)
+                else make_runner(name, kind, step(count), rare, context, (), on_demand=rare)
                 for count in solver_steps
             }
 
@@ -102,7 +102,7 @@ def make_runner(
     before_ready: Sequence[Bucket] | None = None,
     capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
     *,
-    on_demand: bool = False,
+    on_demand: Sequence[Bucket] = (),
 ) -> GraphRunner:
     """before_ready: to capture before readiness, by default all. After a restart these are a few that hold all others,
     since a step in a larger bucket keeps the pace of playback, and an eager one does not."""

@@ -122,41 +122,12 @@ class Erase(BaseModel):
 
 
 TOOLS: list[Any] = [pydantic_function_tool(Paint), pydantic_function_tool(Erase)]
-KINDS: dict[str, type[BaseModel]] = {"Paint": Paint, "Erase": Erase}
 
 
 def ask(client: OpenAI, **fields: Any) -> Any:
     messages = [{"role": "user", "content": "Paint a red circle."}]
     fields = {"messages": messages, "tools": TOOLS, "max_tokens": 400, "temperature": 0, **fields}
     return client.chat.completions.create(model=MODEL, **fields)
-
-
-def check(call: Any) -> None:
-    KINDS[call.function.name].model_validate_json(call.function.arguments, strict=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_required_calls_fit_whatever_is_drawn(client: OpenAI, seed: int) -> None:
-    answer = ask(client, tool_choice="required", parallel_tool_calls=False, temperature=2, seed=seed, n=2)
-    for one in answer.choices:
-        assert one.finish_reason == "tool_calls" and one.message.content is None
-        (call,) = one.message.tool_calls
-        check(call)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_a_named_tool_is_called_also_in_a_stream(client: OpenAI, name: str) -> None:
-    choice = {"type": "function", "function": {"name": name}}
-    (one,) = ask(client, tool_choice=choice).choices
-    (call,) = one.message.tool_calls
-    assert call.function.name == name
-    check(call)
-    deltas = [chunk.choices[0].delta for chunk in ask(client, tool_choice=choice, stream=True)]
-    parts = [part for delta in deltas for part in delta.tool_calls or []]
-    assert parts[0].function.name == name
-    assert "".join(part.function.arguments for part in parts) == call.function.arguments
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from service.api.http.admission import Admission, Decoding, Ticket
 from service.api.http.errors import ApiError
 from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.limits import MIB, MediaLimits
 from service.media.loader import MediaLoader
+from service.media.messages import MIB, MediaLimits
 from service.metrics.metrics import Metrics
 from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.victims import data_url

@@ -23,7 +23,7 @@ from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
 from service.api.realtime.websocket import Session
-from service.media.limits import AudioLimits
+from service.media.messages import AudioLimits
 from tests.api.realtime.conftest import (
     MAX_ITEMS,
     Conversing,

@@ -302,10 +302,12 @@ def _merging(name: str) -> Family:
         name,
         poison={"pixels": 255},
         buckets=(
-            {"patches": 64, "sequences": 3, "max_seqlen": 64},
-            {"patches": 240, "sequences": 4, "max_seqlen": 240},
-            {"patches": 1280, "sequences": 25, "max_seqlen": 256},
+            {"patches": 64, "sequences": 3, "fine_sequences": 0, "max_seqlen": 64},
+            {"patches": 240, "sequences": 4, "fine_sequences": 0, "max_seqlen": 240},
+            {"patches": 1280, "sequences": 25, "fine_sequences": 0, "max_seqlen": 256},
         ),
+        largest={"patches": 512, "sequences": 16, "fine_sequences": 0, "max_seqlen": 512},
+        smaller={"patches": 256, "sequences": 8, "fine_sequences": 0, "max_seqlen": 256},
         random=merged_item,
         full=(((1, 3, 5, 0),), tuple((1, 1 + seed % 2, 1, seed) for seed in range(25))),
     )

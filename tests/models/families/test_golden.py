@@ -130,7 +130,8 @@ def test_all_items_share_a_padded_call(family: Family, spare: int) -> None:
     encoder = family.model.encoder
     plan = encoder.plan([item for name in family.packs for item in family.items(name)])
     patches = plan.required["patches"] + spare
-    bucket = {name: size + spare // 4 for name, size in plan.required.items()} | {"patches": patches}
+    # A size of 0 says what the call does not have.
+    bucket = {name: size and size + spare // 4 for name, size in plan.required.items()} | {"patches": patches}
     buffers = fill(encoder.buffer_specs(bucket), plan, CPU)
     for name, poison in family.poison.items():
         buffers[name][plan.required["patches"] :] = poison

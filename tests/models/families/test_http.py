@@ -17,7 +17,7 @@ from service.api.chat.detokenizer import TextAssembler
 from service.link.messages import ChatDelta, ChatRequest
 from tests.api.chat.test_tools import fits
 from tests.models.families.family import FAMILIES, Family
-from tests.support.chat_golden import generate, golden_video
+from tests.support.chat_golden import generate, golden_prompt, golden_video
 from tests.support.golden import golden_parts, media_files
 from tests.support.openai_chat import (
     EXACT,
@@ -374,6 +374,7 @@ URL = "messages[0].content[0].video_url"
         ({"times": []}, {}, f"{URL}.times", "at least 1 item"),
         ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
         ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "not supported"),
+        ({}, {"mm_processor_kwargs": {"downsample_mode": "4x"}}, "mm_processor_kwargs.downsample_mode", "no modes"),
     ],
 )
 def test_sampling_that_cannot_be_done_is_named(
@@ -382,6 +383,21 @@ def test_sampling_that_cannot_be_done_is_named(
     with pytest.raises(BadRequestError, match=reason) as refused:
         ask_about(client, frame_list(**part), **fields)
     assert refused.value.param == param
+
+
+def test_a_request_chooses_how_many_tokens_a_picture_has(client: OpenAI) -> None:
+    """The answers are those of the processor of each mode, whatever others ask for; the file says 16x."""
+    family, name = FAMILIES["minicpmv_4_6"], "image"
+    messages, lengths = conversation(family.directory, name), []
+    for mode in ("4x", "16x", None, "4x"):
+        prompt = golden_prompt(served(family).modes[mode or "16x"], family.directory, name)
+        body = EXACT | ({"mm_processor_kwargs": {"downsample_mode": mode}} if mode else {})
+        fields = {"model": family.name, "max_tokens": family.tokens, "temperature": 0, "extra_body": body}
+        answer = ask(client, messages, **fields)
+        assert answer.content == text_of(family, generate(family.model, prompt, family.tokens)[2])
+        assert answer.usage.prompt_tokens == len(prompt.token_ids)
+        lengths.append(len(prompt.token_ids))
+    assert lengths[0] == lengths[3] > lengths[1] == lengths[2]
 
 
 THOUGHTS = [

@@ -41,7 +41,7 @@ from models.layers.moe import combine, expert_places, route, route_softmax, rout
 from models.layers.norms import QKNorm, add_rms_norm, rms_norm
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch
-from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
+from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed, window_attention
 from models.layers.random import philox_normal
 from models.layers.resample import resample
 from models.layers.rotary import rotary_cos_sin, rotate_and_cache
@@ -308,6 +308,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "concatenate": lambda: concatenate.launch(rand(3, w(64)), rand(3, w(64))),
     "layer_norm": residual_norm,
     "rotate_packed": rotated_in_place,
+    "window attention": lambda: window_attention.launch(rand(8, 3 * 2 * 20), 2),
     "lengthened heads": lambda: lengthen.launch(rand(4, 6, 16), *rotary(), ints([0, 3], torch.int32), True),
     "byte_lookup": lambda: byte_lookup.launch(ints(range(48), torch.uint8).view(2, 24), rand(3, 256)),
     "byte_lookup of one channel into wider rows": lambda: byte_lookup.launch(

@@ -45,6 +45,20 @@ def test_table_rows_are_rounded_as_their_reference_rounds(device, dtype) -> None
         assert relative_error(out, expected) < 8e-3
 
 
+@pytest.mark.parametrize(
+    ("windows", "heads", "width", "dtype"), [(9, 3, 20, torch.float32), (2, 2, 72, torch.bfloat16)]
+)
+def test_window_attention(device, windows, heads, width, dtype) -> None:
+    """More rows than one program has, and a head that fills no power of two; a window of NaN stays alone."""
+    qkv = torch.randn(windows * packed.WINDOW, 3 * heads * width, device=device).to(dtype)
+    qkv[-packed.WINDOW :] = float("nan")
+    out = replayed(device, lambda: packed.window_attention.kernel(qkv, heads)).cpu()
+    expected = packed.window_attention.reference(qkv.cpu().float(), heads)
+    assert out[-packed.WINDOW :].isnan().all() and out[: -packed.WINDOW].isfinite().all()
+    left = slice(0, -packed.WINDOW)
+    assert relative_error(out[left], expected[left]) < (1e-6 if dtype == torch.float32 else 8e-3)
+
+
 @pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize(("heads", "width", "dtype"), [(3, 12, torch.float32), (16, 80, torch.bfloat16)])
 def test_lengthen(device, heads, width, dtype, with_values) -> None:

@@ -39,7 +39,7 @@ def test_gated_attention() -> None:
     x = torch.randn(rows, HIDDEN)
     caches = [CacheSpec({"k": (KV_HEADS, WIDTH), "v": (KV_HEADS, WIDTH)}).allocate(2, 16, x.device, x.dtype)]
     bounds = torch.tensor([0, rows], dtype=torch.int32)
-    batch = PagedBatch.of_new_prompts(caches, 16, 16 + torch.arange(rows), bounds)
+    batch = PagedBatch(caches, 16, 16 + torch.arange(rows), cu_seqlens_q=bounds, cu_seqlens_k=bounds)
     rotary = rotary_cos_sin(torch.arange(rows), inverse_frequencies(ROTATED, 100.0))
     out = layer(x, rotary, 0, batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from models.interfaces.capturable import Plan
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import VideoFrames, VideoMetadata
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.minicpmv.slicing import SliceRule
 from models.minicpmv.v4_6.config import load_config
+from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder, merge_of
 from models.minicpmv.v4_6.model import load_model
 from models.minicpmv.v4_6.processor import MAX_VIDEO_EMBEDS, MiniCPMV46Processor, load_processor, sample_frames
 from service.graphs.packing import pack
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
 from tests.support.random_reference import change_json
 
 DIRECTORIES = [GOLDEN / "minicpmv_4_6", GOLDEN / "minicpmv_4_7"]
@@ -52,6 +56,48 @@ def test_prompts_under_other_settings(directory: Path, name: str, tmp_path: Path
     logits, _, ids = generate(load_model(changed, "cpu", torch.float32), prompt, 20)
     assert largest_difference(logits[-24:], expected[f"prompt.{name}.logits"]) <= 1e-4
     assert ids == expected[f"prompt.{name}.generated_ids"].tolist()
+
+
+@ON_EVERY
+def test_both_modes_in_one_engine(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other mode's graphs are captured once a request has used it, and no pass has items of both."""
+    processor, model = load_processor(directory), load_model(directory, "cpu", torch.float32)
+    encoder, passes = model.encoder, list[dict[str, int]]()
+
+    def plan(items: Sequence[MediaItem]) -> Plan:
+        made = MiniCPMV46Encoder.plan(encoder, items)
+        passes.append(dict(made.required))
+        return made
+
+    monkeypatch.setattr(encoder, "plan", plan)
+    engine = InlineEngine(model, processor, num_pages=1024, max_step_tokens=512, encoder_buckets=(640, 1280))
+    runner = engine.worker._vision.runner
+    expected = load_file(directory / "expected.safetensors")
+    modes = {"image": "16x", "fine": "4x", "sliced": "16x", "video": "16x"}
+    prompts = {name: golden_prompt(processor.modes[mode], directory, name) for name, mode in modes.items()}
+    for turn in range(2):
+        for name, prompt in prompts.items():
+            engine.submit(f"{name} {turn}", prompt.salted(str(turn)), max_tokens=20)
+        engine.run()
+        for name in prompts:
+            assert engine.tokens(f"{name} {turn}") == expected[f"prompt.{name}.generated_ids"].tolist()
+        if not turn:
+            assert runner.captured and not any(bucket["fine_sequences"] for bucket in runner.captured)
+            while runner.capture_next(idle=True):
+                pass
+            assert 0 < sum(bucket["fine_sequences"] > 0 for bucket in runner.captured) <= 3 < len(encoder.rare_buckets)
+            before = engine.steps()["encoder", "eager", "no_bucket"]
+    assert engine.steps()["encoder", "eager", "no_bucket"] == before > 0
+    assert all(bool(sizes["sequences"]) != bool(sizes["fine_sequences"]) for sizes in passes)
+    items = [prompts[name].items for name in ("fine", "sliced")]
+    assert {merge_of(item) for item in items[0]} == {2} and {merge_of(item) for item in items[1]} == {4}
+
+
+@ON_EVERY
+def test_a_picture_has_a_digest_for_each_mode(directory: Path) -> None:
+    processor, picture = load_processor(directory), Image.new("RGB", (400, 300))
+    coarse, fine = (processor.modes[mode].image(picture) for mode in ("16x", "4x"))
+    assert coarse.digest == processor.image(picture).digest != fine.digest
 
 
 @ON_EVERY

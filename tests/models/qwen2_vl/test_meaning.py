@@ -13,7 +13,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
-from models.qwen_vl.model import Qwen2VL, load_model
+from models.protocol import ChatModel
+from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED
 from tests.support.chat_golden import generate
@@ -30,7 +31,7 @@ DRAWN: dict[str, dict[str, Any]] = json.loads((CHARTS / "charts.json").read_text
 
 
 @cache
-def loaded() -> tuple[Qwen2VLProcessor, Qwen2VL]:
+def loaded() -> tuple[Qwen2VLProcessor, ChatModel]:
     return load_processor(DIRECTORY), load_model(DIRECTORY, "cpu", torch.float32)
 
 

@@ -51,14 +51,14 @@ class Speculation:
     def batch(self, count: int, write: int) -> PagedBatch:
         """The next `count` tokens."""
         cache, sequence, first = self.cache, self.sequence, self.sequence.length
-        return PagedBatch.of_chunks(
+        return PagedBatch(
             cache.caches,
             cache.page_size,
             torch.tensor(cache.rows(sequence, first, first + count)),
-            torch.tensor([0, count], dtype=torch.int32),
-            torch.tensor([sequence.pages], dtype=torch.int32),
-            torch.tensor([first + count], dtype=torch.int32),
-            self.states(sequence.row, write),
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+            prefill_tables=torch.tensor([sequence.pages], dtype=torch.int32),
+            prefill_lens=torch.tensor([first + count], dtype=torch.int32),
+            states=self.states(sequence.row, write),
         )
 
     def drafts(self, predicted: Tensor) -> tuple[list[int], Tensor]:
@@ -68,10 +68,11 @@ class Speculation:
         logits, ids = [self.decoder.logits(predicted)], []
         for place in range(sequence.length, sequence.length + DRAFTS - 1):
             ids.append(int(logits[-1].argmax()))
-            batch = PagedBatch.of_decode_rows(
+            batch = PagedBatch(
                 cache.caches,
                 cache.page_size,
                 torch.tensor(cache.rows(sequence, place, place + 1)),
+                1,
                 torch.tensor([sequence.pages], dtype=torch.int32),
                 torch.tensor([place + 1], dtype=torch.int32),
             )
