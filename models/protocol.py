@@ -55,6 +55,20 @@ class VisionEncoder(Capturable, Protocol):
         ...
 
 
+class Drafter(Protocol):
+    """A small network that predicts the token after the next (multi-token prediction). Its logits are the decoder's of
+    its output, and its drafts go on from that output in place of the hidden state."""
+
+    def __call__(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """For rows of a batch that the decoder has run: hidden [n, hidden_size] that it returned, or the drafter itself
+        for the token before; embeddings [n, hidden_size] of each row's next token -> like hidden. Capturable."""
+        ...
+
+    def cache_keys(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> None:
+        """What __call__ writes to the cache, for rows after which nothing is drafted."""
+        ...
+
+
 class Decoder(Protocol):
     """A causal language model over a paged cache. Packed rows, no batch axis."""
 
@@ -67,13 +81,21 @@ class Decoder(Protocol):
     """Number of layers, from the first on, whose outputs get features of the encoder added at vision rows (DeepStack);
     0 for none."""
 
+    @property
+    def drafter(self) -> Drafter | None: ...
+
     def cache_specs(self) -> list[CacheSpec]:
-        """The cache of each layer that has one."""
+        """The cache of each layer that has one; the drafter's last."""
         ...
 
     def state_specs(self) -> list[Mapping[str, BufferSpec]]:
         """The recurrent state of each layer that has one, by name, without the axis of rows (StateRows in
         models/layers/kv_cache.py); empty for models that only attend."""
+        ...
+
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
+        """What each layer with recurrent state keeps of `tokens` tokens that may be rejected (StateRows.inputs), by
+        name, without the axis of slots."""
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -169,6 +169,12 @@ def gated_delta_net(rows: int) -> None:
     of_steps = StateRows([], rows_of_int64(rows), rows_of_int64(rows))
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_steps)
     gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, of_steps, z, *norm)
+    if rows % 4 == 0:  # steps with three drafts
+        places = [rows_of_int64(rows // 4) for _ in range(4)]
+        drafted = StateRows([], *places[:2], slots=places[2], pending=places[3])
+        mixed = gated_delta.pending_conv(qkv, empty(channels, 4), conv, drafted, empty(9, 4, channels))
+        held = empty(9, 4, 2 * heads)
+        gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, drafted, z, *norm, held)
     of_chunks = StateRows([], *(rows_of_int64(sequences) for _ in range(4)))
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_chunks, ends)
     out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, of_chunks, ends)

@@ -227,6 +227,14 @@ CHAT = Dashboard(
                     "percentunit",
                 ),
                 Panel(
+                    "Drafted tokens / s",
+                    (
+                        (rate("drafted_tokens_total", "model", CHAT_MODEL), "{{model}} drafted"),
+                        (rate("accepted_tokens_total", "model", CHAT_MODEL), "{{model}} accepted"),
+                    ),
+                    "short",
+                ),
+                Panel(
                     "Preemptions / s",
                     ((rate("preemptions_total", "model", CHAT_MODEL), "{{model}}"),),
                     "short",

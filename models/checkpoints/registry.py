@@ -16,12 +16,14 @@ from models.interfaces.errors import CheckpointError
 @dataclass(frozen=True)
 class Family:
     """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
-    has the modules that `processor` and `model` name, as import paths for `resolve`."""
+    has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
+    argument drafter, which loads the network of Decoder.drafter, too."""
 
     name: str
     kind: Literal["chat", "speech"]
     architectures: tuple[str, ...]
     package: str
+    drafter: bool = False
 
     @property
     def processor(self) -> str:
@@ -42,7 +44,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2_vl", "chat", (f"Qwen2VL{_NAMED}",), "models.qwen_vl"),
     Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl.v2_5"),
     Family("qwen3_vl", "chat", (f"Qwen3VL{_NAMED}", f"Qwen3VLMoe{_NAMED}"), "models.qwen_vl.v3"),
-    Family("qwen3_5", "chat", (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}"), "models.qwen_vl.v3_5"),
+    Family("qwen3_5", "chat", (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}"), "models.qwen_vl.v3_5", drafter=True),
     Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
     Family("minicpmv4_6", "chat", (f"MiniCPMV4_6{_NAMED}", f"MiniCPMV4_7{_NAMED}"), "models.minicpmv.v4_6"),
     Family("kimi_vl", "chat", (f"KimiVL{_NAMED}",), "models.kimi_vl"),

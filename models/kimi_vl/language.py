@@ -52,6 +52,7 @@ class LatentDecoder(nn.Module):
 
     position_axes = 1
     feature_levels = 0
+    drafter = None
     frequencies: Tensor
 
     def __init__(self, config: TextConfig) -> None:
@@ -71,6 +72,9 @@ class LatentDecoder(nn.Module):
         return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
 
     def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        return []
+
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
         return []
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def paged_prefill_attention(
     q [n, Hq, D]: chunk i is rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [sequences + 1], a repeated tail is
     allowed) and ends at key seq_lens[i] - 1 of its sequence (int32 [sequences]). Caches [KV slots, Hkv, D or Dv],
     block_tables int32 [sequences, max_pages]. Lengths are read on the device, so cached context is not a size of a
-    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
+    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk, and of sequences of length 0, are zero.
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
     return attend_prefill_pages(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, page_size, scale)

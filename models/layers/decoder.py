@@ -119,6 +119,7 @@ class CausalDecoder(nn.Module):
 
     frequencies: Tensor
     axes: Tensor | None
+    drafter = None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -152,6 +153,9 @@ class CausalDecoder(nn.Module):
         return [CacheSpec({"k": row, "v": row}) for _ in self.layers]
 
     def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        return []
+
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
         return []
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from models.layers.fused import sigmoid_mul
 from models.layers.gemm import gemm
 from models.layers.kv_cache import PagedBatch
 from models.layers.norms import QKNorm, RMSNorm
+from models.layers.rotary import rotate_and_cache
 
 
 class GatedAttention(nn.Module):
@@ -32,8 +33,21 @@ class GatedAttention(nn.Module):
 
         rotary: cos and sin float32 [n, R/2], R <= head_dim. layer: index into batch.caches.
         """
+        q, gate, k, v = self._heads(normed)
+        return sigmoid_mul(cached_attention(q, k, v, layer, batch, rotary, self._qk_norm()), gate).flatten(-2)
+
+    def cache_keys(self, normed: Normed, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> None:
+        """What forward writes to the cache, without its outputs."""
+        q, _, k, v = self._heads(normed)
+        cache = batch.caches[layer]
+        rotate_and_cache(q, k, v, rotary, cache["k"], cache["v"], batch.slot_mapping, self._qk_norm())
+
+    def _heads(self, normed: Normed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, their gates, keys and values [n, heads of each, head_dim]."""
         heads = gemm(normed, self.qkv.weight).unflatten(-1, (-1, self.head_dim))
         q_and_gate, k, v = heads.split(self.heads, dim=-2)
         q, gate = q_and_gate.unflatten(-2, (-1, 2)).unbind(-2)
-        qk_norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return sigmoid_mul(cached_attention(q, k, v, layer, batch, rotary, qk_norm), gate).flatten(-2)
+        return q, gate, k, v
+
+    def _qk_norm(self) -> QKNorm:
+        return QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)

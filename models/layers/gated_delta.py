@@ -4,8 +4,9 @@ Per value head, with queries and keys of length 1, in float32:
 
     S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q
 
-Decode rows advance it by one token; prefill chunks by the same rule in chunks of 64 tokens. Value head h reads key head
-h // (value heads / key heads). Row 0 of every state is scratch, as models.layers.kv_cache.StateRows says.
+Decode rows advance it by one token; prefill chunks by the same rule in chunks of 64 tokens. Tokens that may be rejected
+do not advance it: their inputs are kept, and the next step begins with those that were accepted. Value head h reads key
+head h // (value heads / key heads). Row 0 of every state is scratch, as models.layers.kv_cache.StateRows says.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class GatedDeltaConfig:
             "delta": BufferSpec((self.value_heads, self.key_dim, self.value_dim), torch.float32),
         }
 
+    def pending_spec(self, tokens: int, dtype: torch.dtype) -> dict[str, BufferSpec]:
+        """A sequence's inputs of `tokens` tokens in one layer (StateRows.inputs)."""
+        widths = {"qkv": self.channels, "gates": 2 * self.value_heads}
+        return {name: BufferSpec((tokens, width), dtype) for name, width in widths.items()}
+
 
 class GatedDeltaNet(nn.Module):
     """The mixer of a layer. The caller applies `out` and adds its result to x.
@@ -88,9 +94,13 @@ class GatedDeltaNet(nn.Module):
         state = rows.layers[layer]
         qkv, z = gemm(normed, self.in_qkvz.weight).split(self.widths, dim=-1)
         gates = gemm(normed, self.in_ba.weight)
+        norm = z, self.norm, self.eps
+        if rows.inputs:
+            inputs = rows.inputs[layer]
+            qkv = pending_conv(qkv, self.conv, state["conv"], rows, inputs["qkv"])
+            return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm, inputs["gates"])
         if batch.num_decode_rows:
             qkv = causal_conv(qkv, self.conv, state["conv"], rows)
-            norm = z, self.norm, self.eps
             return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm)
         assert batch.cu_seqlens_q is not None
         qkv = causal_conv(qkv, self.conv, state["conv"], rows, batch.cu_seqlens_q)
@@ -128,6 +138,35 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
     return torch.where(inside[:, None], mixed, 0.0).to(x.dtype)
 
 
+@op(cuda="models.layers.kernels.gated_delta:pending_conv")
+def pending_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, inputs: Tensor) -> Tensor:
+    """causal_conv of each sequence's pending tokens and the tokens behind them, which take their place in `inputs`.
+
+    x [sequences * n, C], any row stride; state [rows, 3, C], which gets the last inputs before x's; inputs [slots + 1,
+    T, C], T >= n. Returns [sequences * (T + n), C]: for each sequence T rows, of which the first `pending` are defined,
+    and then those of x.
+    """
+    assert rows.slots is not None and rows.pending is not None
+    sequences, held = rows.read.shape[0], inputs.shape[1]
+    own = x.unflatten(0, (sequences, -1))
+    tokens = torch.cat((_read(state, rows.read), inputs.index_select(0, rows.slots), own), dim=1)
+    pending = rows.pending[:, None]
+    index = torch.arange(held + own.shape[1], device=x.device)
+    place = torch.where(index < held, index, index - held + pending)
+    taps = torch.arange(1 - CONV_WIDTH, 1, device=x.device)
+    every = torch.arange(sequences, device=x.device)[:, None]
+
+    def inputs_at(index: Tensor) -> Tensor:
+        """By numbers that count from the first pending token: [sequences, n] -> [sequences, n, C]."""
+        places = torch.where(index < pending, index, index - pending + held) + CONV_WIDTH - 1
+        return tokens[every, places.clamp(max=tokens.shape[1] - 1)]
+
+    windows = inputs_at((place[..., None] + taps).flatten(1)).view(-1, CONV_WIDTH, x.shape[1])
+    state.index_copy_(0, rows.write, inputs_at(pending + taps[:-1]))
+    inputs[:, : own.shape[1]].index_copy_(0, rows.slots, own)
+    return F.silu((upcast(windows) * upcast(weight.T)).sum(1)).to(x.dtype)
+
+
 @op(cuda="models.layers.kernels.gated_delta:delta_step")
 def delta_step(
     qkv: Tensor,
@@ -139,19 +178,42 @@ def delta_step(
     z: Tensor,
     norm_weight: Tensor,
     eps: float,
+    inputs: Tensor | None = None,
 ) -> Tensor:
     """One token of each sequence, then gated_norm.
 
     qkv [n, C] behind the convolution and gates [n, 2 * value_heads], b before a, contiguous; A_log and dt_bias float32
     [value_heads]; state float32 [rows, value_heads, dk, dv], advanced; z [n, value_heads * dv], any row stride -> like
     z.
+
+    inputs [slots + 1, T, 2 * value_heads], the gates of pending tokens: the state is advanced by these alone, and n /
+    sequences tokens of each sequence follow, whose gates take their place. qkv is then what pending_conv returns.
     """
-    q, k, v, beta, decay = _inputs(qkv, gates, A_log, dt_bias, state)
-    held = _read(state, rows.read).to(q.dtype) * decay.exp()[..., None, None]
-    error = beta[..., None] * (v - torch.einsum("nhkv,nhk->nhv", held, k))
-    held = held + k[..., :, None] * error[..., None, :]
-    state.index_copy_(0, rows.write, held.to(state.dtype))
-    return gated_norm(torch.einsum("nhkv,nhk->nhv", held, q), z, norm_weight, eps)
+    sequences = rows.read.shape[0]
+    held_tokens = 0
+    if inputs is not None:
+        assert rows.slots is not None
+        held_tokens = inputs.shape[1]
+        own = gates.unflatten(0, (sequences, -1))
+        gates = torch.cat((inputs.index_select(0, rows.slots), own), dim=1).flatten(0, 1)
+        inputs[:, : own.shape[1]].index_copy_(0, rows.slots, own)
+    by_token = (x.unflatten(0, (sequences, -1)).unbind(1) for x in _inputs(qkv, gates, A_log, dt_bias, state))
+    held, outputs = _read(state, rows.read).to(upcast(qkv).dtype), []
+    for token, (q, k, v, beta, decay) in enumerate(zip(*by_token, strict=True)):
+        if inputs is not None and token == held_tokens:
+            state.index_copy_(0, rows.write, held.to(state.dtype))
+        faded = held * decay.exp()[..., None, None]
+        error = beta[..., None] * (v - torch.einsum("nhkv,nhk->nhv", faded, k))
+        after = faded + k[..., :, None] * error[..., None, :]
+        if token < held_tokens:
+            assert rows.pending is not None
+            held = torch.where((token < rows.pending)[:, None, None, None], after, held)
+        else:
+            held = after
+            outputs.append(torch.einsum("nhkv,nhk->nhv", held, q))
+    if inputs is None:
+        state.index_copy_(0, rows.write, held.to(state.dtype))
+    return gated_norm(torch.stack(outputs, dim=1).flatten(0, 1), z, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gated_delta:delta_chunks")

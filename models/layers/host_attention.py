@@ -112,7 +112,7 @@ def paged_prefill_attention_host(
     offsets = torch.arange(page_size)
     chunks = zip(pairwise(cu_seqlens_q.tolist()), seq_lens.tolist(), block_tables, strict=True)
     for (first, end), length, table in chunks:
-        if first < end:
+        if first < end and length:
             pages = table[: -(-length // page_size)].long()
             rows = (pages[:, None] * page_size + offsets).flatten()[:length]
             keys, values = (x[rows].repeat_interleave(group, dim=1) for x in (k_cache, v_cache))

@@ -60,6 +60,11 @@ class StateRows:
     write: of the same shape, the row that gets the state after; it may be the one that is read.
     snapshot_rows, snapshot_ends: int64 [prefills], the row that gets the state after so many tokens of the
         chunk, a multiple of STATE_INTERVAL; row 0: none.
+    inputs, slots, pending: for decode steps whose tokens may be rejected, as many of each sequence: decode rows, or
+        with drafts chunks. `write` gets the state before them, and their inputs are kept for the next step, which
+        applies those that were accepted. inputs: the tensors [slots + 1, tokens, *shape] of each layer, by name
+        (models.protocol.Decoder.pending_specs); slots: int64 [sequences], rows of these, 0 is scratch; pending: int64
+        [sequences], how many of the tokens in them come before this step's.
     """
 
     layers: Sequence[Mapping[str, Tensor]]
@@ -67,6 +72,9 @@ class StateRows:
     write: Tensor
     snapshot_rows: Tensor | None = None
     snapshot_ends: Tensor | None = None
+    inputs: Sequence[Mapping[str, Tensor]] = ()
+    slots: Tensor | None = None
+    pending: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

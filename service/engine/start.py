@@ -108,10 +108,14 @@ def load_worker(
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = DTYPES.get(model.dtype, default)
     options = _quantised(model, family, device, dtype)
+    if config.drafts == "mtp" and family.drafter:
+        options["drafter"] = True
     # A published tokenizer takes seconds to read: another thread does it while the weights are loaded.
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
         processor = reader.submit(resolve(family.processor), directory)
         network = resolve(family.model)(directory, device, dtype, model.load_format, **options)
+    if config.drafts == "mtp" and family.kind == "chat" and network.decoder.drafter is None:
+        log.warning("%s has no head for drafts: its answers are made without", model.name)
     create: Callable[[WorkerContext], ModelWorker] = partial(
         resolve(WORKERS[family.kind]), model.name, processor.result(), network
     )
@@ -140,7 +144,7 @@ def _precompile_once(
     torch.cuda.empty_cache()
 
 
-def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str | bool]:
     """Keyword arguments of load_model. ConfigurationError if the model or its dtype cannot be quantised."""
     if model.quantization == "none":
         return {}

@@ -17,6 +17,7 @@ LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 MixedRoute = Literal["auto", "eager"]
+Drafts = Literal["off", "lookup", "mtp"]
 
 
 class ConfigurationError(ValueError):
@@ -79,6 +80,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     stood_by: bool = False
     """Whether its process stood by for an earlier engine. Then the age of the process is not part of the
     duration of the start."""
+    drafts: Drafts = "off"
+    """How the next tokens of chat answers are drafted, which decode steps then verify (docs/drafts.md)."""
+    draft_tokens: int = 3
+    """Drafts of a sequence in a step."""
     mixed_route: MixedRoute = "auto"
     """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
     faster. eager: all of them run eagerly."""

@@ -166,6 +166,10 @@ class StepCounts(Struct, frozen=True):
     """Rows of all of them, those of other requests included."""
     encoded_media: int
     """Number of its pictures and videos that had to be encoded."""
+    drafted: int = 0
+    """Number of drafts of its tokens."""
+    accepted: int = 0
+    """How many of them were accepted."""
 
 
 class PhaseTimes(Struct, frozen=True):

@@ -159,8 +159,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     "Steps and graphs": (
         _counter(
             "steps_total",
-            "Steps by kind (encoder, prefill, cached_prefill, mixed, decode, tail, vae; sample: after a prefill or "
-            "mixed step; guided_layers, guided_sample: the halves of a decode step with a guided row), "
+            "Steps by kind (encoder, prefill, cached_prefill, mixed, decode, verify, tail, vae; sample: after a "
+            "prefill or mixed step; guided_layers, guided_sample: the halves of a decode step with a guided row), "
             'route (replay, eager) and reason (why eager; "captured" on replay).',
             "model",
             "kind",
@@ -169,6 +169,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
         _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
+        _counter("drafted_tokens_total", "Drafts of tokens that steps of kind verify had.", "model"),
+        _counter("accepted_tokens_total", "Drafts that were accepted.", "model"),
         _histogram("grammar_build_duration_seconds", "Building the matcher of a grammar.", WORK, "model"),
         _histogram("guided_mask_duration_seconds", "Computing the masks of a step's guided rows.", STEP, "model"),
         _histogram("bucket_occupancy_ratio", "Real rows / rows of the replayed bucket.", RATIO, "model", "kind"),

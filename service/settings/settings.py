@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from service.link.config import Device, DType, LoadFormat, Quantization
+from service.link.config import Device, Drafts, DType, LoadFormat, Quantization
 from service.settings.reading import (
     MIB,
     ApiCount,
@@ -150,6 +150,13 @@ class Settings(BaseSettings):
         None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.0125 on a GPU, none on a CPU."
     )
     graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off: everything runs eagerly.")
+    drafts: Drafts = _knob(
+        "off",
+        "Engine",
+        "How the next tokens of chat answers are drafted, several of which a step then verifies. lookup: they are what "
+        "followed the same tokens earlier in the conversation. mtp: by the models that have a layer for it (Qwen3.5).",
+    )
+    draft_tokens: int = _knob(3, "Engine", "Drafts of an answer that a step verifies.", ge=1, le=4)
     graph_memory: Bytes | None = _knob(
         None,
         "Engine",

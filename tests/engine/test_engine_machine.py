@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from models.interfaces.media import Prompt
+from service.engine.chat import drafts
+from service.engine.chat.drafts import DraftLength
+from service.link.config import Drafts
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import OutOfMemory
 from tests.support.recurrent_chat import recurrent_model
@@ -25,6 +28,7 @@ SAMPLING: dict[str, dict[str, object]] = {
     "greedy": {},
     "seeded": {"temperature": 1.3, "seed": 2**63 + 11},
     "filtered": {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 4, "logprobs": 2},
+    "two_tokens": {"temperature": 1.0, "seed": 8, "logit_bias": {5: 50.0, 30: 50.0}},  # ... of which many are accepted.
     "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {5: 3.0}, "min_tokens": 3},
 }
 
@@ -93,15 +97,20 @@ class EngineMachine(RuleBasedStateMachine):
     kind: Kind = "attention"
     asks = asks(1, 8, 12)
     sizes: Mapping[str, Any] = {"num_pages": 16, "max_step_tokens": 12}
+    drafts: Drafts = "off"
     requests = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
         self.mode = torch.inference_mode()
         self.mode.__enter__()
-        self.engine = InlineEngine(model(self.kind), max_running=3, encoder_cache=4096, **self.sizes)
+        self.engine = InlineEngine(
+            model(self.kind), max_running=3, encoder_cache=4096, drafts=self.drafts, **self.sizes
+        )
         self.sent: list[Sent] = []
         self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(drafts, "NGRAM", 1)  # So that most rows have drafts, ...
+        self.patch.setattr(DraftLength, "choose", lambda self, rows, costs: self._most if rows else 0)
         backbone = self.engine.worker._runner, "_backbone"
         self.faults = OutOfMemory(self.patch, *backbone, chosen=lambda step, *_: bool(step.chunks), times=0)
 
@@ -185,6 +194,14 @@ class RecurrentEngineMachine(EngineMachine):
         assert len(held - {0}) == scheduler.states.rows.num_used
 
 
+class DraftingMachine(EngineMachine):
+    drafts = "lookup"
+
+
+class RecurrentDraftingMachine(RecurrentEngineMachine):
+    drafts = "lookup"
+
+
 MANY = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(MANY, max_examples=4)
@@ -194,6 +211,14 @@ TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
 TestRecurrentEngineMachine.settings = settings(MANY, max_examples=4)
 
 
+TestDraftingMachine = DraftingMachine.TestCase
+TestDraftingMachine.settings = settings(MANY, max_examples=2)
+
+
+TestRecurrentDraftingMachine = RecurrentDraftingMachine.TestCase
+TestRecurrentDraftingMachine.settings = settings(MANY, max_examples=2)
+
+
 @pytest.mark.slow
 class TestEngineMachineForLong(EngineMachine.TestCase):
     settings = MANY
@@ -201,4 +226,14 @@ class TestEngineMachineForLong(EngineMachine.TestCase):
 
 @pytest.mark.slow
 class TestRecurrentEngineMachineForLong(RecurrentEngineMachine.TestCase):
+    settings = MANY
+
+
+@pytest.mark.slow
+class TestDraftingMachineForLong(DraftingMachine.TestCase):
+    settings = MANY
+
+
+@pytest.mark.slow
+class TestRecurrentDraftingMachineForLong(RecurrentDraftingMachine.TestCase):
     settings = MANY

@@ -26,7 +26,7 @@ from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from models.layers import host_fused
 from models.layers.kv_cache import PagedBatch, StateRows
 from models.protocol import Decoder
-from service.engine.chat.slot_state import allocate_states
+from service.engine.chat.slot_state import allocate_pending, allocate_states
 
 _HOST_READS = {
     *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero"),
@@ -70,6 +70,30 @@ def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
         hidden = decoder.embed(torch.empty(rows, dtype=torch.int64))
         positions = torch.empty((decoder.position_axes, rows), dtype=torch.int32)
         logits = decoder.logits(decoder.forward(hidden, positions, batch))
+    return BufferSpec(tuple(logits.shape), logits.dtype)
+
+
+def audited_verify(decoder: Decoder, rows: int, tokens: int) -> BufferSpec:
+    """The same of a step with `tokens` tokens of each row, drafts among them, and of the drafter behind it."""
+    with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
+        cpu, each = torch.device("cpu"), torch.empty(rows, dtype=torch.int64)
+        states = allocate_states(decoder, 4, cpu)
+        inputs = allocate_pending(decoder, 3, tokens - 1, cpu)
+        batch = PagedBatch(
+            [spec.allocate(4, 16, cpu, torch.float32) for spec in decoder.cache_specs()],
+            page_size=16,
+            slot_mapping=torch.empty(rows * tokens, dtype=torch.int64),
+            cu_seqlens_q=torch.empty(rows + 1, dtype=torch.int32),
+            prefill_tables=torch.empty((rows, 3), dtype=torch.int32),
+            prefill_lens=torch.empty(rows, dtype=torch.int32),
+            states=StateRows(states, each, each, inputs=inputs, slots=each, pending=each) if states else None,
+        )
+        embeddings = decoder.embed(torch.empty(rows * tokens, dtype=torch.int64))
+        positions = torch.empty((decoder.position_axes, rows * tokens), dtype=torch.int32)
+        hidden = decoder.forward(embeddings, positions, batch)
+        if decoder.drafter is not None:
+            hidden = decoder.drafter(hidden, embeddings, positions, batch)
+        logits = decoder.logits(hidden)
     return BufferSpec(tuple(logits.shape), logits.dtype)
 
 

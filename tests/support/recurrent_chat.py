@@ -22,6 +22,7 @@ class RecurrentDecoder(nn.Module):
     Chunks are computed in blocks of STATE_INTERVAL rows, so other cuts round differently. Row 0 is full of NaN.
     """
 
+    drafter = None
     decay: Tensor
     powers: Tensor
     carried: Tensor
@@ -47,6 +48,9 @@ class RecurrentDecoder(nn.Module):
     def state_specs(self) -> list[Mapping[str, BufferSpec]]:
         return [{"sum": BufferSpec((WIDTH,), torch.float32), "last": BufferSpec((WIDTH,), self.now.dtype)}]
 
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
+        return [{"x": BufferSpec((tokens, WIDTH), self.now.dtype)}]
+
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.inner.embed(token_ids)
 
@@ -56,6 +60,8 @@ class RecurrentDecoder(nn.Module):
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         assert batch.states is not None
         rows = self._decode if batch.num_decode_rows else self._chunks
+        if batch.states.pending is not None:
+            rows = self._with_pending
         return self.inner(hidden + 0.2 * rows(hidden, batch.states, batch), positions, batch)
 
     def _decode(self, x: Tensor, states: StateRows, batch: PagedBatch) -> Tensor:
@@ -65,6 +71,25 @@ class RecurrentDecoder(nn.Module):
         total = torch.where(known, layer["sum"][states.read], 0) * self.decay + self._added(x, last)
         self._write(layer, states.write, total, x)
         return total
+
+    def _with_pending(self, x: Tensor, states: StateRows, batch: PagedBatch) -> Tensor:
+        (layer,), (inputs,) = states.layers, states.inputs
+        assert states.slots is not None and states.pending is not None
+        known = (states.read > 0)[:, None]
+        total, last = (torch.where(known, layer[name][states.read], 0) for name in ("sum", "last"))
+        for place, row in enumerate(inputs["x"][states.slots].unbind(1)):
+            accepted = (place < states.pending)[:, None]
+            total = torch.where(accepted, total * self.decay + self._added(row, last), total)
+            last = torch.where(accepted, row, last)
+        self._write(layer, states.write, total, last)
+        own = x.unflatten(0, (len(states.read), -1))
+        inputs["x"][states.slots, : own.shape[1]] = own
+        inputs["x"][0] = torch.nan
+        totals = []
+        for row in own.unbind(1):
+            total, last = total * self.decay + self._added(row, last), row
+            totals.append(total)
+        return torch.stack(totals, dim=1).flatten(0, 1)
 
     def _chunks(self, x: Tensor, states: StateRows, batch: PagedBatch) -> Tensor:
         (layer,) = states.layers

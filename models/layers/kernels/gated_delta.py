@@ -1,4 +1,4 @@
-"""Gated DeltaNet: convolution with state, one token of the recurrence, chunks of it, and gates.
+"""Gated DeltaNet: convolution with state, single tokens of the recurrence, chunks of it, and gates.
 
 References: models.layers.gated_delta, and models.layers.fused.sigmoid_mul.
 
@@ -24,7 +24,7 @@ _BLOCK_C = 512
 """Channels of one program of the convolution of a step; of chunks an eighth."""
 _BLOCK_V = 32
 """Columns of the state that a program of the scan holds."""
-_BUFFERS = ["read_ptr", "write_ptr", "snapshot_rows_ptr", "snapshot_ends_ptr", "cu_ptr"]
+_BUFFERS = ["read_ptr", "write_ptr", "snapshot_rows_ptr", "snapshot_ends_ptr", "cu_ptr", "slots_ptr", "pending_ptr"]
 """Parts of one upload, at any multiple of 8 bytes."""
 
 
@@ -151,6 +151,100 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, cu_se
     return out
 
 
+@triton.jit(do_not_specialize=["held"], do_not_specialize_on_alignment=_BUFFERS)
+def _pending_conv_kernel(
+    x_ptr,
+    weight_ptr,
+    state_ptr,
+    inputs_ptr,
+    out_ptr,
+    read_ptr,
+    write_ptr,
+    slots_ptr,
+    pending_ptr,
+    held,
+    stride_x,
+    C: tl.constexpr,
+    OWN: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_C channels of one sequence, token by token with the last three inputs in registers."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    sequence = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    here = channel < C
+    read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
+    slot, pending = tl.load(slots_ptr + sequence).to(tl.int64), tl.load(pending_ptr + sequence).to(tl.int32)
+    w0, w1, w2, w3 = _taps_of(weight_ptr, channel, here)
+    before, known = state_ptr + read * ((_TAPS - 1) * C) + channel, here & (read > 0)
+    x0 = tl.load(before, mask=known, other=0.0)
+    x1 = tl.load(before + C, mask=known, other=0.0)
+    x2 = tl.load(before + 2 * C, mask=known, other=0.0)
+    inputs = inputs_ptr + slot * held * C + channel
+    out = out_ptr + sequence * (held + OWN) * C + channel
+    for token in range(pending):
+        x3 = tl.load(inputs + token * C, mask=here, other=0.0)
+        tl.store(out + token * C, _convolved(x0, x1, x2, x3, w0, w1, w2, w3), mask=here)
+        x0, x1, x2 = x1, x2, x3
+    tl.debug_barrier()  # the state's row and the inputs' may be those that others of these threads read
+    after = state_ptr + write * ((_TAPS - 1) * C) + channel
+    kept = here & (write > 0)
+    tl.store(after, x0, mask=kept)
+    tl.store(after + C, x1, mask=kept)
+    tl.store(after + 2 * C, x2, mask=kept)
+    for token in tl.static_range(OWN):
+        x3 = tl.load(x_ptr + (sequence * OWN + token) * stride_x + channel, mask=here, other=0.0)
+        tl.store(inputs + token * C, x3, mask=here)
+        tl.store(out + (held + token) * C, _convolved(x0, x1, x2, x3, w0, w1, w2, w3), mask=here)
+        x0, x1, x2 = x1, x2, x3
+
+
+@triton.jit
+def _taps_of(weight_ptr, channel, here):
+    taps = weight_ptr + channel * _TAPS
+    w0, w1 = tl.load(taps, mask=here, other=0.0), tl.load(taps + 1, mask=here, other=0.0)
+    w2, w3 = tl.load(taps + 2, mask=here, other=0.0), tl.load(taps + 3, mask=here, other=0.0)
+    return w0.to(tl.float32), w1.to(tl.float32), w2.to(tl.float32), w3.to(tl.float32)
+
+
+@triton.jit
+def _convolved(x0, x1, x2, x3, w0, w1, w2, w3):
+    """silu of the sum, which is added in the order of _conv_kernel."""
+    total = x0.to(tl.float32) * w0 + x1.to(tl.float32) * w1
+    total = total + x2.to(tl.float32) * w2 + x3.to(tl.float32) * w3
+    return (total * tl.sigmoid(total)).to(x3.dtype)
+
+
+def pending_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, inputs: Tensor) -> Tensor:
+    """models.layers.gated_delta.pending_conv."""
+    sequences, (num_rows, channels), held = rows.read.shape[0], x.shape, inputs.shape[1]
+    own = num_rows // sequences
+    out = torch.empty((sequences * (held + own), channels), device=x.device, dtype=x.dtype)
+    block_c = min(_BLOCK_C, triton.next_power_of_2(channels))
+    launch(
+        _pending_conv_kernel,
+        (sequences, triton.cdiv(channels, block_c)),
+        x,
+        weight,
+        state,
+        inputs,
+        out,
+        rows.read,
+        rows.write,
+        rows.slots,
+        rows.pending,
+        held,
+        x.stride(0),
+        C=channels,
+        OWN=own,
+        BLOCK_C=block_c,
+        num_warps=4,
+    )
+    return out
+
+
 def _tiles(num_rows: int, sequences: int) -> int:
     """Programs that hold every chunk, and the rows behind the last one."""
     return num_rows // STATE_INTERVAL + sequences + 1
@@ -176,49 +270,87 @@ def _gates_of(gates, here, head, A_log_ptr, dt_bias_ptr, HEADS: tl.constexpr):
     return tl.where(here, tl.sigmoid(b), 0.0), tl.where(here, decay, 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=_BUFFERS)
+@triton.jit
+def _advanced(
+    state, qkv, gates, head, A_log_ptr, dt_bias_ptr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr,
+):  # fmt: skip
+    """The state [DK, DV] of a value head after one more token, whose values begin at `qkv` and `gates`."""
+    d, e = tl.arange(0, DK), tl.arange(0, DV)
+    k = _unit(tl.load(qkv + (KEY_HEADS + head // (HEADS // KEY_HEADS)) * DK + d), 0)
+    v = tl.load(qkv + 2 * KEY_HEADS * DK + head * DV + e).to(tl.float32)
+    beta, decay = _gates_of(gates, True, head, A_log_ptr, dt_bias_ptr, HEADS)
+    state *= tl.exp(decay)
+    error = beta * (v - tl.sum(state * k[:, None], 0))
+    return state + k[:, None] * error[None, :]
+
+
+@triton.jit(do_not_specialize=["held"], do_not_specialize_on_alignment=_BUFFERS)
 def _step_kernel(
     qkv_ptr,
     gates_ptr,
     A_log_ptr,
     dt_bias_ptr,
     state_ptr,
+    inputs_ptr,
     read_ptr,
     write_ptr,
+    slots_ptr,
+    pending_ptr,
     z_ptr,
     norm_ptr,
     out_ptr,
+    held,
     stride_z,
     eps,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
+    OWN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one value head of one row, with its whole state in registers."""
+    """One program: one value head of one sequence, with its whole state in registers. With `inputs` the state after the
+    pending tokens is stored, else that after the one of this step."""
     release_next(PDL)
     wait_for_previous(PDL)
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key_head = head // (HEADS // KEY_HEADS)
+    C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     d, e = tl.arange(0, DK), tl.arange(0, DV)
-    read, write = tl.load(read_ptr + row).to(tl.int64), tl.load(write_ptr + row).to(tl.int64)
+    read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
     cell = d[:, None] * DV + e[None, :]
     state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
-    qkv = qkv_ptr + row * (2 * KEY_HEADS * DK + HEADS * DV)
-    q = _unit(tl.load(qkv + key_head * DK + d), 0) * (DK**-0.5)
-    k = _unit(tl.load(qkv + (KEY_HEADS + key_head) * DK + d), 0)
-    v = tl.load(qkv + 2 * KEY_HEADS * DK + head * DV + e).to(tl.float32)
-    beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), True, head, A_log_ptr, dt_bias_ptr, HEADS)
-    state *= tl.exp(decay)
-    error = beta * (v - tl.sum(state * k[:, None], 0))
-    state += k[:, None] * error[None, :]
-    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=write > 0)
-    out = tl.sum(state * q[:, None], 0)
-    normed = out * tl.rsqrt(tl.sum(out * out, 0) / DV + eps) * tl.load(norm_ptr + e)
-    z = tl.load(z_ptr + row * stride_z + head * DV + e).to(tl.float32)
-    place = out_ptr + (row * HEADS + head) * DV + e
-    tl.store(place, (normed * z * tl.sigmoid(z)).to(out_ptr.dtype.element_ty))
+    place = state_ptr + (write * HEADS + head) * (DK * DV) + cell
+    qkv = qkv_ptr + sequence * (held + OWN) * C
+    inputs = inputs_ptr
+    if inputs_ptr is not None:
+        inputs += tl.load(slots_ptr + sequence).to(tl.int64) * held * (2 * HEADS)
+        for token in range(tl.load(pending_ptr + sequence).to(tl.int32)):
+            state = _advanced(
+                state, qkv + token * C, inputs + token * (2 * HEADS), head, A_log_ptr, dt_bias_ptr, KEY_HEADS, HEADS,
+                DK, DV,
+            )  # fmt: skip
+        tl.debug_barrier()  # the inputs may be those that others of these threads read
+        tl.store(place, state, mask=write > 0)
+        qkv += held * C
+    for token in tl.static_range(OWN):
+        row = sequence * OWN + token
+        gates = gates_ptr + row * (2 * HEADS)
+        state = _advanced(state, qkv, gates, head, A_log_ptr, dt_bias_ptr, KEY_HEADS, HEADS, DK, DV)
+        if inputs_ptr is None:
+            tl.store(place, state, mask=write > 0)
+        else:
+            for half in tl.static_range(2):
+                gate = half * HEADS + head
+                tl.store(inputs + token * (2 * HEADS) + gate, tl.load(gates + gate))
+        q = _unit(tl.load(qkv + key_head * DK + d), 0) * (DK**-0.5)
+        out = tl.sum(state * q[:, None], 0)
+        normed = out * tl.rsqrt(tl.sum(out * out, 0) / DV + eps) * tl.load(norm_ptr + e)
+        z = tl.load(z_ptr + row * stride_z + head * DV + e).to(tl.float32)
+        stored = out_ptr + (row * HEADS + head) * DV + e
+        tl.store(stored, (normed * z * tl.sigmoid(z)).to(out_ptr.dtype.element_ty))
+        qkv += C
 
 
 def delta_step(
@@ -231,31 +363,38 @@ def delta_step(
     z: Tensor,
     norm_weight: Tensor,
     eps: float,
+    inputs: Tensor | None = None,
 ) -> Tensor:
     """models.layers.gated_delta.delta_step."""
     _, heads, key_dim, value_dim = state.shape
     out = torch.empty(z.shape, device=z.device, dtype=z.dtype)
-    if qkv.shape[0] == 0:
+    sequences = rows.read.shape[0]
+    if sequences == 0:
         return out
     launch(
         _step_kernel,
-        (heads, qkv.shape[0]),
+        (heads, sequences),
         qkv,
         gates,
         A_log,
         dt_bias,
         state,
+        inputs,
         rows.read,
         rows.write,
+        rows.slots,
+        rows.pending,
         z,
         norm_weight,
         out,
+        0 if inputs is None else inputs.shape[1],
         z.stride(0),
         eps,
         KEY_HEADS=_key_heads(qkv, state),
         HEADS=heads,
         DK=key_dim,
         DV=value_dim,
+        OWN=gates.shape[0] // sequences,
         num_warps=8 if key_dim * value_dim >= 16384 else 4,
     )
     return out

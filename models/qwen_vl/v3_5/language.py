@@ -1,5 +1,5 @@
 """The language model of Qwen3.5: Gated DeltaNet in most layers, gated attention in the others, and behind each a SwiGLU
-or a mixture of experts."""
+or a mixture of experts. A drafter of one more layer predicts the token after the next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import BufferSpec
@@ -29,17 +30,38 @@ from models.layers.rotary import rotary_cos_sin, section_axes
 class HybridConfig:
     """decoder: the fields that a CausalDecoder has, too. full: for each layer, whether it has attention instead of the
     delta rule. rotary_dim: number of leading values of a head that are rotated. shared_size: width of the shared
-    expert."""
+    expert. drafter: whether the decoder has one."""
 
     decoder: DecoderConfig
     full: tuple[bool, ...]
     delta: GatedDeltaConfig
     rotary_dim: int
     shared_size: int = 0
+    drafter: bool = False
+
+
+class Rotary(nn.Module):
+    """positions int64 [3, n] -> cos and sin float32 [n, rotary_dim / 2]."""
+
+    frequencies: Tensor
+    axes: Tensor
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        decoder = config.decoder
+        frequencies, self.scale = scaled_frequencies(
+            decoder.scaling, config.rotary_dim, decoder.rope_theta, decoder.max_positions
+        )
+        axes = section_axes(decoder.mrope_section, interleaved=True, count=len(frequencies))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.scale)
 
 
 class HybridBlock(nn.Module):
-    """Parameters of x += mixer(norm(x)); x += mlp(norm(x)), where the mixer is `attention` or `delta`."""
+    """x += mixer(norm(x)); x += mlp(norm(x)), where the mixer is `attention` or `delta`."""
 
     def __init__(self, config: HybridConfig, *, full: bool) -> None:
         super().__init__()
@@ -64,14 +86,66 @@ class HybridBlock(nn.Module):
                 nn.Linear(width, 1, bias=False),
             )
 
+    def forward(
+        self,
+        normed: Tensor,
+        x: Tensor,
+        following: RMSNorm,
+        rotary: tuple[Tensor, Tensor],
+        index: int,
+        batch: PagedBatch,
+    ) -> tuple[Tensor, Tensor]:
+        """x [n, hidden_size] and attention_norm of it -> (following of the output, the output). index: into
+        batch.caches, or batch.states.layers."""
+        if self.attention is not None:
+            mixed, out = self.attention(normed, rotary, index, batch), self.attention.out
+        else:
+            assert self.delta is not None
+            mixed, out = self.delta(normed, index, batch), self.delta.out
+        normed, x = gemm_add_norm(mixed, out.weight, None, x, self.mlp_norm.weight, self.mlp_norm.eps)
+        norm = following.weight, following.eps
+        if isinstance(self.mlp, SwiGLU):
+            return gemm_add_norm(self.mlp.gated(normed), self.mlp.down.weight, None, x, *norm)
+        return add_rms_norm(self.mlp(normed), x, *norm)
+
+
+class Drafter(nn.Module):
+    """Multi-token prediction (arXiv:2404.19737): row i, made of the hidden state of token i and the embedding of token
+    i + 1, predicts token i + 2. Implements models.protocol.Drafter.
+
+    Its keys are the last layer of the cache, in the KV slot of token i, so it takes the batches of the decoder.
+    """
+
+    def __init__(self, config: HybridConfig, rotary: Rotary) -> None:
+        super().__init__()
+        width, eps = config.decoder.block.hidden_size, config.decoder.block.norm_eps
+        self.embedding_norm = RMSNorm(width, eps, float32=True)
+        self.hidden_norm = RMSNorm(width, eps, float32=True)
+        self.joined = nn.Linear(2 * width, width, bias=False)
+        self.layer = HybridBlock(config, full=True)
+        self.norm = RMSNorm(width, eps, float32=True)
+        self.rotary, self.cache = rotary, sum(config.full)
+
+    def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        normed, x = self._inputs(hidden, embeddings)
+        return self.layer(normed, x, self.norm, self.rotary(positions), self.cache, batch)[0]
+
+    def cache_keys(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> None:
+        assert self.layer.attention is not None
+        normed, _ = self._inputs(hidden, embeddings)
+        self.layer.attention.cache_keys(normed, self.rotary(positions), self.cache, batch)
+
+    def _inputs(self, hidden: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat((self.embedding_norm(embeddings), self.hidden_norm(hidden)), dim=-1)
+        x = gemm(both, self.joined.weight)
+        return self.layer.attention_norm(x), x
+
 
 class HybridDecoder(nn.Module):
     """Packed rows through all layers, over a paged cache and rows of recurrent state (models.protocol.Decoder).
     Capturable."""
 
     feature_levels = 0
-    frequencies: Tensor
-    axes: Tensor
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -84,20 +158,19 @@ class HybridDecoder(nn.Module):
         self.norm = RMSNorm(self.hidden_size, decoder.block.norm_eps, float32=True)
         self.head = None if decoder.tied else nn.Linear(self.hidden_size, self.vocab_size, bias=False)
         self.tied_head: E4M3Weight | None = None
-        frequencies, self.rope_scale = scaled_frequencies(
-            decoder.scaling, config.rotary_dim, decoder.rope_theta, decoder.max_positions
-        )
-        axes = section_axes(decoder.mrope_section, interleaved=True, count=len(frequencies))
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
+        self.rotary = Rotary(config)
+        self.drafter = Drafter(config, self.rotary) if config.drafter else None
 
     def cache_specs(self) -> list[CacheSpec]:
         row = (self.config.decoder.block.num_kv_heads, self.config.decoder.block.head_dim)
-        return [CacheSpec({"k": row, "v": row})] * sum(self.config.full)
+        return [CacheSpec({"k": row, "v": row})] * (sum(self.config.full) + self.config.drafter)
 
     def state_specs(self) -> list[Mapping[str, BufferSpec]]:
-        linear = len(self.config.full) - sum(self.config.full)
-        return [self.config.delta.state_spec(self.embed_tokens.weight.dtype)] * linear
+        return [self.config.delta.state_spec(self.embed_tokens.weight.dtype)] * self.config.full.count(False)
+
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
+        spec = self.config.delta.pending_spec(tokens, self.embed_tokens.weight.dtype)
+        return [spec] * self.config.full.count(False)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [n] -> [n, hidden_size]."""
@@ -105,26 +178,13 @@ class HybridDecoder(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """Embeddings [n, hidden_size], positions int64 [3, n] -> normed hidden states [n, hidden_size]."""
-        rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
+        rotary = self.rotary(positions)
         layers = cast("Sequence[HybridBlock]", self.layers)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         normed = layers[0].attention_norm(hidden)
-        cached = stateful = 0
-        for layer, following in zip(layers, norms, strict=True):
-            if layer.attention is not None:
-                mixed, out = layer.attention(normed, rotary, cached, batch), layer.attention.out
-                cached += 1
-            else:
-                assert layer.delta is not None
-                mixed, out = layer.delta(normed, stateful, batch), layer.delta.out
-                stateful += 1
-            norm = layer.mlp_norm.weight, layer.mlp_norm.eps
-            normed, hidden = gemm_add_norm(mixed, out.weight, None, hidden, *norm)
-            norm = following.weight, following.eps
-            if isinstance(layer.mlp, SwiGLU):
-                normed, hidden = gemm_add_norm(layer.mlp.gated(normed), layer.mlp.down.weight, None, hidden, *norm)
-            else:
-                normed, hidden = add_rms_norm(layer.mlp(normed), hidden, *norm)
+        for number, (layer, following) in enumerate(zip(layers, norms, strict=True)):
+            index = self.config.full[:number].count(self.config.full[number])
+            normed, hidden = layer(normed, hidden, following, rotary, index, batch)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -168,6 +228,18 @@ def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
         Rule(f"{linear}dt_bias", f"{our_linear}dt_bias"),
         Rule(f"{linear}norm.weight", f"{our_linear}norm"),
         Rule(f"{linear}out_proj.weight", f"{our_linear}out.weight"),
+    ]
+
+
+def drafter_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
+    """Rules for the drafter of a HybridDecoder named "decoder"."""
+    published, ours = "mtp.", "decoder.drafter."
+    return [
+        Rule(f"{published}fc.weight", f"{ours}joined.weight"),
+        Rule(f"{published}pre_fc_norm_embedding.weight", f"{ours}embedding_norm.weight"),
+        Rule(f"{published}pre_fc_norm_hidden.weight", f"{ours}hidden_norm.weight"),
+        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
+        *layer_rules(config, f"{published}layers.0.", f"{ours}layer.", layout),
     ]
 
 

@@ -22,7 +22,7 @@ from models.layers.rope_field import rope_field
 from models.qwen_vl.v3.model import vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.v3_5.config import FULL, load_config
-from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, hybrid_rules, layer_rules
+from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
 
 
 def load_model(
@@ -31,12 +31,17 @@ def load_model(
     dtype: torch.dtype,
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
+    *,
+    drafter: bool = False,
 ) -> VisionChatModel[Qwen3VLEncoder, HybridDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
+    """drafter: loads the drafter, too, unless the files have none; some tools leave it out.
+
+    Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor.
+    """
     config = load_config(directory)
     encoder = partial(Qwen3VLEncoder, config.tower, config.images)
     settings = directory, device, dtype, load_format, quantization
-    return load_hybrid(encoder, vision_rules(config.tower), config.text, *settings)
+    return load_hybrid(encoder, vision_rules(config.tower), config.text, *settings, drafter=drafter)
 
 
 def load_hybrid(
@@ -48,24 +53,32 @@ def load_hybrid(
     dtype: torch.dtype,
     load_format: LoadFormat,
     quantization: Quantization,
+    *,
+    drafter: bool = False,
 ) -> VisionChatModel[E, HybridDecoder]:
     """load_model of an encoder over this language model. text: as of hybrid_config."""
-    hybrid = hybrid_config(text)
+    drafter &= load_format == "random" or tensor_shape(directory, "mtp.fc.weight") is not None
+    hybrid = replace(hybrid_config(text), drafter=drafter)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    apart = load_format == "published" and tensor_shape(directory, _FIRST_EXPERT) is not None
+    layers, draft_layers = (_expert_layout(directory, load_format, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
     model = load_chat_model(
         lambda: (encoder(), HybridDecoder(hybrid)),
-        [*encoder_rules, *hybrid_rules(hybrid, "apart" if apart else "saved")],
+        [*encoder_rules, *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
         *(directory, device, dtype, load_format, quantization),
-        ignore=[*draft_tensors(hybrid), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
+        ignore=[*([] if drafter else draft_tensors(hybrid)), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
     if load_format == "published":
         model.decoder.shift_norms()
     return model
 
 
-_FIRST_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
-"""In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+_LAYERS, _DRAFT_LAYERS = "model.language_model.layers.", "mtp.layers."
+
+
+def _expert_layout(directory: Path, load_format: LoadFormat, layers: str) -> ExpertLayout:
+    """In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+    first = f"{layers}0.mlp.experts.0.gate_proj.weight"
+    return "apart" if load_format == "published" and tensor_shape(directory, first) is not None else "saved"
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
@@ -93,7 +106,7 @@ def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
 
 
 def draft_tensors(config: HybridConfig) -> list[str]:
-    """Names of the tensors of the drafter (multi-token prediction), which is not run; some tools leave it out."""
+    """Names of the drafter's tensors, whatever the number of its layers, for models that run without."""
     layouts: list[ExpertLayout] = ["saved", "apart"]
-    layer = [rule.published for layout in layouts for rule in layer_rules(config, "mtp.layers.{i}.", "", layout)]
-    return [f"mtp.{name}.weight" for name in ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")] + layer
+    names = [rule.published for layout in layouts for rule in drafter_rules(config, layout)]
+    return [name.replace("mtp.layers.0.", "mtp.layers.{i}.") for name in names]

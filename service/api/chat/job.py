@@ -90,6 +90,8 @@ class ChatJob:
         prompt_tokens = len(self.prompt.token_ids)
         completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
         kinds = media_tokens(self.prompt)
+        steps = [choice.steps for choice in self.counts if choice.steps is not None]
+        accepted = sum(one.accepted for one in steps)
         return Usage(
             prompt_tokens,
             completion_tokens,
@@ -97,7 +99,12 @@ class ChatJob:
             PromptTokensDetails(
                 min(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
             ),
-            CompletionTokensDetails(sum(choice.reasoning_tokens for choice in self.counts), audio_tokens),
+            CompletionTokensDetails(
+                sum(choice.reasoning_tokens for choice in self.counts),
+                audio_tokens,
+                accepted,
+                sum(one.drafted for one in steps) - accepted,
+            ),
         )
 
     def steps(self) -> StepReport | UnsetType:

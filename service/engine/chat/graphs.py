@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable
 from models.protocol import Decoder
+from service.engine.chat.drafts import MAX_ROWS, Drafting
 from service.engine.chat.replay_choice import (
     CACHED_PREFILL_TOKENS,
     PREFILL_SEQUENCES,
@@ -28,6 +29,7 @@ from service.engine.chat.steps import (
     PrefillStep,
     SampleStep,
     Sampling,
+    VerifyStep,
 )
 from service.engine.core.worker import WorkerContext
 from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
@@ -48,12 +50,17 @@ class StepSizes:
     hidden_size: int
     vocab_limit: int
     """Ids that can be sampled: those that both the tokenizer and the embedding have."""
+    drafts: int
+    """Drafts of a sequence in a step that has any; 0: none has."""
+    history: int
+    """Positions of SlotState.history."""
 
 
 class ChatGraphs:
     """The graph runners of one model.
 
-    decode, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with (True).
+    decode, verify, sample, guided_sample: one runner for rows without penalties and filters (False), one for rows with
+        (True). verify: decode steps with drafts.
     layers, guided_sample: the two halves of a decode step with guided rows; `held_hidden` [slots, hidden_size] passes
         the hidden states from the first to the second.
     prefill, cached_prefill: chunks without cached context, and any chunks.
@@ -76,9 +83,19 @@ class ChatGraphs:
         sample_buckets: list[Bucket] = [{"rows": count} for count in rows]
         decode_buckets = self._decode_buckets(rows)
         layers = LayersStep(decoder, state, caches, sizes.page_size)
-        samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full=full) for full in (False, True)}
+        drafting = None
+        if decoder.drafter is not None:
+            drafting = Drafting(decoder, state, caches, sizes.page_size, sizes.vocab_limit)
+        samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full, drafting) for full in (False, True)}
         self.decode = {
             full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
+            for full, sampling in samplings.items()
+        }
+        verify_buckets: list[Bucket] = [
+            {**b, "drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
+        ]
+        self.verify = {
+            full: self._row_runner("verify", VerifyStep(layers, sampling), verify_buckets, full=full)
             for full, sampling in samplings.items()
         }
         self.sample = {
@@ -98,7 +115,8 @@ class ChatGraphs:
     def runners(self) -> list[GraphRunner]:
         """Those of every token, for rows without a grammar, come first."""
         guided = [self.layers, *self.guided_sample.values()]
-        return [*self.decode.values(), *self.sample.values(), self.prefill, self.cached_prefill, *guided]
+        rows = (*self.decode.values(), *self.verify.values(), *self.sample.values())
+        return [*rows, self.prefill, self.cached_prefill, *guided]
 
     def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
         """Runners for chunks without cached context, and for any chunks."""
@@ -128,7 +146,7 @@ class ChatGraphs:
     def _row_runner(
         self,
         kind: str,
-        step: DecodeStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
+        step: DecodeStep | VerifyStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
         bucket_list: list[Bucket],
         *,
         full: bool = False,
@@ -137,7 +155,7 @@ class ChatGraphs:
         """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
         and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
         so that they do not delay the start."""
-        largest = max(bucket["rows"] for bucket in bucket_list)
+        largest = max((bucket["rows"] for bucket in bucket_list), default=0)
         before_ready = [
             bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
         ]

@@ -35,6 +35,8 @@ class Launch:
     """None while the step is held."""
     sequences: tuple[ChatSequence, ...] = ()
     """Sequences of the rows of the results: decode rows, then last chunks."""
+    drafts: int = 0
+    """Of each row; the results then have 1 + drafts rows for each of `sequences`."""
     chunks: tuple[Chunk, ...] = ()
     work: ChunkWork | None = None
     """Work of the prefill chunks, if there are any."""

@@ -68,6 +68,19 @@ def chunk_arrays(
     return arrays
 
 
+def next_tokens(chunks: tuple[Chunk, ...]) -> np.ndarray:
+    """For each token of the chunks the id of the next one, int64 [n]: 0 if that is not known, -1 where it takes an
+    embedding of media."""
+    parts = []
+    for chunk in chunks:
+        sequence, start, end = chunk.sequence, chunk.start + 1, chunk.end + 1
+        ids = sequence.token_ids(start, end)
+        for rows in sequence.media_rows(start, end):
+            ids[rows.start - start : rows.end - start] = -1
+        parts += [ids, np.zeros(chunk.length - len(ids), np.int64)]
+    return np.concatenate(parts)
+
+
 def state_arrays(chunks: tuple[Chunk, ...]) -> dict[str, np.ndarray]:
     """The rows of recurrent state that chunks read and write, as the fields of StateRows, each int64 [chunks]."""
     rows = [
@@ -114,6 +127,16 @@ def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str
     return arrays | (_penalty_arrays(full, vocab_size) if full else {})
 
 
+def history_arrays(sequences: list[ChatSequence]) -> dict[str, np.ndarray]:
+    """Entries of SlotState.history of newly admitted sequences: slots, positions and tokens, int64 [known tokens]."""
+    lengths = [sequence.num_tokens for sequence in sequences]
+    return {
+        "history_slots": np.repeat([sequence.slot for sequence in sequences], lengths),
+        "history_places": np.concatenate([np.arange(length) for length in lengths]),
+        "history_ids": np.concatenate([sequence.token_ids(0, sequence.num_tokens) for sequence in sequences]),
+    }
+
+
 def _int_row(sequence: ChatSequence) -> np.ndarray:
     """A row of SlotState.ints."""
     sampling, row = sequence.sampling, np.zeros(len(IntColumn), dtype=np.int64)
@@ -122,6 +145,8 @@ def _int_row(sequence: ChatSequence) -> np.ndarray:
     row[IntColumn.GENERATED] = len(sequence.generated)
     row[IntColumn.ACTIVE] = 1
     row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
+    row[IntColumn.STATED] = sequence.num_tokens
+    row[IntColumn.LIMIT] = sequence.max_new_tokens
     for column in SAMPLED_INTS:
         row[column] = getattr(sampling, column.name.lower())
     if sequence.state_rows:  # The last chunk, with which this is sent, writes the second of them.

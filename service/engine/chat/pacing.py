@@ -259,9 +259,10 @@ class Pacing:
             if token > 0:
                 self.costs.prefill.start(max(0.0, launch), token, pair, dict(zip(tokens, replays, strict=True)))
 
-    def decode_seconds(self, rows: int) -> float:
-        """Predicted seconds of a decode step; 0 without rows, and until one was measured."""
-        return self.costs.mean("decode", rows) if rows else 0.0
+    def decode_seconds(self, rows: int, *, verifies: bool = False) -> float:
+        """Predicted seconds of a decode step; 0 without rows, and until one was measured. verifies: it has drafts."""
+        seconds = self.costs.mean("decode", rows) if rows else 0.0
+        return max(seconds, self.costs.mean("verify", rows)) if verifies else seconds
 
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
         """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may

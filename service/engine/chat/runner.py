@@ -17,14 +17,21 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.masks import MaskJob, MaskTable
-from service.engine.chat.inputs import STATE_BUFFERS, admission_arrays, chunk_arrays, required_prefill
+from service.engine.chat.inputs import (
+    STATE_BUFFERS,
+    admission_arrays,
+    chunk_arrays,
+    history_arrays,
+    next_tokens,
+    required_prefill,
+)
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.chat.slot_state import SlotState, allocate_states
-from service.engine.chat.steps import chunk_states, decode_rows, with_features
+from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states
+from service.engine.chat.steps import chunk_states, decode_rows, run_chunks, with_features
 from service.engine.chat.warmup import ScratchRuns
 from service.engine.core.faults import RepeatableLaunchError, repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
@@ -36,7 +43,7 @@ from service.graphs.runner import GraphRunner
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
 PrefillKind = Literal["mixed", "prefill"]
-StepKind = Literal["decode", "mixed", "prefill"]
+StepKind = Literal["decode", "verify", "mixed", "prefill"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +62,8 @@ class StepOutput:
     """What ChatRunner.launch returns. The step may not have run yet."""
 
     results: dict[str, Tensor]
-    """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks. Where a row asked for them, also
-    `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
+    """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks; with drafts as of VerifyStep.
+    Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
     route: Route
     kind: StepKind
     pending_sampling: PendingSampling | None = None
@@ -72,7 +79,14 @@ class ChatRunner:
         self._context = context
         self._calibrated = not context.config.restarted or context.device.type == "cpu"
         page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
-        self._sizes = StepSizes(page_size, pages_for(max_context, page_size), hidden_size, vocab_limit)
+        lookup, drafter = context.config.drafts == "lookup", model.decoder.drafter is not None
+        self.drafts = context.config.draft_tokens if lookup or drafter else 0
+        """Drafts of each row in a step that has any; 0: no step has."""
+        self.keys_ahead = max(0, self.drafts - 1) if drafter else 0
+        """Positions behind the keys of a step to which its drafter writes."""
+        max_pages = pages_for(max_context + self.drafts, page_size)
+        history = (max_pages + 1) * page_size if lookup else 0
+        self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts, history)
         self._scratch = ScratchRuns(self._decoder, self._sizes, context)
         self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
@@ -92,7 +106,11 @@ class ChatRunner:
             for spec in self._decoder.cache_specs()
         ]
         states = allocate_states(self._decoder, state_rows, device)
-        self._state = SlotState(config.slots, self._sizes.max_pages, self._sizes.vocab_limit, device, states)
+        pending = allocate_pending(self._decoder, config.slots, self.drafts, device)
+        sizes = self._sizes
+        self._state = SlotState(
+            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
+        )
         self._masks = MaskTable(self._state, masks)
         self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
         self._routes = PrefillRoutes(
@@ -116,6 +134,8 @@ class ChatRunner:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
         self.measure_cached_keys()
         pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
+        for size, seconds in self.graphs.verify[False].measured_seconds:
+            pacing.costs.observe("verify", size, seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
@@ -189,6 +209,10 @@ class ChatRunner:
         plan = self._decode_plan(step)
         if step.needs.guided:
             return self._hold(step, step.slots, self.graphs.layers.run(plan).route, "decode")
+        if step.drafts:
+            run = self.graphs.verify[step.needs.full].run(plan)
+            rows = len(step.slots) * (1 + step.drafts)
+            return StepOutput(self._results(run.outputs, rows, step.needs.logprobs), run.route, "verify")
         run = self.graphs.decode[step.needs.full].run(plan)
         return StepOutput(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
 
@@ -196,7 +220,8 @@ class ChatRunner:
         return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
 
     def _required_decode(self, step: Step) -> Bucket:
-        return {"rows": len(step.slots), "pages": self._table_width(step)}
+        required = {"rows": len(step.slots), "pages": self._table_width(step)}
+        return required | {"drafts": step.drafts} if step.drafts else required
 
     def _table_width(self, step: Step) -> int:
         """Number of columns of the block tables. On a GPU attention reads only as much of a row as the sequence is
@@ -263,8 +288,12 @@ class ChatRunner:
         ends = [chunk for chunk in step.chunks if chunk.is_last]
         sizes = self._sizes
         arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
+        if self._decoder.drafter is not None:
+            arrays["next_tokens"] = next_tokens(step.chunks)
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
+            if self._state.history.shape[1]:
+                arrays |= history_arrays([chunk.sequence for chunk in ends])
         sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
         tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
@@ -287,7 +316,7 @@ class ChatRunner:
                 context_slots=sent.get("context_slots"),
                 states=chunk_states(sent, self._state.states),
             )
-            hidden = self._decoder.forward(hidden, positions, batch)
+            hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         return hidden[sent["sampled_rows"]]
@@ -327,6 +356,8 @@ class ChatRunner:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
         if self._state.states:
             named |= {name: arrays[name] for name in STATE_BUFFERS}
+        if self._decoder.drafter is not None:
+            named["next_tokens"] = arrays["next_tokens"]
         plan = Plan(
             arrays=named,
             tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},
@@ -353,3 +384,6 @@ class ChatRunner:
             state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
             counted = sent["output_slots"], sent["output_ids"]
             state.output_counts.index_put_(counted, state.output_counts.new_ones(counted[0].shape), accumulate=True)
+        if "history_ids" in sent:
+            places = sent["history_slots"], sent["history_places"]
+            state.history.index_put_(places, sent["history_ids"].to(torch.int32))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
+import numpy as np
+
 from service.engine.chat.pacing import ChunkBudget, chunk_tokens
 from service.engine.chat.scheduler_output import BlockAllocation, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.sequence import ChatSequence
@@ -31,15 +33,22 @@ rest of its own prefill: shortest first with ageing, so that no request waits fo
 class Scheduler:
     """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
 
-    def __init__(self, pages: PagePool, slots: SlotPool, max_step_tokens: int, states: StatePool | None = None) -> None:
-        """states: for a model with recurrent state."""
+    def __init__(
+        self,
+        pages: PagePool,
+        slots: SlotPool,
+        max_step_tokens: int,
+        states: StatePool | None = None,
+        keys_ahead: int = 0,
+    ) -> None:
+        """states: for a model with recurrent state. keys_ahead: as of DecodeRows."""
         self.pages = pages
         self.states = states
         self.slots = slots
         self.waiting: list[ChatSequence] = []
         self.running: dict[int, ChatSequence] = {}
         """Every sequence that holds a slot, by slot, in order of admission."""
-        self.rows = DecodeRows(slots.num_slots, pages.page_size)
+        self.rows = DecodeRows(slots.num_slots, pages.page_size, keys_ahead)
         self.num_preemptions = 0
         self._prefilling: list[ChatSequence] = []
         self._max_step_tokens = max_step_tokens
@@ -73,24 +82,29 @@ class Scheduler:
         """Whether a prompt has begun and is not computed yet."""
         return bool(self._prefilling)
 
-    def schedule(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None) -> Step | None:
+    def schedule(
+        self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None, drafts: int = 0
+    ) -> Step | None:
         """The next batch; None when nothing can run now.
 
         can_start: whether a waiting sequence has what its prefill reads: the encoder outputs of all items behind its
             prefix hit (hit_pages), and its grammar.
         budget: limits the prefill chunks; None: the batch gets none.
+        drafts: of each row, in a batch that may have some.
         """
-        allocations = self._grow()
+        allocations = self._grow(drafts)
         chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
         if not chunks and not len(rows.slots):
             return None
-        num_pages = int(rows.num_keys[rows.slots].max()) // self.pages.page_size + 1 if len(rows.slots) else 0
         needs = rows.needs
         if chunks:
             ends = (chunk.sequence for chunk in chunks if chunk.is_last)
             needs = sampler_needs((*rows.sequences, *ends))
-        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs)
+        if chunks or needs.guided:
+            drafts = 0
+        num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size) if len(rows.slots) else 0
+        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs, drafts)
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
         """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later
@@ -173,7 +187,8 @@ class Scheduler:
         if not self.slots.num_free:
             return False
         shared = self.pages.share(sequence.digests[: sequence.hit_pages]) + self.pages.hold(found)
-        num_keys = min(sequence.num_tokens + 1, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
+        num_keys = sequence.num_tokens + 1 + self.rows.keys_ahead
+        num_keys = min(num_keys, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
         wanted = pages_for(num_keys, self.pages.page_size) - len(shared)
         if wanted + len(self.rows.members) > self.pages.num_available:
             self.pages.release(shared)
@@ -191,27 +206,30 @@ class Scheduler:
         self._prefilling.append(sequence)
         return True
 
-    def _grow(self) -> list[BlockAllocation]:
+    def _grow(self, drafts: int) -> list[BlockAllocation]:
         """Allocates pages for the keys of the next step. While many pages are free, every row gets its next page early,
         so that block tables are written in fewer uploads."""
         rows, size = self.rows, self.pages.page_size
         allocations: list[BlockAllocation] = []
-        if not (rows.num_keys[rows.slots] >= rows.capacity[rows.slots]).any():
+        wanted = np.minimum(rows.next_keys(drafts), rows.limit[rows.slots])
+        if not (wanted > rows.capacity[rows.slots]).any():
             return allocations
-        for sequence in rows.sequences:
+        for sequence, num_keys in zip(rows.sequences, wanted.tolist(), strict=True):
             slot = sequence.slot
-            if slot not in rows.members or rows.members[slot] is not sequence:
+            if rows.members.get(slot) is not sequence:
                 continue  # It was preempted to make room for an earlier row.
-            ahead = rows.num_keys[slot] + min(size, rows.remaining[slot]) > rows.capacity[slot]
-            needed = rows.num_keys[slot] >= rows.capacity[slot]
-            if needed and not self._make_room(sequence):
-                continue
-            if needed or (ahead and self.pages.num_available > 2 * len(rows.members)):
-                (page,) = self.pages.allocate(1)
-                allocations.append(BlockAllocation(slot, len(sequence.pages), page))
-                sequence.pages.append(page)
-                rows.capacity[slot] += size
+            while num_keys > rows.capacity[slot] and self._make_room(sequence):
+                self._add_page(sequence, allocations)
+            ahead = min(num_keys - 1 + size, int(rows.limit[slot])) > rows.capacity[slot]
+            if sequence.slot and ahead and self.pages.num_available > 2 * len(rows.members):
+                self._add_page(sequence, allocations)
         return [allocation for allocation in allocations if allocation.slot in rows.members]
+
+    def _add_page(self, sequence: ChatSequence, allocations: list[BlockAllocation]) -> None:
+        (page,) = self.pages.allocate(1)
+        allocations.append(BlockAllocation(sequence.slot, len(sequence.pages), page))
+        sequence.pages.append(page)
+        self.rows.capacity[sequence.slot] += self.pages.page_size
 
     def _make_room(self, sequence: ChatSequence) -> bool:
         """Preempts sequences, the newest first, until a page is available; False when `sequence` itself was
@@ -230,14 +248,14 @@ class Scheduler:
         """Moves a sequence back to the waiting queue. Tokens that were launched before are still read."""
         if sequence.slot in self.rows.members:
             launched = sequence.max_new_tokens - int(self.rows.remaining[sequence.slot])
-            sequence.num_unread = launched - len(sequence.generated)
+            sequence.num_unread = launched - len(sequence.generated)  # Each unread step counts as one token.
         self._release(sequence)
         self.num_preemptions += 1
         self.add(sequence)
 
     def launched(self, step: Step) -> None:
         """Records that a step of `schedule` was launched. Every later launch finds the pages that its chunks fill."""
-        self.rows.advance()
+        self.rows.advance(step.drafts)
         for chunk in step.chunks:
             sequence = chunk.sequence
             sequence.num_prefilled = chunk.end
@@ -247,6 +265,14 @@ class Scheduler:
             if chunk.is_last:
                 self._prefilling.remove(sequence)
                 self.rows.add(sequence)
+
+    def settle(self, sequence: ChatSequence, drafts: int, accepted: int, *, ended: bool) -> None:
+        """Records how many drafts a step that was read accepted; later ones compute nothing for a row that ended.
+        DecodeRows.leave comes after the last row."""
+        if sequence.slot:
+            self.rows.settle(sequence.slot, drafts, accepted)
+            if ended or len(sequence.generated) == sequence.max_new_tokens:
+                self.rows.num_keys[sequence.slot] = sequence.num_stated + 1
 
     def index(self, sequence: ChatSequence, num_keys: int) -> None:
         """Puts full pages into the prefix index: launched steps write the keys of the first `num_keys` tokens, which

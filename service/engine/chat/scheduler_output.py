@@ -12,22 +12,26 @@ from service.engine.chat.sequence import ChatSequence
 
 @dataclass
 class DecodeRows:
-    """The sequences that decode, one token per step. Their counters are arrays int64 [num_slots + 1] by request slot,
-    so that a step without changes needs no loop over rows.
+    """The sequences that decode. Their counters are arrays int64 [num_slots + 1] by request slot, so that a step
+    without changes needs no loop over rows.
 
-    num_keys: positions whose keys launched steps have written.
+    num_keys: positions whose keys launched steps have written; all drafts count until their step has been read.
     capacity: positions that the allocated pages hold.
-    remaining: tokens that may still be launched.
+    limit: positions that the longest answer fills.
+    remaining: tokens that may still be launched; of drafts only those count that are known to be accepted.
     slots, sequences, needs: those of a Step. A change replaces them, since launched steps still hold the old ones.
     """
 
     num_slots: int
     page_size: int
+    keys_ahead: int = 0
+    """Positions behind the keys of a step to which its drafter writes."""
     members: dict[int, ChatSequence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_keys = np.zeros(self.num_slots + 1, dtype=np.int64)
         self.capacity = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.limit = np.zeros(self.num_slots + 1, dtype=np.int64)
         self.remaining = np.zeros(self.num_slots + 1, dtype=np.int64)
         self._refresh()
 
@@ -41,6 +45,7 @@ class DecodeRows:
         slot = sequence.slot
         self.num_keys[slot] = sequence.num_tokens
         self.capacity[slot] = len(sequence.pages) * self.page_size
+        self.limit[slot] = sequence.num_prompt_tokens + sequence.max_new_tokens - 1
         self.remaining[slot] = sequence.max_new_tokens - len(sequence.generated) - 1
         if self.remaining[slot]:
             self.members[slot] = sequence
@@ -50,12 +55,26 @@ class DecodeRows:
         if self.members.pop(sequence.slot, None) is not None:
             self._refresh()
 
-    def advance(self) -> None:
+    def next_keys(self, drafts: int) -> np.ndarray:
+        """Positions of each row that a step with so many drafts may read or write, int64 [rows]; those behind the limit
+        need no page."""
+        return np.minimum(self.num_keys[self.slots], self.limit[self.slots]) + 1 + drafts + self.keys_ahead
+
+    def advance(self, drafts: int) -> None:
         """One step was launched; rows that reach their length cap leave."""
-        self.num_keys[self.slots] += 1
+        self.num_keys[self.slots] += 1 + drafts
         self.remaining[self.slots] -= 1
-        if not self.remaining[self.slots].all():
-            self.members = {slot: sequence for slot, sequence in self.members.items() if self.remaining[slot]}
+        self.leave()
+
+    def settle(self, slot: int, drafts: int, accepted: int) -> None:
+        """A step with drafts was read. Call `leave` after the last row."""
+        self.num_keys[slot] -= drafts - accepted
+        self.remaining[slot] -= accepted
+
+    def leave(self) -> None:
+        """Rows that have reached their length cap leave."""
+        if (self.remaining[self.slots] <= 0).any():
+            self.members = {slot: sequence for slot, sequence in self.members.items() if self.remaining[slot] > 0}
             self._refresh()
 
 
@@ -109,6 +128,8 @@ class Step:
     allocations: tuple[BlockAllocation, ...]
     """Pages that decode rows got for this step; their block tables are written before it runs."""
     needs: SamplerNeeds
+    drafts: int = 0
+    """Drafts of each decode row; the step then has no chunks, and no guided rows."""
 
     @property
     def sampled(self) -> tuple[ChatSequence, ...]:

@@ -69,6 +69,8 @@ class ChatSequence:
     chunk writes the second. Decode steps swap them on the device (service.engine.chat.states)."""
     state_read: int = 0
     """The row that the next chunk reads: its first one, a snapshot, or 0 for none."""
+    num_stated: int = 0
+    """With drafts, tokens of which a step that was read kept the state."""
     snapshot_row: int = 0
     """The row of the snapshot that the scheduled chunk writes; 0: none."""
     snapshot_ends: list[int] = field(default_factory=list)

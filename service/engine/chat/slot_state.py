@@ -12,6 +12,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from models.interfaces.capturable import BufferSpec
 from models.protocol import Decoder
 from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn, SamplingOptions, SamplingParams
 
@@ -35,6 +36,10 @@ class IntColumn(IntEnum):
     """Of models with recurrent state, the row that holds the sequence's."""
     SPARE = 9
     """Its other row, which the step at the next multiple of STATE_INTERVAL positions writes and swaps with STATE."""
+    STATED = 10
+    """With drafts, the number of tokens whose state STATE holds; the inputs of the others are in SlotState.pending."""
+    LIMIT = 11
+    """Maximum of GENERATED; a step that verifies drafts stops there."""
 
 
 SAMPLED_INTS = [column for column in IntColumn if column.name.lower() in SamplingOptions.__struct_fields__]
@@ -53,6 +58,10 @@ class SlotState:
     token. sampled int64 [2, rows]: slot and row of `allowed` of each row of the step, 0 in padding.
 
     Nor are the recurrent states (models.layers.kv_cache.StateRows.layers), whose rows the columns STATE and SPARE name.
+
+    With drafts also pending, the tables of StateRows.inputs; for prompt lookup history int32 [rows, positions], the
+    known tokens (position LENGTH is TOKEN); for a model with a drafter drafts int64 [rows, drafts] of its next step, -1
+    for none.
     """
 
     def __init__(
@@ -62,10 +71,16 @@ class SlotState:
         vocab_size: int,
         device: torch.device,
         states: Sequence[Mapping[str, Tensor]] = (),
+        pending: Sequence[Mapping[str, Tensor]] = (),
+        drafts: int = 0,
+        history: int = 0,
     ) -> None:
-        """states: empty for models without recurrent state."""
-        self.states = states
+        """states: empty for models without recurrent state. pending: empty without drafts. drafts: of a step, 0 for
+        none. history: its positions, 0 without prompt lookup."""
+        self.states, self.pending = states, pending
         rows = num_slots + 1
+        self.drafts = torch.full((rows, drafts), -1, dtype=torch.int64, device=device)
+        self.history = torch.zeros((rows, history), dtype=torch.int32, device=device)
         self.ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64, device=device)
         self.floats = torch.tensor(_NEUTRAL.floats(), device=device).repeat(rows, 1)
         self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
@@ -78,23 +93,32 @@ class SlotState:
         self.allowed = torch.full((rows, _mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
 
     @staticmethod
-    def num_bytes(num_slots: int, max_pages: int, vocab_size: int) -> int:
+    def num_bytes(num_slots: int, max_pages: int, vocab_size: int, history: int = 0) -> int:
         """Bytes of all tables."""
-        words = len(FloatColumn) + max_pages + MAX_BIASES + _mask_words(vocab_size)
+        words = len(FloatColumn) + max_pages + MAX_BIASES + _mask_words(vocab_size) + history
         return (num_slots + 1) * (8 * (len(IntColumn) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
 
 
 def allocate_states(decoder: Decoder, num_rows: int, device: torch.device) -> list[dict[str, Tensor]]:
     """The recurrent states of each layer that has one, zeros [num_rows, *shape]."""
+    return _allocate(decoder.state_specs(), num_rows, device)
+
+
+def allocate_pending(decoder: Decoder, num_slots: int, drafts: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """The inputs of the last step of each slot in each layer with recurrent state; none without drafts."""
+    return _allocate(decoder.pending_specs(1 + drafts), num_slots + 1, device) if drafts else []
+
+
+def _allocate(layers: Sequence[Mapping[str, BufferSpec]], rows: int, device: torch.device) -> list[dict[str, Tensor]]:
     return [
-        {name: torch.zeros((num_rows, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()}
-        for specs in decoder.state_specs()
+        {name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()}
+        for specs in layers
     ]
 
 
-def state_row_bytes(decoder: Decoder) -> int:
-    """Bytes of a row of recurrent state, all layers together."""
-    specs = [spec for layer in decoder.state_specs() for spec in layer.values()]
+def row_bytes(layers: Sequence[Mapping[str, BufferSpec]]) -> int:
+    """Bytes of a row of all tables together."""
+    specs = [spec for layer in layers for spec in layer.values()]
     return sum(torch.Size(spec.shape).numel() * spec.dtype.itemsize for spec in specs)
 
 

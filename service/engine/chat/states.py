@@ -31,8 +31,10 @@ that out of the conversation later."""
 class StatePool:
     """Rows 1..num_rows-1; row 0 is scratch."""
 
-    def __init__(self, num_rows: int, pages: PagePool) -> None:
-        """pages: with the keys of the layers that have a cache."""
+    def __init__(self, num_rows: int, pages: PagePool, *, pending: bool = False) -> None:
+        """pages: with the keys of the layers that have a cache. pending: decode steps leave their own tokens out of the
+        state (service.engine.chat.steps.advance_pending)."""
+        self._pending = pending
         self.rows = PagePool(num_rows, STATE_INTERVAL)
         self._page_size = pages.page_size
         pages.evicted = self.rows.forget
@@ -99,8 +101,14 @@ class StatePool:
         are known; returns its position, or 0.
 
         num_keys: positions whose keys launched steps write. A row that has stopped on the device passes no boundary,
-        but its steps count, too. If the token at the boundary is known, it had not stopped there.
+        but its steps count, too. If the token at the boundary is known, it had not stopped there. With drafts the last
+        boundary is unknown if launched steps that have not been read may pass one.
         """
+        if self._pending:
+            num_keys -= 1
+            at_least = max(sequence.num_stated, sequence.num_prefilled)
+            if (at_least - 1) // STATE_INTERVAL != (num_keys - 1) // STATE_INTERVAL:
+                return 0
         end = (num_keys - 1) // STATE_INTERVAL * STATE_INTERVAL
         first = -(-sequence.num_prefilled // STATE_INTERVAL) * STATE_INTERVAL
         if not first <= end < sequence.num_tokens:

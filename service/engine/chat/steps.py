@@ -20,6 +20,7 @@ from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.kv_cache import STATE_INTERVAL, PagedBatch, StateRows
 from models.layers.op import op
 from models.protocol import Decoder
+from service.engine.chat.drafts import MAX_ROWS, Drafting, accept, drafted_state, look_up
 from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
@@ -34,11 +35,25 @@ class Sampling:
     vocab_limit: int
     full: bool
     """With penalties and filters."""
+    drafting: Drafting | None = None
+    """Of models with a drafter that is used."""
 
-    def __call__(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None, *, draft: bool = False
+    ) -> dict[str, Tensor]:
         """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (rows of SlotState.allowed) ->
         "results" int32 [rows, 2]: token, and 1 where it stopped or -1 where a logit was NaN or inf. The full variant
-        adds "logits" float32 [rows, vocabulary], before penalties and filters."""
+        adds "logits" float32 [rows, vocabulary], before penalties and filters. draft: the next step has drafts."""
+        outputs = self._sample(slots, hidden, mask_rows)
+        if self.state.history.shape[1]:
+            ints = self.state.ints[slots]
+            places = slots, ints[:, IntColumn.LENGTH]
+            self.state.history.index_put_(places, ints[:, IntColumn.TOKEN].to(torch.int32))
+        if self.drafting is not None:
+            self.drafting.after(slots, hidden, draft=draft and len(slots) <= MAX_ROWS)
+        return outputs
+
+    def _sample(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None) -> dict[str, Tensor]:
         state = self.state
         # Columns past the tokenizer's vocabulary only pad the embedding.
         logits = self.decoder.logits(hidden)[:, : self.vocab_limit]
@@ -108,6 +123,31 @@ def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
     return torch.where(active, rows[:, 0], 0), torch.where(active, following[:, 0], 0)
 
 
+def advance_pending(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """advance_states with drafts, then rows of SlotState.pending and the number of their inputs that were accepted,
+    int64 [rows]. The step advances the state in STATE by these inputs alone, and its own are pending then."""
+    ints = state.ints[slots]
+    active, length, stated = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH], ints[:, IntColumn.STATED]
+    crossing = active & (length > stated) & (stated % STATE_INTERVAL == 0)
+    rows = ints[:, IntColumn.STATE : IntColumn.SPARE + 1]
+    following = torch.where(crossing[:, None], rows.flip(1), rows)
+    stated_now = torch.where(active, length, stated)[:, None]
+    columns = slice(IntColumn.STATE, IntColumn.STATED + 1)
+    state.ints[:, columns].index_copy_(0, slots, torch.cat((following, stated_now), dim=1))
+    read, write, pending = rows[:, 0], following[:, 0], length - stated
+    return read * active, write * active, slots * active, pending * active
+
+
+def state_rows(slots: Tensor, state: SlotState) -> StateRows | None:
+    """Where the recurrent state of the slots' next step is; None for models without."""
+    if not state.states:
+        return None
+    if not state.pending:
+        return StateRows(state.states, *advance_states(slots, state))
+    read, write, rows, counts = advance_pending(slots, state)
+    return StateRows(state.states, read, write, inputs=state.pending, slots=rows, pending=counts)
+
+
 @dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
@@ -126,8 +166,7 @@ class LayersStep:
         tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
             slots, self.state, bucket["pages"], self.page_size
         )
-        layers = self.state.states
-        states = StateRows(layers, *advance_states(slots, self.state)) if layers else None
+        states = state_rows(slots, self.state)
         batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
@@ -170,6 +209,67 @@ class DecodeStep:
 
 
 @dataclass(frozen=True, eq=False)
+class VerifyStep:
+    """Every slot advances by one token and by the drafts that it accepts. Bucket: rows, pages, drafts.
+
+    Output: "results" int32 [rows * (1 + drafts), 2] as of Sampling, slot by slot; behind the last token of a slot the
+    second column is NOT_ACCEPTED or, where it had no draft, NOT_DRAFTED. The full variant adds "logits".
+    """
+
+    layers: LayersStep
+    sampling: Sampling
+
+    @property
+    def name(self) -> str:
+        return "verify_full" if self.sampling.full else "verify"
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return self.layers.buffer_specs(bucket)
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        slots, state = buffers["slots"], self.layers.state
+        drafts = look_up(slots, state, bucket["drafts"]) if state.history.shape[1] else state.drafts[slots]
+        positions, batch, hidden = self._layers(slots, drafts, bucket["pages"])
+        logits = self.layers.decoder.logits(hidden)[:, : self.sampling.vocab_limit]
+        rows, drafted = drafted_state(slots, drafts, state, full=self.sampling.full)
+        candidates = logits
+        if self.sampling.full:
+            candidates = apply_penalties_and_filters(logits.float(), rows, drafted)
+        sampled = sample_tokens(candidates, rows, drafted)
+        sampled = sampled.unflatten(0, (len(slots), -1)).long()
+        results, count = accept(sampled, drafts, slots, state, full=self.sampling.full)
+        if (drafting := self.sampling.drafting) is not None:
+            embeddings = self.layers.decoder.embed(sampled[..., 0].flatten())
+            predicted = drafting.drafter(hidden, embeddings, positions, batch).unflatten(0, sampled.shape[:2])
+            drafting.draft(slots, predicted[torch.arange(len(slots), device=slots.device), count - 1], bucket["pages"])
+        return {"results": results} | ({"logits": logits.float()} if self.sampling.full else {})
+
+    def _layers(self, slots: Tensor, drafts: Tensor, max_pages: int) -> tuple[Tensor, PagedBatch, Tensor]:
+        """The decoder over the slots' known tokens and drafts: positions [axes, n], the batch, and hidden states [n,
+        hidden_size], n = rows * (1 + drafts)."""
+        layers, state = self.layers, self.layers.state
+        ints, size = state.ints[slots, :, None], layers.page_size
+        width = 1 + drafts.shape[1]
+        ahead = torch.arange(width, device=slots.device)
+        active, length = ints[:, IntColumn.ACTIVE] > 0, ints[:, IntColumn.LENGTH]
+        tables = state.block_tables[slots, :max_pages]
+        places = length + ahead  # Where the answer's limit leaves them no page, the table has the scratch page.
+        pages = tables.gather(1, (places // size).clamp(max=max_pages - 1)).long()
+        batch = PagedBatch(
+            layers.caches,
+            size,
+            torch.where(active, pages * size + places % size, 0).flatten(),
+            cu_seqlens_q=width * torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
+            prefill_tables=tables,
+            prefill_lens=torch.where(active, length + width, 0).flatten().to(torch.int32),
+            states=state_rows(slots, state),
+        )
+        tokens = torch.cat((ints[:, IntColumn.TOKEN], drafts.clamp(min=0)), dim=1).flatten()
+        positions = (ints[:, IntColumn.POSITION] + ahead).flatten().expand(layers.decoder.position_axes, -1)
+        return positions, batch, layers.decoder.forward(layers.decoder.embed(tokens), positions, batch)
+
+
+@dataclass(frozen=True, eq=False)
 class PrefillStep:
     """The layers over whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences; for
     decoders with features of media rows (Decoder.feature_levels) also levels: their number, or 0 for text, which then
@@ -195,7 +295,7 @@ class PrefillStep:
         batch = PagedBatch(
             self.caches, self.page_size, slot_mapping, cu_seqlens_q=ends, cu_seqlens_k=ends, states=states
         )
-        return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+        return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +335,20 @@ class CachedPrefillStep:
             prefill_lens=buffers["seq_lens"],
             states=chunk_states(buffers, self.state.states),
         )
-        return {"hidden": self.decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+        return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
+
+
+def run_chunks(
+    decoder: Decoder, hidden: Tensor, positions: Tensor, batch: PagedBatch, buffers: Mapping[str, Tensor]
+) -> Tensor:
+    """decoder.forward over chunks, and the drafter's keys. buffers: next_tokens int64 [n] for models with a drafter,
+    the id behind each token, or -1 where that takes an embedding of media."""
+    out = decoder.forward(hidden, positions, batch)
+    if decoder.drafter is not None:
+        following = buffers["next_tokens"]
+        embeddings = torch.where((following < 0)[:, None], hidden.roll(-1, 0), decoder.embed(following.clamp(min=0)))
+        decoder.drafter.cache_keys(out, embeddings, positions, batch)
+    return out
 
 
 def with_features(hidden: Tensor, width: int) -> Tensor:
@@ -254,6 +367,8 @@ def _chunk_specs(
         "slot_mapping": BufferSpec((tokens,), torch.int64),
         "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
     }
+    if decoder.drafter is not None:
+        specs["next_tokens"] = BufferSpec((tokens,), torch.int64)
     if stateful:
         specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
     return specs
@@ -261,7 +376,10 @@ def _chunk_specs(
 
 def chunk_states(buffers: Mapping[str, Tensor], states: Sequence[Mapping[str, Tensor]]) -> StateRows | None:
     """Where the recurrent state of chunks is; None for models without."""
-    return StateRows(states, *(buffers[name] for name in STATE_BUFFERS)) if states else None
+    if not states:
+        return None
+    read, write, snapshot_rows, snapshot_ends = (buffers[name] for name in STATE_BUFFERS)
+    return StateRows(states, read, write, snapshot_rows, snapshot_ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +402,7 @@ class SampleStep:
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self.sampling(buffers["slots"], buffers["hidden"])
+        return self.sampling(buffers["slots"], buffers["hidden"], draft=True)
 
 
 @dataclass(frozen=True, eq=False)

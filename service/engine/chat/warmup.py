@@ -9,21 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.capturable import Bucket, Capturable, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
+from service.engine.chat.drafts import MAX_ROWS
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
 from service.engine.chat.pacing import chunk_tokens
-from service.engine.chat.slot_state import SlotState, allocate_states, state_row_bytes
+from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
 from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
     LayersStep,
     Sampling,
+    VerifyStep,
     chunk_states,
     decode_rows,
+    run_chunks,
     with_features,
 )
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
@@ -54,11 +57,20 @@ class ScratchRuns:
         beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
         tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
         states = allocate_states(self._decoder, 1, device)
-        state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device, states)
+        pending = allocate_pending(self._decoder, 0, sizes.drafts, device)
+        state = SlotState(
+            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
+        )
         prefill = peak_bytes(lambda: self._prefill(caches, [tokens], state), device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
         step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
         decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
+        if sizes.drafts:
+            rows = min(config.slots, MAX_ROWS)
+            verify = VerifyStep(step.layers, sampling)
+            decode = max(
+                decode, self._peak_of(verify, {"rows": rows, "pages": sizes.max_pages, "drafts": sizes.drafts})
+            )
         cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
         # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
         for size in powers_of_two(tokens):
@@ -66,10 +78,13 @@ class ScratchRuns:
         held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
         guided = self._peak_of(GuidedSampleStep(state, sampling, held_hidden), {"rows": config.slots})
         peak = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held_hidden.nbytes
-        return MemoryRequirements(peak, num_bytes + state_rows * state_row_bytes(self._decoder))
+        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit, sizes.history)
+        num_bytes += held_hidden.nbytes + state_rows * row_bytes(self._decoder.state_specs())
+        if sizes.drafts:
+            num_bytes += (config.slots + 1) * row_bytes(self._decoder.pending_specs(1 + sizes.drafts))
+        return MemoryRequirements(peak, num_bytes)
 
-    def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
+    def _peak_of(self, step: Capturable, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""
         device = self._context.device
         buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
@@ -82,6 +97,7 @@ class ScratchRuns:
         rows = powers_of_two(config.slots)
         for full in (False, True):
             yield from graphs.decode[full].warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
+            yield from graphs.verify[full].warm_up(graphs.verify[full].bucket_list)
             yield from graphs.sample[full].warm_up({"rows": count} for count in rows)
             yield from graphs.guided_sample[full].warm_up({"rows": count} for count in rows)
         yield from graphs.layers.warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
@@ -166,4 +182,5 @@ class ScratchRuns:
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)
         hidden = with_features(self._decoder.embed(zeros), width)
-        self._decoder.forward(hidden, zeros.expand(self._decoder.position_axes, -1), batch)
+        positions = zeros.expand(self._decoder.position_axes, -1)
+        run_chunks(self._decoder, hidden, positions, batch, {"next_tokens": zeros})

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.interfaces.processor import ChatProcessor
 from models.layers.kv_cache import STATE_INTERVAL
 from models.protocol import ChatModel
+from service.engine.chat.drafts import NOT_DRAFTED, DraftLength
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.guided.masks import MaskJob, hosts_of
@@ -30,7 +31,7 @@ from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.chat.slot_state import state_row_bytes
+from service.engine.chat.slot_state import row_bytes
 from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
 from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
@@ -39,7 +40,7 @@ from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, R
 from service.engine.memory.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs
+from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
@@ -51,7 +52,7 @@ class ChatWorker:
     """Implements service.engine.core.worker.ModelWorker."""
 
     def __init__(self, name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> None:
-        self.state_row_bytes = state_row_bytes(model.decoder)
+        self.state_row_bytes = row_bytes(model.decoder.state_specs())
         self.state_rows = self._num_state_rows(name, model, context) if self.state_row_bytes else 0
         if self.state_rows:
             slots = min(context.config.slots, (self.state_rows - 1) // ROWS_EACH)
@@ -75,6 +76,7 @@ class ChatWorker:
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
         self._guidance = Guidance(hosts)
         self._in_flight = InFlight()
+        self._draft_length = DraftLength(self._runner.drafts)
         self._encoded_last = False
         self._chunks_put_off = False
         """Whether the last step had only decode rows, because the gap between their tokens had no room for chunks."""
@@ -101,8 +103,11 @@ class ChatWorker:
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
         limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
-        states = StatePool(self.state_rows, self._pages) if self.state_rows else None
-        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens, states)
+        pending = self._runner.drafts > 0
+        states = StatePool(self.state_rows, self._pages, pending=pending) if self.state_rows else None
+        self._scheduler = Scheduler(
+            self._pages, SlotPool(config.slots), config.max_step_tokens, states, self._runner.keys_ahead
+        )
         self._requests = ChatRequests(
             self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
         )
@@ -206,17 +211,20 @@ class ChatWorker:
     def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
         started = time.perf_counter()
         preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
-        decode_seconds = self._pacing.decode_seconds(rows)
-        if decode_seconds > allowance and not must:
+        drafts = self._draft_length.choose(rows, self._pacing.costs)
+        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
+            drafts = 0
+        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
             return False
         budget = None
         if self._scheduler.has_prefills():
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
-        step = self._scheduler.schedule(self._can_start, budget)
+        step = self._scheduler.schedule(self._can_start, budget, drafts)
         if preempted := self._scheduler.num_preemptions - preemptions:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
+        decode_seconds = self._pacing.decode_seconds(rows, verifies=step.drafts > 0)
         if (output := self._run(step)) is None:
             return True
         self._outbox.release()
@@ -230,6 +238,7 @@ class ChatWorker:
             launched_at=now,
             predicted=decode_seconds,
             sequences=step.sampled,
+            drafts=step.drafts,
             chunks=step.chunks,
             pending_sampling=output.pending_sampling,
         )
@@ -346,33 +355,59 @@ class ChatWorker:
         tokens, stops = results["results"].T.tolist()
         page_size, deltas, ended = self._pages.page_size, self._outbox.deltas, list[ChatSequence]()
         with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
-        for row, sequence in enumerate(launch.sequences):
+        width = 1 + launch.drafts
+        for number, sequence in enumerate(launch.sequences):
             if sequence.finished:
                 continue  # The overrun row of a sequence that had stopped or was aborted.
             if sequence.num_unread:
                 sequence.num_unread -= 1
             sequence.stats.add(replayed, rows)
-            if stops[row] < 0:
-                self._requests.fail_corrupt(sequence)
-                continue
-            if stops[row]:
-                deltas.append(sequence.delta((), (), "stop"))
-                self._requests.finish(sequence)
-                continue
+            row, count, stop = width * number, 0, 0
+            while count < width and not (stop := stops[row + count]):
+                count += 1
+            if self._runner.drafts:
+                sequence.num_stated = sequence.num_tokens - 1
+            new = tuple(tokens[row : row + count])
             generated = sequence.generated
-            generated.append(tokens[row])
-            infos = token_infos(results, row, sequence.sampling.logprobs) if with_logprobs else ()
-            if len(generated) < sequence.max_new_tokens:
-                deltas.append(ChatDelta(sequence.request_id, (tokens[row],), infos, None, sequence.cached_tokens))
-            else:
-                deltas.append(sequence.delta((tokens[row],), infos, "length"))
-                ended.append(sequence)
+            generated.extend(new)
+            infos: tuple[TokenInfo, ...] = ()
+            if with_logprobs:
+                places = range(row, row + count)
+                infos = tuple(info for at in places for info in token_infos(results, at, sequence.sampling.logprobs))
+            if launch.drafts:
+                self._settle(sequence, launch.drafts, count, stops[row : row + width])
             num_keys = sequence.num_prompt_tokens + len(generated) - 1
             # Full pages become findable in the prefix index. The newest token has no key yet; those before it have.
-            if not num_keys % page_size and not sequence.num_unread:
+            if num_keys // page_size > sequence.num_indexed and not sequence.num_unread:
                 self._scheduler.index(sequence, num_keys)
+            if stop < 0:
+                self._requests.fail_corrupt(sequence)
+            elif stop == 1:
+                deltas.append(sequence.delta(new, infos, "stop"))
+                self._requests.finish(sequence)
+            elif len(generated) < sequence.max_new_tokens:
+                deltas.append(ChatDelta(sequence.request_id, new, infos, None, sequence.cached_tokens))
+            else:
+                deltas.append(sequence.delta(new, infos, "length"))
+                ended.append(sequence)
         for sequence in ended:
             self._requests.finish(sequence)
+        if launch.drafts:
+            self._scheduler.rows.leave()
+
+    def _settle(self, sequence: ChatSequence, drafts: int, count: int, stops: list[int]) -> None:
+        """Counts the drafts of a row that brought `count` tokens, beside one that stopped it. stops [1 + drafts]: as of
+        VerifyStep."""
+        ended = 1 in stops or -1 in stops
+        accepted = count - 1 + ended
+        drafted = drafts - stops.count(NOT_DRAFTED)
+        sequence.stats.drafted += drafted
+        sequence.stats.accepted += accepted
+        self._observations.count("drafted_tokens_total", drafted, model=self.name)
+        self._observations.count("accepted_tokens_total", accepted, model=self.name)
+        if drafted or not self._runner.keys_ahead:  # A model's own drafter has none behind a step without drafts.
+            self._draft_length.observe(accepted)
+        self._scheduler.settle(sequence, drafts, accepted, ended=ended)
 
     def state(self) -> ModelState:
         scheduler = self._scheduler

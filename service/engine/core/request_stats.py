@@ -18,6 +18,9 @@ class RequestStats:
     """How many of them were replayed."""
     rows: int = 0
     """Rows of all of them, those of other requests included."""
+    drafted: int = 0
+    accepted: int = 0
+    """Drafts of its tokens, and how many of them were accepted."""
     encoded_media: int = 0
     """Its pictures and videos that had to be encoded."""
     scheduled: float | None = None
@@ -35,7 +38,7 @@ class RequestStats:
         self.encoder = (start if self.encoder is None else self.encoder[0], end)
 
     def counts(self) -> StepCounts:
-        return StepCounts(self.steps, self.replayed, self.rows, self.encoded_media)
+        return StepCounts(self.steps, self.replayed, self.rows, self.encoded_media, self.drafted, self.accepted)
 
     def times(self, computed: float) -> PhaseTimes | None:
         """computed: when the first token or audio was read. None before the first step."""

@@ -15,7 +15,7 @@ from service.engine.chat.steps import PrefillStep
 from service.graphs.buckets import cheapest
 from service.graphs.buffers import exact_buffers
 from tests.models.families.family import ALL, CPU, FAMILIES, Family, families
-from tests.support.audit import audit, audited_decode
+from tests.support.audit import audit, audited_decode, audited_verify
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
 
@@ -87,7 +87,8 @@ def test_bounds_behind_the_last_segment_repeat_it() -> None:
 
 @pytest.mark.parametrize("family", families(quick=("qwen3_vl", "kimi_vl")))
 def test_forwards_read_no_value_on_the_host(family: Family) -> None:
-    """So they can be captured: an encoder, a prefill with features and without, a decode step."""
+    """So they can be captured: an encoder, a prefill with features and without, a decode step without drafts and
+    with."""
     encoder, decoder, bucket = family.model.encoder, family.model.decoder, family.buckets[1]
     levels, hidden = getattr(decoder, "feature_levels", 0), decoder.hidden_size
     assert audit(encoder, bucket) == {"embeds": BufferSpec((family.rows(bucket), (1 + levels) * hidden), torch.float32)}
@@ -96,3 +97,4 @@ def test_forwards_read_no_value_on_the_host(family: Family) -> None:
     for count in {0, levels}:
         assert audit(prefill, {"tokens": 24, "sequences": 2, "levels": count})["hidden"].shape == (24, hidden)
     assert audited_decode(decoder, 5) == BufferSpec((5, decoder.vocab_size), torch.float32)
+    assert audited_verify(decoder, 2, 3) == BufferSpec((6, decoder.vocab_size), torch.float32)

@@ -4,6 +4,7 @@ and on a GPU. Where a kernel cannot be launched, the reference runs and is count
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from models.interfaces.resizing import bicubic_weights
 from models.layers.attention import attend_pages, attend_segments, rotary_paged_decode_attention
 from models.layers.fused import concatenate, quantize, rotary_dense_attention, sigmoid_mul, silu_mul
-from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm
+from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
     elementwise,
@@ -255,6 +256,22 @@ def recurred(chunks: bool) -> tuple[Tensor, Tensor]:
     return delta_step.launch(*given, rand(heads), state, rows, *norm), state[1:]
 
 
+def drafted(op: str) -> tuple[Tensor, ...]:
+    """Two tokens of each sequence behind none, two or one of the three that are held."""
+    rows, (conv, state) = state_rows(False)
+    rows = replace(rows, slots=ints([2, 1, 3, 0]), pending=ints([0, 2, 1, 0]))
+    heads, value_dim, channels = state.shape[1], state.shape[3], conv.shape[2]
+    if op == "conv":
+        x, inputs = rand(8, channels + 3)[:, :-3], rand(4, 3, channels)
+        out = pending_conv.launch(x, rand(channels, 4), conv, rows, inputs).view(4, 5, channels)
+        # Behind the pending ones, held rows are not defined.
+        return out[:, 3:], out[1, :2], out[2, :1], conv[1:], inputs[1:]
+    inputs = rand(4, 3, 2 * heads)
+    given = (rand(20, channels), rand(8, 2 * heads), ints([-6.0, -2.0, 0.0, 2.7], torch.float32), rand(heads), state)
+    norm = rand(8, heads * value_dim + 3)[:, :-3], rand(value_dim), EPS
+    return delta_step.launch(*given, rows, *norm, inputs), state[1:], inputs[1:]
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "gemm": lambda: tabled("plain", 64, lambda: gemm.launch(half(5, 64), half(64, 64), half(64))),
     "gemm and silu": lambda: tabled("silu_mul", 64, lambda: gemm.launch(half(5, 64), half(128, 64), None, "silu_mul")),
@@ -284,6 +301,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "convolution of a step": lambda: convolved(chunks=False),
     "delta rule of chunks": lambda: recurred(chunks=True),
     "delta rule of a step": lambda: recurred(chunks=False),
+    "delta rule and drafts": lambda: drafted("step"),
+    "convolution and drafts": lambda: drafted("conv"),
     "gated norm": lambda: gated_norm.launch(rand(5, 4, 32), rand(5, 4 * 32 + 3)[:, :-3], rand(32), EPS),
     "quantize": lambda: quantize.launch(rand(3, w(64)), 9),
     "concatenate": lambda: concatenate.launch(rand(3, w(64)), rand(3, w(64))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,7 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.gated_delta import GatedDeltaConfig, causal_conv, delta_chunks, delta_step, gated_norm
+from models.layers.gated_delta import (
+    GatedDeltaConfig,
+    causal_conv,
+    delta_chunks,
+    delta_step,
+    gated_norm,
+    pending_conv,
+)
 from models.layers.kv_cache import StateRows
 from tests.models.kernels.checking import relative_error
 
@@ -43,6 +51,12 @@ class Layer(NamedTuple):
         qkv = causal_conv(self.x, self.conv, self.states["conv"], rows)
         delta = self.states["delta"]
         return delta_step(qkv, self.gates, self.A_log, self.dt_bias, delta, rows, self.z, self.norm, EPS)
+
+    def step_with_drafts(self, rows: StateRows) -> Tensor:
+        (inputs,), delta = rows.inputs, self.states["delta"]
+        qkv = pending_conv(self.x, self.conv, self.states["conv"], rows, inputs["qkv"])
+        given = (qkv, self.gates, self.A_log, self.dt_bias, delta, rows, self.z, self.norm, EPS)
+        return delta_step(*given, inputs["gates"])
 
     def rows(
         self, read: list[int], write: list[int], snapshot_rows: list[int] | None = None, ends: list[int] | None = None
@@ -131,6 +145,50 @@ def test_steps_equal_the_recurrence() -> None:
                 state[3] = state[write]
     torch.testing.assert_close(layer.states["conv"][3].double(), conv, rtol=0, atol=0)
     torch.testing.assert_close(layer.states["delta"][3].double(), delta, rtol=0, atol=2e-6)
+
+
+def test_rejected_drafts_leave_no_trace() -> None:
+    """Steps of one token to three, of which some are rejected, compute what steps of one token do: outputs, and the
+    state before the pending tokens. A padded row holds rubbish."""
+    sequences, accepted = 2, [(3, 1), (1, 1), (2, 3), (1, 2), (1, 1)]
+    steps = 1 + max(sum(counts) for counts in zip(*accepted, strict=True))
+    layer = make(steps * sequences)
+    plain = layer._replace(states={name: state.clone() for name, state in layer.states.items()})
+    by_step = [layer.tokens(sequences * step, sequences * (step + 1)) for step in range(steps)]
+    expected, states = [], []
+    for step, tokens in enumerate(by_step):
+        states.append({name: state[:4].clone() for name, state in plain.states.items()})
+        read = [2, 3] if step else [0, 0]
+        expected.append(plain._replace(x=tokens.x, gates=tokens.gates, z=tokens.z).step(read, [2, 3]))
+    inputs = {
+        name: torch.full((sequences + 1, *spec.shape), torch.nan)
+        for name, spec in CONFIG.pending_spec(3, torch.float32).items()
+    }
+    known, counts = [0, 0], (0, 0)
+    for number, following in enumerate(accepted):
+        length = max(following)
+        drafts = make(length * (sequences + 1))
+        for row, count in enumerate(following):
+            for token in range(count):
+                place = row * length + token
+                for name in ("x", "gates", "z"):
+                    getattr(drafts, name)[place] = getattr(by_step[known[row] + token], name)[row]
+        read, write = ([2, 3, 0], [2, 3, 0]) if number else ([0, 0, 0], [2, 3, 0])
+        rows = layer.rows(read, write)
+        pending = torch.tensor([*counts, 0])
+        rows = replace(rows, inputs=[inputs], slots=torch.tensor([1, 2, 0]), pending=pending)
+        out = drafts._replace(
+            states=layer.states, conv=layer.conv, A_log=layer.A_log, dt_bias=layer.dt_bias, norm=layer.norm
+        ).step_with_drafts(rows)
+        assert out.isfinite().all()
+        for row, count in enumerate(following):
+            if known[row]:
+                for name, state in layer.states.items():
+                    assert relative_error(state[2 + row], states[known[row]][name][2 + row]) < 1e-6, (number, row, name)
+            for token in range(count):
+                assert relative_error(out[row * length + token], expected[known[row] + token][row]) < 1e-5
+            known[row] += count
+        counts = following
 
 
 @pytest.mark.parametrize("cut", [2, 64, 100, 128, 192])
