@@ -13,7 +13,7 @@ import torch
 from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model
 from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
-from models.checkpoints.weight_files import tensor_shape
+from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import DecoderConfig
@@ -52,7 +52,7 @@ def load_hybrid(
     """load_model of an encoder over this language model. text: as of hybrid_config."""
     hybrid = hybrid_config(text)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    apart = load_format == "published" and tensor_shape(directory, _FIRST_EXPERT) is not None
+    apart = load_format == "published" and tensor_shape(directory, *_FIRST_EXPERT) is not None
     model = load_chat_model(
         lambda: (encoder(), HybridDecoder(hybrid)),
         [*encoder_rules, *hybrid_rules(hybrid, "apart" if apart else "saved")],
@@ -64,8 +64,8 @@ def load_hybrid(
     return model
 
 
-_FIRST_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
-"""In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
+_FIRST_EXPERT = [f"model.language_model.layers.0.mlp.experts.0.gate_proj.{name}" for name in WEIGHT_NAMES]
+"""In quantised files experts are apart; the others have all in one tensor [expert, out, in]."""
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
