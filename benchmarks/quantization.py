@@ -1,4 +1,4 @@
-"""Cost and quality of weights in e4m3 (`--quantization fp8`), compared with bfloat16.
+"""Cost and quality of quantised weights (`--quantization fp8`, and as published), compared with bfloat16.
 
 python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   steps and prefills at full size, on a GPU
 python -m benchmarks.quantization quality [--number N]   on a CPU, after `make fonts`
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -23,6 +24,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks import decode
+from benchmarks.checkpoints.four_bits import in_four_bits
+from benchmarks.checkpoints.published import QUANTIZED, make
 from benchmarks.measure.record import Row, record, table
 from benchmarks.steps.full_size import free, measure_each
 from models.checkpoints.checkpoint import Quantization
@@ -30,7 +33,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
 from models.layers import gemm
-from models.layers.e4m3 import E4M3Weight, Weight, ordered, quantise_rows
+from models.layers.quantized import QuantizedWeight, Weight, ordered, quantise_rows
 from models.protocol import ChatModel
 from tests.support.chat_golden import generate, golden_prompt
 from tests.support.golden import GOLDEN, inputs, prompts
@@ -46,13 +49,15 @@ MOST_ROWS_OF_16_BITS = 64
 all."""
 
 
-def both(name: str, directory: Path, device: torch.device) -> list[Row]:
-    """Rows of one model, measured one after the other on the same GPU; each has the ratio of the first row's time to
-    its own."""
+def all_forms(name: str, directory: Path, device: torch.device) -> list[Row]:
+    """Rows of one model in each form, measured one after the other on the same GPU; each has the ratio of the first
+    row's time to its own."""
     rows: list[Row] = []
-    for quantization in get_args(Quantization):
-        found = decode.measure(name, directory, device, quantization)
-        rows += ({"quantization": quantization, **row} for row in found)
+    published = {key: make(name, directory.parent, key) for key in QUANTIZED}
+    forms: list[tuple[str, Path, Quantization]] = [("none", directory, "none"), ("fp8", directory, "fp8")]
+    for label, where, quantization in [*forms, *((f"published {key}", at, "none") for key, at in published.items())]:
+        found = decode.measure(name, where, device, quantization)
+        rows += ({"quantization": label, **row} for row in found)
         free()
     plain = {(row["kind"], row["rows"]): row["replay_ms"] for row in rows if row["quantization"] == "none"}
     return [{**row, "of_bfloat16": row["replay_ms"] / plain[row["kind"], row["rows"]]} for row in rows]
@@ -91,12 +96,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Variant:
-    """dtype: of activations, and of weights that are not quantised."""
+    """dtype: of activations, and of weights that are not quantised. group: of inputs that share a scale in 4 bits, 0:
+    the checkpoint's own weights."""
 
     name: str
     dtype: torch.dtype
     quantization: Quantization
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    group: int = 0
 
 
 def eight_bit_prefills() -> AbstractContextManager[Any]:
@@ -104,7 +111,7 @@ def eight_bit_prefills() -> AbstractContextManager[Any]:
     plain = gemm.linear
 
     def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, E4M3Weight) and x.numel() > MOST_ROWS_OF_16_BITS * x.shape[-1]:
+        if isinstance(weight, QuantizedWeight) and x.numel() > MOST_ROWS_OF_16_BITS * x.shape[-1]:
             values, scale = quantise_rows(x)
             x = (ordered(values).to(torch.float32) * scale[..., None]).to(x.dtype)
         return plain(x, weight, bias)
@@ -117,6 +124,7 @@ VARIANTS = (
     Variant("bfloat16", torch.bfloat16, "none"),
     Variant("fp8", torch.float32, "fp8"),
     Variant("fp8, prefills in 8 bits", torch.float32, "fp8", eight_bit_prefills),
+    Variant("4 bits, groups of 32", torch.float32, "none", group=32),
 )
 """The first variant is the reference of the others."""
 
@@ -126,7 +134,9 @@ def compare(directory: Path, asked: Sequence[Asked], stops: frozenset[int]) -> I
     load = resolve(family_of(directory).model)
     reference: list[tuple[list[int], Tensor]] = []
     for variant in VARIANTS:
-        model: ChatModel = load(directory, CPU, variant.dtype, "published", variant.quantization)
+        with TemporaryDirectory() as folder:
+            where = in_four_bits(directory, Path(folder), variant.group) if variant.group else directory
+            model: ChatModel = load(where, CPU, variant.dtype, "published", variant.quantization)
         kept = Kept()
         with variant.within():
             for index, one in enumerate(asked):
@@ -209,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with torch.inference_mode():
             record("quantization_quality", quality(options.number))
     else:
-        print(table(measure_each("quantization_decode", options.names, both)))
+        print(table(measure_each("quantization_decode", options.names, all_forms)))
 
 
 if __name__ == "__main__":

@@ -219,8 +219,19 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make(name: str, parent: Path) -> Path:
-    """Write the directory `parent`/`name`; existing files are replaced."""
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+}
+"""quantization_config as it is published."""
+
+
+def make(name: str, parent: Path, quantized: str | None = None) -> Path:
+    """Write the directory `parent`/`name`; existing files are replaced. quantized: a key of QUANTIZED."""
+    if quantized is not None:
+        directory = make(name, parent / quantized)
+        _override(directory / "config.json", {"quantization_config": QUANTIZED[quantized]})
+        return directory
     source, config, preprocessor = SIZES[name]
     target = parent / name
     target.mkdir(parents=True, exist_ok=True)

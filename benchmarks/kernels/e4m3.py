@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from benchmarks.kernels.gemms import Part, layer
 from benchmarks.kernels.timing import Case
 from benchmarks.roofline.gpu import bytes_per_second
-from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
 from models.layers.kernels.gemm_types import Blocks, Shape, Tile, Variant
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.norms import add_rms_norm
+from models.layers.quantized import QuantizedWeight
 from service.tuning.run import EPS, Operands, Run
 
 MODELS = {
@@ -79,7 +79,7 @@ def _around(part: Part, rows: int, *, eight_bit: bool) -> Run:
 
     def run(index: int) -> object:
         weight = given.weights[index % len(given.weights)]
-        assert isinstance(weight, E4M3Weight)
+        assert isinstance(weight, QuantizedWeight)
         y = e4m3.eight_bit_gemm(given.x, weight) if eight_bit else F.linear(given.x, weight.dequantised(given.x.dtype))
         if part.kind == "silu_mul":
             return silu_mul(y)

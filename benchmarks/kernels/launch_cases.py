@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm
-from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import (
     e4m3,
     elementwise,
@@ -37,6 +36,7 @@ from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
 from models.layers.norms import QKNorm, RMSNorm
 from models.layers.precision import Precision
+from models.layers.quantized import QuantizedWeight, Scheme
 from models.voxcpm2.kernels import flow_solver as speech_solve
 from models.voxcpm2.kernels import step_inputs as speech_inputs
 from models.voxcpm2.kernels import vae
@@ -73,9 +73,45 @@ def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> N
     gemm.gemm(gemm.gemm_add_deferrable_norm(hidden, down, None, *after)[0], qkv, None)
 
 
-def e4m3_weight(*shape: int) -> E4M3Weight:
+def e4m3_weight(*shape: int) -> QuantizedWeight:
     with META:
-        return E4M3Weight(*shape)
+        return QuantizedWeight(*shape)
+
+
+def codes(rows: int, scheme: Scheme) -> None:
+    """The GEMMs of Qwen2-VL-7B's block, and those of the experts of Qwen3-VL-30B-A3B, with weights that are published
+    as codes."""
+
+    def weight(*shape: int) -> QuantizedWeight:
+        with META:
+            return QuantizedWeight(*shape, scheme=scheme)
+
+    x, residual, norm, inner = empty(rows, 3584), empty(rows, 3584), empty(3584), 18944
+    gate_up, down = weight(2 * inner, 3584), weight(3584, inner)
+    experts, chosen = (weight(128, 1536, 2048), weight(128, 2048, 768)), rows_of_int64(8 * rows)
+    if rows == 1:
+        hidden = gemv.gemv(x, gate_up, norm=(norm, EPS), silu_mul=True)
+        gemv.gemv(hidden, down, residual=residual)
+    else:
+        gemm.gemm(x, weight(4608, 3584), empty(4608))
+        hidden = gemm.gemm(x, gate_up, None, "silu_mul")
+        gemm.gemm_add_deferrable_norm(hidden, down, None, residual, norm, EPS)
+    if rows <= 4:
+        hidden = gemv.gemv(empty(rows, 2048), experts[0], index=chosen, fan_out=8, silu_mul=True)
+        gemv.gemv(hidden, experts[1], index=chosen)
+    else:
+        for stack in experts:
+            moe.grouped_codes(empty(8 * rows, stack.shape[2]), stack, empty(128, dtype=torch.int32))
+    e4m3.dequantise(down, torch.bfloat16)
+
+
+CODES = {
+    "4 bits, groups of 128 with zeros": Scheme("u4", 128, torch.float16, zeros=True),
+    "4 bits, groups of 32 with zeros": Scheme("u4", 32, torch.bfloat16, zeros=True),
+    "4 bits, groups of 128": Scheme("u4", 128, torch.float16),
+    "8 bits, groups of 128": Scheme("u8", 128, torch.float16),
+    "e4m3 in blocks": Scheme("e4m3", 128, torch.bfloat16),
+}
 
 
 def e4m3_stack(rows: int, width: int, inner: int, heads: int, kv_heads: int, vocabulary: int) -> None:
@@ -98,7 +134,7 @@ def e4m3_stack(rows: int, width: int, inner: int, heads: int, kv_heads: int, voc
         _e4m3_gemm("plain", x, e4m3_weight(vocabulary, width))
 
 
-def _e4m3_gemm(kind: Kind, x: Tensor, weight: E4M3Weight, residual: Tensor | None = None) -> None:
+def _e4m3_gemm(kind: Kind, x: Tensor, weight: QuantizedWeight, residual: Tensor | None = None) -> None:
     if gemm.way_of(kind, x, weight).kernel == "eight_bit":
         e4m3.quantise_rows(x)
     elif residual is not None:
@@ -393,6 +429,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "Qwen2-VL-2B in e4m3": lambda rows: e4m3_stack(rows, 1536, 8960, 16, 2, 151936),
     "Qwen2-VL-7B in e4m3": lambda rows: e4m3_stack(rows, 3584, 18944, 36, 4, 152064),
     "Qwen2.5-VL-3B in e4m3": lambda rows: e4m3_stack(rows, 2048, 11008, 20, 2, 151936),
+    **{f"Qwen2-VL-7B in {name}": partial(codes, scheme=scheme) for name, scheme in CODES.items()},
     "VoxCPM2 language model": lambda rows: stack(rows, 2048, 6144, 20),
     "VoxCPM2 local encoder": lambda rows: stack(5 * rows, 1024, 4096, 20),
     "VoxCPM2 local decoder": lambda rows: stack(22 * rows, 1024, 4096, 20),

@@ -42,9 +42,11 @@ def prefill_floor(decoder: Decoder, tokens: int) -> float:
     chosen = _chosen(decoder)
     linear = 0.0
     for name, weight in decoder.named_parameters():
-        if weight.dim() > 1 and not name.startswith(EMBEDDINGS):
+        codes = name.endswith((".scale", ".zeros"))
+        if weight.dim() > 1 and not codes and not name.startswith(EMBEDDINGS):
             share = chosen[id(weight)] / weight.shape[0] if id(weight) in chosen else 1.0
-            linear += 2 * tokens * share * weight.numel()
+            in_one = 4 if weight.dtype == torch.int16 else 1  # codes of 4 bits
+            linear += 2 * tokens * share * weight.numel() * in_one
     attention = len(decoder.cache_specs()) * tokens**2 * _attended_width(decoder)
     if isinstance(decoder, HybridDecoder):
         linear += tokens * _delta_flops(decoder)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +20,28 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models.checkpoints import block_scaled, weight_files
+from models.checkpoints import weight_files
+from models.checkpoints.published import read_optional_json
+from models.checkpoints.quantized import QuantizedTensors, scheme_of_config
 from models.checkpoints.weight_files import PublishedTensor, listed, shard_paths
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
-from models.layers.e4m3 import E4M3, E4M3Weight, fill_rows, keep_copies
+from models.layers.moe import Experts
+from models.layers.quantized import (
+    E4M3,
+    QuantizedLinear,
+    QuantizedRows,
+    QuantizedWeight,
+    Scheme,
+    keep_copies,
+)
 
 log = logging.getLogger(__name__)
 
 LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
-"""fp8: linear layers of the language model in e4m3, with a scale for each output feature (models.layers.e4m3)."""
+"""fp8: linear layers of the language model that are published in 16 bits are held in e4m3, with a scale for each output
+feature (models.layers.quantized)."""
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -38,12 +50,13 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 class _Place:
     """A part of a parameter that a published tensor fills."""
 
+    parameter: str
     view: Tensor
     shape: tuple[int, ...]
     """The published shape; with `transposed`, before its last two axes are exchanged."""
     transposed: bool = False
-    scale: Tensor | None = None
-    """For a view in e4m3, the scales of its rows."""
+    quantized: QuantizedRows | None = None
+    """Of a QuantizedWeight; its values are `view`."""
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -75,29 +88,101 @@ def load_parameters(
     aliases: Sequence[tuple[str, str]] = (),
     ignore: Sequence[str] = (),
 ) -> None:
-    """Gives `module`, which was built on the meta device, its memory and its values.
+    """Gives `module`, which was built on the meta device, its memory and its values. Linear layers and experts of its
+    `decoder` that are published as codes are held as these.
 
     device: if it is meta, only the headers of the files are checked, and no tensor is read.
-    dtype: for all parameters except e4m3 ones and those in `float32_parameters`, a class attribute of their module.
+    dtype: for all parameters except those of QuantizedWeight and in `float32_parameters`, a class attribute of their
+        module.
     load_format: "random" reads no file and draws values of a usual scale.
     aliases: (prefix, replacement) pairs for names that other tools write; the first one that matches is applied.
     ignore: patterns (as in Rule) of published tensors that are known and not needed.
     Raises CheckpointError that names the tensor or parameter that does not fit.
     """
-    materialise(module, device, dtype)
     if load_format == "random":
+        scheme = scheme_of_config(read_optional_json(directory, "config.json"))
+        if scheme is not None:
+            _hold(module, lambda name: None if name == "decoder.head.weight" else scheme)
+        materialise(module, device, dtype)
         if device.type != "meta":
             fill_random(module, seed=0)
     else:
+        quantized = QuantizedTensors(directory, _published_tensors(directory, aliases), device)
+        orders = _hold_as_published(module, rules, quantized)
+        materialise(module, device, dtype)
+        for weight, order in orders:
+            if weight.order is not None and device.type != "meta":
+                weight.order.copy_(order)
         places = _places(module, rules)
-        scales = _scales(directory, aliases, device)
-        seen = _fill_from_shards(directory, places, scales, aliases, ignore)
+        seen = _fill_from_shards(directory, places, quantized, aliases, ignore)
         if missing := [name for name in places if name not in seen]:
             raise CheckpointError(f"{directory}: missing tensors: {listed(missing)}")
-        scales.report(directory, dtype)
+        if quantized.layers:
+            log.info("%s: %d quantised weights; %s", directory, len(quantized.layers), _how_held(module, dtype))
         _check_finite(directory, places)
     release_temporaries(device)
     keep_copies(module, device, dtype)
+
+
+def _hold(module: nn.Module, scheme_of: Callable[[str], Scheme | None]) -> list[tuple[str, QuantizedWeight]]:
+    """Replaces the weights of linear layers and experts of `module.decoder`, which is on the meta device, by those that
+    hold codes; returns their names and them. scheme_of: the format of a parameter, None for 16 bits."""
+    made = []
+    decoder = getattr(module, "decoder", None)
+    for prefix, owner in [] if decoder is None else list(decoder.named_modules(prefix="decoder")):
+        if isinstance(owner, Experts):
+            for own in ("gate_up", "down"):
+                scheme = scheme_of(f"{prefix}.{own}")
+                shape = getattr(owner, own).shape
+                if scheme is not None and scheme.fits(*shape[1:]):
+                    delattr(owner, own)
+                    setattr(owner, own, QuantizedWeight(*shape, scheme=scheme))
+                    made.append((f"{prefix}.{own}", getattr(owner, own)))
+            continue
+        for own, child in list(owner.named_children()):
+            if not isinstance(child, (nn.Linear, QuantizedLinear)) or own in getattr(owner, "sixteen_bit_layers", ()):
+                continue
+            scheme = scheme_of(f"{prefix}.{own}.weight")
+            if scheme is not None and scheme.fits(child.out_features, child.in_features):
+                layer = QuantizedLinear(child, scheme)
+                setattr(owner, own, layer)
+                made.append((f"{prefix}.{own}.weight", layer.weight))
+    return made
+
+
+def _hold_as_published(
+    module: nn.Module, rules: Sequence[Rule], quantized: QuantizedTensors
+) -> list[tuple[QuantizedWeight, Tensor]]:
+    """`_hold` for the parameters whose parts are all published in one format. Returns those with reordered inputs, and
+    their order."""
+    if not quantized.layers:
+        return []
+    sources: dict[str, list[str]] = {}
+    for name, places in _places(module, rules).items():
+        for place in places:
+            sources.setdefault(place.parameter, []).append(name)
+
+    def scheme_of(parameter: str) -> Scheme | None:
+        names = sources.get(parameter, [])
+        schemes = {quantized.scheme_of(name) for name in names}
+        scheme = schemes.pop() if len(schemes) == 1 else None
+        if scheme is not None and scheme.ordered:
+            first, *others = (quantized.order_of(name) for name in names)
+            assert first is not None
+            # A stack of experts has one order as well.
+            if not all(other is not None and torch.equal(first, other) for other in others):
+                return None
+        return scheme
+
+    made = _hold(module, scheme_of)
+    orders = [(weight, quantized.order_of(sources[name][0])) for name, weight in made if weight.order is not None]
+    return [(weight, order) for weight, order in orders if order is not None]
+
+
+def _how_held(module: nn.Module, dtype: torch.dtype) -> str:
+    """For the log: in which forms weights are held."""
+    counts = Counter(child.scheme.codes for child in module.modules() if isinstance(child, QuantizedWeight))
+    return f"held as they are: {dict(counts)}, others as {dtype}"
 
 
 def release_temporaries(device: torch.device) -> None:
@@ -110,7 +195,7 @@ def release_temporaries(device: torch.device) -> None:
 def _fill_from_shards(
     directory: Path,
     places: dict[str, list[_Place]],
-    scales: _Scales,
+    quantized: QuantizedTensors,
     aliases: Sequence[tuple[str, str]],
     ignore: Sequence[str],
 ) -> set[str]:
@@ -119,16 +204,17 @@ def _fill_from_shards(
     ignored = [_pattern(text) for text in ignore]
     seen: dict[str, str] = {}
     unexpected = []
-    for name, tensor in _published_tensors(directory, aliases):
+    for published, stored in _published_tensors(directory, aliases):
+        if (found := quantized.logical(published, stored)) is None:
+            continue
+        name, tensor = found
         if name in seen:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} repeats {seen[name]}")
         seen[name] = f"{tensor.name} of {tensor.file.name}"
         if name in places:
             for place in places[name]:
-                _fill(place, scales.applied(name, tensor))
-        elif any(pattern.fullmatch(name) for pattern in ignored):
-            scales.discard(name)
-        elif name not in scales.by_name:
+                _fill(place, tensor)
+        elif not any(pattern.fullmatch(name) for pattern in ignored) and not quantized.zero_bias(name, tensor):
             unexpected.append(tensor.name)
     if unexpected:
         raise CheckpointError(f"{directory}: unexpected tensors: {listed(unexpected)}")
@@ -137,13 +223,29 @@ def _fill_from_shards(
 
 def _check_finite(directory: Path, places: dict[str, list[_Place]]) -> None:
     """CheckpointError that names the tensors with NaN or infinite values, as in a damaged file. The weights are read
-    once more, on their device, which is waited for once; those in e4m3 were checked when they were quantised."""
-    parts = [(name, place) for name in places for place in places[name] if place.scale is None]
-    filled = [(name, place.view) for name, place in parts if place.view.numel() and not place.view.is_meta]
-    extremes = [torch.stack(torch.aminmax(view)).float() for _, view in filled]
+    once more, on their device, which is waited for once."""
+    parts = [
+        (name, place.view if place.quantized is None else place.quantized.scale)
+        for name in places
+        for place in places[name]
+    ]
+    parts += [
+        (name, place.view.view(torch.uint8)) for name in places for place in places[name] if place.view.dtype == E4M3
+    ]
+    filled = [(name, view) for name, view in parts if view.numel() and not view.is_meta]
+    extremes = [_extremes(view) for _, view in filled]
     if extremes and not (finite := torch.stack(extremes).isfinite().all(dim=1)).all():
         names = [name for (name, _), good in zip(filled, finite.tolist(), strict=True) if not good]
         raise CheckpointError(f"{directory}: NaN or infinite values in tensors: {listed(names)}")
+
+
+def _extremes(values: Tensor) -> Tensor:
+    """The least and the largest value; those of bytes of e4m3 are NaN if there is one."""
+    if values.dtype != torch.uint8:
+        return torch.stack(torch.aminmax(values)).float()
+    # NaN is 0x7F and 0xFF, the largest of either sign.
+    largest = torch.stack((values.view(torch.int8).amax(), values.amax())).float()
+    return torch.where(largest == largest.new_tensor((127.0, 255.0)), torch.nan, largest)
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -152,7 +254,9 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     for owner in module.modules():
         float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
         for name, parameter in owner.named_parameters(recurse=False):
-            chosen = torch.float32 if name in float32 else E4M3 if parameter.dtype == E4M3 else dtype
+            chosen = torch.float32 if name in float32 else dtype
+            if isinstance(owner, QuantizedWeight):
+                chosen = parameter.dtype
             # Strides are kept: some weights have the memory layout that their GEMM reads.
             values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
             setattr(owner, name, nn.Parameter(values, requires_grad=False))
@@ -165,17 +269,15 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 def fill_random(module: nn.Module, seed: int) -> None:
     """Draws values of a usual scale on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
-    for name, parameter, factors in _targets(module):
+    for name, parameter, whole in _targets(module):
         if parameter.is_meta:  # only the shapes of the model are needed
             continue
         generator = generators.get(parameter.device)
         if generator is None:
             generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
-        if factors is not None:
-            for values, scale in zip(_stack(parameter, 2), _stack(factors, 1), strict=True):
-                drawn = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
-                drawn.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)
-                fill_rows(drawn, values, scale, name)
+        if whole is not None:
+            for rows in [whole] if parameter.dim() == 2 else map(whole.at, range(parameter.shape[0])):
+                rows.draw(generator)
         elif parameter.dim() > 1:
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
         elif name.endswith("weight"):
@@ -184,25 +286,25 @@ def fill_random(module: nn.Module, seed: int) -> None:
             parameter.normal_(0.0, 0.02, generator=generator)
 
 
-def _stack(part: Tensor, dim: int) -> Tensor:
-    """`part` as a stack of tensors with `dim` axes each; a single tensor becomes a stack of one."""
-    return part if part.dim() > dim else part[None]
-
-
 def _fill(place: _Place, tensor: PublishedTensor) -> None:
     if tensor.dtype not in _FLOATING:
         raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}, expected {_FLOATING}")
     shape = _published_shape(place)
     if tensor.shape not in (shape, place.shape):
         raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}, expected {shape}")
-    if not place.view.is_meta:
-        values = tensor.read()
-        exchanged = place.transposed and tensor.shape == shape
-        values = (values.mT if exchanged else values).reshape(place.view.shape)
-        if place.scale is None:
-            place.view.copy_(values)
-        else:
-            fill_rows(values, place.view, place.scale, f"{tensor.file}: tensor {tensor.name}")
+    if place.view.is_meta:
+        return
+    exchanged = place.transposed and tensor.shape == shape
+    if place.quantized is not None and tensor.codes is not None:
+        codes = tensor.codes()
+        place.quantized.fill(codes.mT if exchanged else codes)
+        return
+    values = tensor.read()
+    values = (values.mT if exchanged else values).reshape(place.view.shape)
+    if place.quantized is None:
+        place.view.copy_(values)
+    else:
+        place.quantized.quantise(values, f"{tensor.file}: tensor {tensor.name}")
 
 
 def _published_shape(place: _Place) -> tuple[int, ...]:
@@ -210,50 +312,6 @@ def _published_shape(place: _Place) -> tuple[int, ...]:
         return place.shape
     *leading, rows, columns = place.shape
     return *leading, columns, rows
-
-
-class _Scales:
-    """The scales of a block-scaled FP8 checkpoint by canonical name, one for each `block` (rows, columns)."""
-
-    def __init__(self, block: tuple[int, int] | None, by_name: dict[str, Tensor]) -> None:
-        self.by_name = by_name
-        self._block = block
-        self._unused = set(by_name)
-
-    def applied(self, name: str, tensor: PublishedTensor) -> PublishedTensor:
-        """`tensor` itself; if it is block-scaled FP8, one whose values are dequantised when they are read."""
-        if tensor.dtype != block_scaled.DTYPE or self._block is None:
-            return tensor
-        scale, block = self.by_name.get(name + block_scaled.SUFFIX), self._block
-        if scale is None:
-            raise CheckpointError(f"{tensor.file}: missing tensor: {tensor.name}{block_scaled.SUFFIX}")
-        block_scaled.check_scale(tensor.name, tensor.shape, scale, block)
-        self.discard(name)
-        return replace(tensor, dtype="F32", read=lambda: block_scaled.dequantised(tensor.read(), scale, block))
-
-    def discard(self, name: str) -> None:
-        """Expects no further use of the scales of this weight."""
-        self._unused.discard(name + block_scaled.SUFFIX)
-
-    def report(self, directory: Path, dtype: torch.dtype) -> None:
-        """Logs what was dequantised; CheckpointError for scales without a weight."""
-        if self._unused:
-            raise CheckpointError(f"{directory}: unexpected tensors: {listed(sorted(self._unused))}")
-        if self.by_name:
-            message = "%s: %d weights in FP8 with a scale for each block of %s were dequantised to %s"
-            log.info(message, directory, len(self.by_name), self._block, dtype)
-
-
-def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.device) -> _Scales:
-    block = block_scaled.block_of(directory)
-    if block is None:
-        return _Scales(None, {})
-    by_name = {
-        name: tensor.read() if device.type != "meta" else tensor.without_values()
-        for name, tensor in _published_tensors(directory, aliases)
-        if tensor.name.endswith(block_scaled.SUFFIX)
-    }
-    return _Scales(block, by_name)
 
 
 def _published_tensors(directory: Path, aliases: Sequence[tuple[str, str]]) -> Iterator[tuple[str, PublishedTensor]]:
@@ -268,7 +326,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
     """Every published tensor that the module's parameters need, by name, with the places that it fills."""
     places: dict[str, list[_Place]] = {}
     patterns = [(rule, _pattern(rule.ours)) for rule in rules]
-    for name, parameter, factors in _targets(module):
+    for name, parameter, whole in _targets(module):
         filled = 0
         for rule, pattern in patterns:
             match = pattern.fullmatch(name)
@@ -277,34 +335,33 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
             numbers = match.groupdict()
             stacked = [letter for letter in _wildcards(rule.published) if letter not in numbers]
             for index in range(parameter.shape[0] if stacked else 1):
-                view, scale = (parameter[index], _item(factors, index)) if stacked else (parameter, factors)
+                view, quantized = parameter, whole
+                for part in ([index] if stacked else []) + ([slice(*rule.rows)] if rule.rows is not None else []):
+                    view, quantized = view[part], None if quantized is None else quantized.at(part)
                 numbers.update({letter: str(index) for letter in stacked})
-                if rule.rows is not None:
-                    view, scale = view[slice(*rule.rows)], _item(scale, slice(*rule.rows))
                 published = rule.published.format(**numbers)
                 if published in places and not rule.shared:
                     raise CheckpointError(f"two rules read tensor {published}")
-                place = _Place(view, rule.shape or tuple(view.shape), rule.transposed, scale)
-                places.setdefault(published, []).append(place)
+                shape = rule.shape or tuple(view.shape)
+                if quantized is not None:
+                    shape = (*shape[:-1], quantized.inputs)
+                places.setdefault(published, []).append(_Place(name, view, shape, rule.transposed, quantized))
                 filled += view.numel()
         if filled != parameter.numel():
             raise CheckpointError(f"parameter {name}: rules fill {filled} of {parameter.numel()} values")
     return places
 
 
-def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Name, values and scales (of e4m3 weights) of each parameter. An e4m3 weight has the name of what it replaces."""
-    weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
+def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, QuantizedRows | None]]:
+    """Name and values of each parameter, and of a QuantizedWeight, which has the name of what it replaces, all that it
+    holds."""
+    weights = {name: child for name, child in module.named_modules() if isinstance(child, QuantizedWeight)}
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
         if owner not in weights:
             yield name, parameter, None
         elif own == "values":
-            yield owner, parameter, weights[owner].scale
-
-
-def _item(factors: Tensor | None, index: int | slice) -> Tensor | None:
-    return None if factors is None else factors[index]
+            yield owner, parameter, weights[owner].rows
 
 
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints.published_fields import check_fields
+from models.checkpoints.quantization_config import quantization_of
 from models.interfaces.errors import CheckpointError
 from models.layers.rope_field import rope_field
 
@@ -123,22 +124,9 @@ def published_name(directory: Path) -> str:
     return directory.parents[1].name if directory.parent.name == "snapshots" else directory.name
 
 
-def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of a block, if quantization_config describes block-scaled FP8 (e4m3); None for another format or
-    none."""
-    quantization = section.get("quantization_config")
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
-        return None
-    block = quantization.get("weight_block_size")
-    if quantization.get("fmt", "e4m3") != "e4m3" or not isinstance(block, list) or len(block) != 2:
-        return None
-    rows, columns = block
-    return (rows, columns) if type(rows) is int and type(columns) is int and min(rows, columns) > 0 else None
-
-
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint in full precision or block-scaled FP8. Raises CheckpointError for adapters, which
-    often have none, and for other quantised checkpoints."""
+    """config.json of a checkpoint. Raises CheckpointError for adapters, which often have none, and for quantised
+    checkpoints in formats that are not hosted (models/checkpoints/quantization_config.py)."""
     if (directory / "adapter_config.json").exists():
         raise CheckpointError(f"{directory}: adapter_config.json: adapter checkpoints are not hosted")
     if not (directory / "config.json").exists():
@@ -146,13 +134,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         found = f": {gguf[0].name}: GGUF checkpoints are not hosted" if gguf else ""
         raise CheckpointError(f"{directory}: no readable config.json{found}")
     config = read_json(directory, "config.json")
-    sections = {"": config, **{f"{key}.": value for key, value in config.items() if isinstance(value, dict)}}
-    for prefix, section in sections.items():
-        quantization = section.get("quantization_config") or section.get("compression_config")
-        if quantization and fp8_block(section) is None:
-            method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-            raise CheckpointError(
-                f"{directory}: config.json: {prefix}quantization_config ({method}): of quantised checkpoints only FP8 "
-                "(e4m3) with weight_block_size is hosted"
-            )
+    try:
+        quantization_of(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: config.json: {error}") from error
     return config

@@ -14,8 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.interfaces.errors import CheckpointError
+from models.layers.quantized import Codes
 
 _INDEX = "model.safetensors.index.json"
+WEIGHT_NAMES = ("weight", "qweight", "weight_packed")
+"""What the tensor of a linear layer is called, in any format."""
 _CODEC = "audiovae.safetensors"  # read by models.voxcpm2
 
 
@@ -30,6 +33,8 @@ class PublishedTensor:
     file: Path
     """The open file, which errors name."""
     read: Callable[[], Tensor]
+    codes: Callable[[], Codes] | None = None
+    """Reads the codes of a quantised weight, which `read` dequantises."""
 
     def without_values(self) -> Tensor:
         """A tensor of its shape on the meta device."""
@@ -74,9 +79,9 @@ def tensors(path: Path) -> Iterator[PublishedTensor]:
             yield PublishedTensor(name, shape, dtype, path, partial(file.get_tensor, name))
 
 
-def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:
-    """Shape of the tensor `name` in the checkpoint's files; None if there is no such tensor."""
-    found = (tensor.shape for path in shard_paths(directory) for tensor in tensors(path) if tensor.name == name)
+def tensor_shape(directory: Path, *names: str) -> tuple[int, ...] | None:
+    """Shape of the first tensor with one of these names in the checkpoint's files; None if there is none."""
+    found = (tensor.shape for path in shard_paths(directory) for tensor in tensors(path) if tensor.name in names)
     return next(found, None)
 
 

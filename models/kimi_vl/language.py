@@ -11,13 +11,13 @@ from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.kimi_vl.config import TextConfig
 from models.layers.block import expert_rules, swiglu_rules
-from models.layers.e4m3 import hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SigmoidRouter
 from models.layers.norms import RMSNorm, add_rms_norm
+from models.layers.quantized import hold_in_e4m3
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 
 

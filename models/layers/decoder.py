@@ -13,10 +13,10 @@ from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
 from models.layers.attention import cached_attention
 from models.layers.block import Block, BlockConfig, ExpertsConfig, block_rules, run_blocks
-from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
+from models.layers.quantized import COLUMNS, QuantizedWeight, Weight, hold_in_e4m3
 from models.layers.rope_field import rope_field
 from models.layers.rope_scaling import LongRope, Yarn, read_rope_scaling, scaled_frequencies
 from models.layers.rotary import rotary_cos_sin, section_axes
@@ -136,7 +136,7 @@ class CausalDecoder(nn.Module):
         )
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
-        self.tied_head: E4M3Weight | None = None
+        self.tied_head: QuantizedWeight | None = None
         frequencies, self.rope_scale = scaled_frequencies(
             config.scaling, config.block.head_dim, config.rope_theta, config.max_positions
         )
@@ -190,7 +190,7 @@ class CausalDecoder(nn.Module):
         self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
         hold_in_e4m3(self)
         if self.head is None and whole:
-            self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
+            self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
 
 
 def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "decoder.") -> list[Rule]:

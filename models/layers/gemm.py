@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3Weight, Weight, kernels_take
 from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
 from models.layers.norms import add_rms_norm, rms_norm
 from models.layers.op import op
+from models.layers.quantized import QuantizedWeight, Weight, kernels_take
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]
 """What is applied to x times weight plus bias. "": nothing; "silu_mul": silu(gate) * up, where the weight has the rows
@@ -33,8 +33,10 @@ def lay_out_for_host(module: nn.Module) -> None:
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """F.linear; a weight in e4m3 is dequantised to x's dtype first."""
-    return F.linear(x, weight.dequantised(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
+    """F.linear; codes are dequantised to x's dtype first."""
+    if isinstance(weight, QuantizedWeight):
+        weight = weight.dequantised(x.dtype, x.numel() // x.shape[-1])
+    return F.linear(x, weight, bias)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm")
@@ -110,7 +112,7 @@ def gemv(
     kind = out_dtype or x.dtype
     rows = rms_norm(x, *norm) if norm is not None else x
     rows = rows.to(kind)
-    weight = weight.dequantised(kind) if isinstance(weight, E4M3Weight) else weight.to(kind)
+    weight = weight.dequantised(kind) if isinstance(weight, QuantizedWeight) else weight.to(kind)
     if index is None:
         out = F.linear(rows, weight)
     else:

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
-from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm, rms_norm
 from models.layers.op import op
+from models.layers.quantized import QuantizedWeight, Weight
 from models.layers.rotary import rotate_half_split
 
 _LATENT_NORM_EPS = 1e-6
@@ -175,8 +175,8 @@ def head_keys(up: Tensor, k_rope: Tensor, nope_dim: int) -> Tensor:
 
 def half_split_rows(weight: Weight, head_rows: int, rope_rows: int) -> None:
     """Reorder in place the last `rope_rows` of every `head_rows` rows from interleaved pairs to half-split order."""
-    if isinstance(weight, E4M3Weight):
-        for part in (weight.values.view(torch.uint8), weight.scale):
+    if isinstance(weight, QuantizedWeight):
+        for part in (weight.values.view(torch.uint8), weight.scale, *(() if weight.zeros is None else (weight.zeros,))):
             half_split_rows(part, head_rows, rope_rows)
         return
     heads = weight.view(-1, head_rows, *weight.shape[1:])

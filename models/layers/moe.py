@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from models.layers.gemm import gemm, gemv
 from models.layers.mlp import SwiGLU
 from models.layers.op import op
 from models.layers.precision import upcast
+from models.layers.quantized import QuantizedWeight, Weight
 
 _FEW_ROWS = 4
 """Up to this many rows, each chosen expert of a row is a GEMV. For more rows a grouped GEMM reads an expert once for
@@ -131,8 +132,8 @@ class Experts(nn.Module):
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
-        self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.gate_up: Weight = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
+        self.down: Weight = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor, base: Tensor) -> Tensor:
         """base + sum over the chosen experts of weight * expert(x): x and base [n, hidden_size] -> like x. The sum is
@@ -142,25 +143,49 @@ class Experts(nn.Module):
         return experts_dense(x, weights, experts, self.gate_up, self.down) + base
 
 
-def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """Every expert on every row, with weight 0 where it was not chosen: the plain form, exact and without sorting."""
     weights = upcast(weights)
     spread = weights.new_zeros((x.shape[0], gate_up.shape[0])).scatter(1, experts, weights)
     total = upcast(torch.zeros_like(x))
-    for index, (expert_gate_up, expert_down) in enumerate(zip(gate_up, down, strict=True)):
+    for index, (expert_gate_up, expert_down) in enumerate(zip(_each(gate_up, x), _each(down, x), strict=True)):
         gate, up = F.linear(x, expert_gate_up).chunk(2, dim=-1)
         total = total + spread[:, index, None] * upcast(F.linear(F.silu(gate) * up, expert_down))
     return total.to(x.dtype)
 
 
-def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, base: Tensor) -> Tensor:
+def _each(stack: Weight, x: Tensor) -> Iterable[Tensor]:
+    """The matrices of a stack."""
+    return stack.matrices(x.dtype) if isinstance(stack, QuantizedWeight) else stack
+
+
+def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Weight, down: Weight, base: Tensor) -> Tensor:
     """Permute, one grouped GEMM for each projection, unpermute. The ends of the groups stay on the device."""
     places, ends = expert_places(experts, gate_up.shape[0])
-    hidden = silu_mul(F.grouped_mm(spread_rows(x, places), gate_up.transpose(1, 2), offs=ends))
-    return combine(F.grouped_mm(hidden, down.transpose(1, 2), offs=ends), weights, base, places)
+    hidden = silu_mul(grouped_linear(spread_rows(x, places), gate_up, ends))
+    return combine(grouped_linear(hidden, down, ends), weights, base, places)
 
 
-def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def grouped_linear(x: Tensor, stack: Weight, ends: Tensor) -> Tensor:
+    """Rows of x [n, K] in the order of experts, which end at `ends` int32 [experts], times the matrices of a stack
+    [experts, N, K] -> [n, N]."""
+    if isinstance(stack, QuantizedWeight):
+        # A dry run counts bytes: on the meta device the reference would take an expert after the other.
+        return x.new_empty((x.shape[0], stack.shape[1])) if x.is_meta else grouped_codes(x, stack, ends)
+    return F.grouped_mm(x, stack.transpose(1, 2), offs=ends)
+
+
+@op(cuda="models.layers.kernels.moe:grouped_codes", takes=lambda x, stack, _: stack.order is None)
+def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
+    """grouped_linear of a stack that is held as codes."""
+    experts = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)
+    out = x.new_zeros((x.shape[0], stack.shape[1]))
+    for expert, matrix in enumerate(stack.matrices(x.dtype)):
+        out = torch.where(experts[:, None] == expert, F.linear(x, matrix), out)
+    return out
+
+
+def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """Output of every chosen expert for its row: x [n, hidden_size], experts [n, top_k] -> [n * top_k, hidden_size].
     CUDA only."""
     index = experts.flatten()

@@ -16,7 +16,6 @@ from triton.runtime.errors import OutOfResources
 from models.checkpoints.registry import family_of, resolve
 from models.layers.block import Block, SelfAttention
 from models.layers.deferred_norm import DeferredNorm
-from models.layers.e4m3 import E4M3Weight, Weight, fill_rows
 from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs, tiled_gemm
 from models.layers.kernels.gemm_candidates import candidates
@@ -26,6 +25,7 @@ from models.layers.mla import LatentAttention
 from models.layers.mlp import MLP, SwiGLU
 from models.layers.norms import rms_norm
 from models.layers.op import FALLBACKS
+from models.layers.quantized import QuantizedWeight, Weight
 from service.engine.startup.precompile import compiling
 
 EPS = 1e-5
@@ -41,11 +41,11 @@ class WrongResult(Exception):
     """A configuration gives a wrong result."""
 
 
-def _in_e4m3(weight: Tensor) -> E4M3Weight:
+def _in_e4m3(weight: Tensor) -> QuantizedWeight:
     with weight.device:
-        made = E4M3Weight(*weight.shape)
+        made = QuantizedWeight(*weight.shape)
     if not weight.is_meta:
-        fill_rows(weight, made.values, made.scale, "a weight")
+        made.rows.quantise(weight, "a weight")
     return made
 
 
@@ -111,7 +111,7 @@ class Operands:
     @cached_property
     def _expected(self) -> Tensor:
         weight = self.weights[0]
-        wide = weight.dequantised(torch.float64) if isinstance(weight, E4M3Weight) else weight.double()
+        wide = weight.dequantised(torch.float64) if isinstance(weight, QuantizedWeight) else weight.double()
         product = self.x.double() @ wide.T
         match self.shape.kind:
             case "silu_mul":

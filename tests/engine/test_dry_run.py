@@ -148,9 +148,15 @@ def test_passes_over_weights_in_e4m3_take_what_others_take(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "voxcpm2"])
-def test_the_documented_weights_in_eight_bits(name: str, tmp_path: Path) -> None:
-    directory = make(name, tmp_path)
-    found = [round(weights_of(directory, quantization) / GIB, 2) for quantization in ("none", "fp8")]
+def test_the_documented_weights_in_fewer_bits(name: str, tmp_path: Path) -> None:
+    published = [make(name, tmp_path, form) for form in (None, "fp8", "awq")]
+    forms = [
+        (published[0], "none"),
+        (published[0], "fp8"),
+        *((at, "none") for at in published[1:]),
+        (published[2], "fp8"),
+    ]
+    found = [round(weights_of(directory, quantization) / GIB, 2) for directory, quantization in forms]
     assert _documented(NAMES[name], "quantization.md") == found
 
 

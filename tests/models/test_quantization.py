@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.checkpoints.registry import family_of, resolve
-from models.layers.e4m3 import COLUMNS, E4M3, E4M3Linear, E4M3Weight
+from models.layers.quantized import COLUMNS, E4M3, QuantizedLinear, QuantizedWeight
 from tests.models.families.family import Family, families
 from tests.support.chat_golden import generate, golden_prompt, rounding_error
 from tests.support.golden import GOLDEN, inputs, prompts, read_json
@@ -37,22 +37,22 @@ def loaded(directory: Path, device: torch.device = CPU, dtype: torch.dtype = tor
 @pytest.mark.parametrize("directory", CHAT, ids=lambda path: path.name)
 def test_all_but_what_is_named_is_made_from_the_published_weights(directory: Path) -> None:
     plain, quantised = loaded(directory), loaded(directory, quantization="fp8")
-    stored = {name: part for name, part in quantised.decoder.named_modules() if isinstance(part, E4M3Weight)}
+    stored = {name: part for name, part in quantised.decoder.named_modules() if isinstance(part, QuantizedWeight)}
     assert stored
     for name, part in stored.items():
         published = plain.decoder.get_parameter("embed_tokens.weight" if name == "tied_head" else name).double()
-        allowed = torch.maximum(published.abs() / 16, part.scale.double()[..., None] * 2**-10) * (1 + 2**-20)
+        allowed = torch.maximum(published.abs() / 16, part.scale.double() * 2**-10) * (1 + 2**-20)
         assert ((part.dequantised(torch.float64) - published).abs() <= allowed).all(), name
         assert part.values.dtype == E4M3 and part.scale.dtype == torch.float32
     left = [
         name
         for name, part in quantised.decoder.named_modules()
-        if isinstance(part, nn.Linear) and not isinstance(part, E4M3Linear)
+        if isinstance(part, nn.Linear) and not isinstance(part, QuantizedLinear)
     ]
     odd = quantised.decoder.embed_tokens.weight.shape[0] % COLUMNS
     narrow = ("kv_up", "in_ba", "shared_gate")
     assert all(name.endswith(narrow) or (name == "head" and odd) for name in left), left
-    assert not any(isinstance(part, E4M3Weight) for part in quantised.encoder.modules())
+    assert not any(isinstance(part, QuantizedWeight) for part in quantised.encoder.modules())
     same = dict(plain.named_parameters())
     for name, parameter in quantised.named_parameters():
         if name in same:

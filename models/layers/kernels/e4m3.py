@@ -1,8 +1,10 @@
-"""Weights in e4m3 inside kernels, and rows of activations that are quantised to it. References: models.layers.e4m3."""
+"""Weights that are held as codes inside kernels, and rows of activations that are quantised to e4m3.
+
+References: models.layers.quantized."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import triton
@@ -10,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3, GROUP, E4M3Weight, Weight
 from models.layers.kernels.gpu import Capability, current_gpu, interpreted
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.quantized import COLUMNS, E4M3, GROUP, PARTS, QuantizedWeight, Weight
 
 _NATIVE: Capability = (8, 9)
 """From here on a GPU converts e4m3 by itself, and multiplies it on tensor cores."""
@@ -23,29 +25,221 @@ def has_e4m3() -> bool:
     return current_gpu().capability >= _NATIVE and not interpreted()
 
 
-Form = Literal["", "portable", "sm_80", "sm_89"]
-"""How a kernel widens e4m3: not at all, in Triton's own operations, or by instructions of this capability."""
+Form = Literal["", "portable", "sm_80", "sm_89", "u8", "u4", "u4_portable"]
+"""How a kernel widens codes: not at all; e4m3 in Triton's own operations, or by instructions of this capability; 8 or 4
+bits."""
 
 
-def form() -> Form:
-    """How kernels widen e4m3 on this GPU."""
-    return "portable" if interpreted() else "sm_89" if has_e4m3() else "sm_80"
+class Parts(NamedTuple):
+    """A weight as kernels read it. values: its codes in units of 16 bits [..., N, K / 2 or K / 4]. group: inputs that
+    share a scale; 0: codes without zeros and one scale for each output, which is applied to the sums. parts: codes in
+    a unit."""
+
+    values: Tensor
+    scale: Tensor | None = None
+    zeros: Tensor | None = None
+    form: Form = ""
+    group: int = 0
+    parts: int = 1
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Of a kernel."""
+        return {"FORM": self.form, "SCALE_GROUP": self.group, "PARTS": self.parts, "ZEROS": self.zeros is not None}
 
 
-def parts(weight: Weight) -> tuple[Tensor, Tensor | None, Form]:
-    """A weight as kernels read it, e4m3 in units of 16 bits [..., N, K / 2]; its factors, and how it is widened."""
-    if not isinstance(weight, E4M3Weight):
-        return weight, None, ""
-    return weight.values.view(torch.int16), weight.scale, form()
+def parts(weight: Weight) -> Parts:
+    if not isinstance(weight, QuantizedWeight):
+        return Parts(weight)
+    scheme, form = weight.scheme, cast("Form", weight.scheme.codes)
+    if form == "e4m3":
+        form = "portable" if interpreted() else "sm_89" if has_e4m3() else "sm_80"
+    elif form == "u4" and interpreted():
+        form = "u4_portable"
+    group = 0 if weight.per_output else weight.shape[-1] // weight.scale.shape[-1]
+    return Parts(weight.values.view(torch.int16), weight.scale, weight.zeros, form, group, PARTS[scheme.codes])
 
 
+def in_order(x: Tensor, weight: Weight) -> Tensor:
+    """x with its inputs in the order in which the weight's lie."""
+    if not isinstance(weight, QuantizedWeight) or weight.order is None:
+        return x
+    return x.index_select(-1, weight.order)
+
+
+INPUTS = tl.constexpr(GROUP)
 HALF_GROUP = tl.constexpr(GROUP // 2)
 
 
 @triton.jit
-def low_inputs(units):
-    """Numbers of units of 16 bits -> those of the inputs in their low bytes; HALF_GROUP later follow the high ones."""
-    return units // HALF_GROUP * (2 * HALF_GROUP) + units % HALF_GROUP
+def first_inputs(units, PARTS: tl.constexpr):
+    """Numbers of units of 16 bits -> those of the inputs in their first part; INPUTS / PARTS later follows the next."""
+    return units // (INPUTS // PARTS) * INPUTS + units % (INPUTS // PARTS)
+
+
+@triton.jit
+def zero_of(zeros, FORM: tl.constexpr):
+    """The zero of codes as float32: a stored one, or the middle where `zeros` is None."""
+    if zeros is None:
+        zero = 0.0
+        if FORM == "u8":
+            zero = 128.0
+        if FORM == "u4" or FORM == "u4_portable":
+            zero = 8.0
+    else:
+        zero = zeros.to(tl.float32)
+    return zero
+
+
+@triton.jit
+def wide_part(units, zero, PART: tl.constexpr, FORM: tl.constexpr):
+    """int16 units -> code - zero of their part PART as float32."""
+    if FORM == "u4" or FORM == "u4_portable":
+        # The bits behind those of 2^23 are the code; both zeros go in one exact subtraction.
+        code = (units.to(tl.int32) >> (4 * PART)) & 15 | 0x4B000000
+        value = code.to(tl.float32, bitcast=True) - (8388608.0 + zero)
+    elif FORM == "u8":
+        code = (units.to(tl.int32) >> (8 * PART)) & 255 | 0x4B000000
+        value = code.to(tl.float32, bitcast=True) - (8388608.0 + zero)
+    else:
+        low, high = wide_halves(units, FORM)
+        if PART == 0:
+            value = low
+        else:
+            value = high
+    return value
+
+
+def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> tl.constexpr:
+    """Two codes of 4 bits in two values of 16: the bits behind those of a power of two, from which $2 is taken."""
+    return tl.constexpr(
+        f"""{{
+        .reg .b32 codes, magic, one;
+        shr.b32 codes, $1, {shift};
+        mov.b32 magic, {magic:#x};
+        lop3.b32 codes, codes, 0x000f000f, magic, 0xea;
+        mov.b32 one, {one:#x};
+        fma.rn.{kind} $0, codes, one, $2;
+        }}"""
+    )
+
+
+# 128 and 1 in bfloat16; 1024 and 1 in float16.
+_BF16_0, _BF16_1, _BF16_2, _BF16_3 = (_narrow_u4(4 * p, 0x43004300, 0x3F803F80, "bf16x2") for p in range(4))
+_F16_0, _F16_1, _F16_2, _F16_3 = (_narrow_u4(4 * p, 0x64006400, 0x3C003C00, "f16x2") for p in range(4))
+
+
+@triton.jit
+def _asm_bf16(units, minus, ASM: tl.constexpr):
+    return tl.inline_asm_elementwise(ASM, "=r,r,r", [units, minus], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def _asm_f16(units, minus, ASM: tl.constexpr):
+    return tl.inline_asm_elementwise(ASM, "=r,r,r", [units, minus], dtype=tl.float16, is_pure=True, pack=2)
+
+
+@triton.jit
+def narrow_part(units, zero, kind: tl.constexpr, PART: tl.constexpr, FORM: tl.constexpr):
+    """wide_part as bfloat16 or float16 (kind), which hold it exactly."""
+    if FORM == "u4":
+        if kind == tl.bfloat16:
+            minus = (tl.zeros(units.shape, tl.float32) - 128.0 - zero).to(kind)
+            if PART == 0:
+                value = _asm_bf16(units, minus, _BF16_0)
+            elif PART == 1:
+                value = _asm_bf16(units, minus, _BF16_1)
+            elif PART == 2:
+                value = _asm_bf16(units, minus, _BF16_2)
+            else:
+                value = _asm_bf16(units, minus, _BF16_3)
+        else:
+            minus = (tl.zeros(units.shape, tl.float32) - 1024.0 - zero).to(kind)
+            if PART == 0:
+                value = _asm_f16(units, minus, _F16_0)
+            elif PART == 1:
+                value = _asm_f16(units, minus, _F16_1)
+            elif PART == 2:
+                value = _asm_f16(units, minus, _F16_2)
+            else:
+                value = _asm_f16(units, minus, _F16_3)
+    elif FORM == "u4_portable" or FORM == "u8":
+        value = wide_part(units, zero, PART, FORM).to(kind)
+    else:
+        low, high = narrow_halves(units, kind, FORM)
+        if PART == 0:
+            value = low
+        else:
+            value = high
+    return value
+
+
+@triton.jit
+def accumulate(x, weight, acc, SWAP: tl.constexpr):
+    """acc + x [rows, inputs] times weight [inputs, columns]; SWAP: acc is transposed."""
+    if SWAP:
+        acc = tl.dot(tl.trans(weight), tl.trans(x), acc=acc)
+    else:
+        acc = tl.dot(x, weight, acc=acc)
+    return acc
+
+
+@triton.jit
+def accumulate_codes(
+    x_rows,
+    x_here,
+    gate,
+    up,
+    scale_rows,
+    zero_rows,
+    up_groups,
+    acc,
+    acc_up,
+    group,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    FORM: tl.constexpr,
+    ZEROS: tl.constexpr,
+    GATED: tl.constexpr,
+    SWAP: tl.constexpr,
+):
+    """acc and acc_up plus INPUTS inputs of x, from pointers x_rows [rows, INPUTS / PARTS] on, times the units
+    [INPUTS / PARTS, columns] of gate and up.
+
+    scale_rows and zero_rows: pointers [columns] to the outputs' first groups, of up up_groups later. group: the first
+    of these inputs. Products of codes are exact, and times their scale in float32."""
+    RUN: tl.constexpr = INPUTS // PARTS
+    part_acc = tl.zeros_like(acc)
+    part_up = part_acc
+    zero = zero_of(None, FORM)
+    zero_up = zero
+    for part in tl.static_range(PARTS):
+        if part * RUN % SCALE_GROUP == 0:
+            at = group + part * RUN // SCALE_GROUP
+            scale = tl.load(scale_rows + at).to(tl.float32)
+            if ZEROS:
+                zero = zero_of(tl.load(zero_rows + at), FORM)[None, :]
+            if GATED:
+                scale_up = tl.load(scale_rows + at + up_groups).to(tl.float32)
+                if ZEROS:
+                    zero_up = zero_of(tl.load(zero_rows + at + up_groups), FORM)[None, :]
+        x = tl.load(x_rows + part * RUN, mask=x_here, other=0.0)
+        part_acc = accumulate(x, narrow_part(gate, zero, x.dtype, part, FORM), part_acc, SWAP)
+        if GATED:
+            part_up = accumulate(x, narrow_part(up, zero_up, x.dtype, part, FORM), part_up, SWAP)
+        if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
+            if SWAP:
+                acc += part_acc * scale[:, None]
+            else:
+                acc += part_acc * scale[None, :]
+            part_acc = tl.zeros_like(acc)
+            if GATED:
+                if SWAP:
+                    acc_up += part_up * scale_up[:, None]
+                else:
+                    acc_up += part_up * scale_up[None, :]
+                part_up = part_acc
+    return acc, acc_up
 
 
 @triton.jit
@@ -169,7 +363,7 @@ def _quantise_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     # In the order in which weights lie: the inputs of the two bytes of a unit are HALF_GROUP apart.
-    column = low_inputs(place // 2) + place % 2 * HALF_GROUP
+    column = first_inputs(place // 2, 2) + place % 2 * HALF_GROUP
     here = column < WIDTH
     release_next(PDL)
     wait_for_previous(PDL)
@@ -187,8 +381,8 @@ def _quantise_rows_kernel(
 
 
 def quantise_rows(x: Normed) -> tuple[Tensor, Tensor]:
-    """models.layers.e4m3.quantise_rows of [..., K] as rows: e4m3 [rows, K] and float32 [rows, 1]. A deferred norm's
-    scale goes into the factors."""
+    """models.layers.quantized.quantise_rows of [..., K] as rows: e4m3 [rows, K] and float32 [rows, 1]. A deferred
+    norm's scale goes into the factors."""
     before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
     rows = x.reshape(-1, x.shape[-1])
     count, width = rows.shape
@@ -214,7 +408,59 @@ def quantise_rows(x: Normed) -> tuple[Tensor, Tensor]:
     return values, scale
 
 
-def eight_bit_gemm(x: Normed, weight: E4M3Weight, bias: Tensor | None = None) -> Tensor:
+@triton.jit
+def _dequantise_kernel(
+    values_ptr,
+    scale_ptr,
+    zeros_ptr,
+    out_ptr,
+    K: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    FORM: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: INPUTS inputs of BLOCK_N outputs."""
+    RUN: tl.constexpr = INPUTS // PARTS
+    release_next(PDL)
+    wait_for_previous(PDL)
+    n = (tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+    chunk = tl.program_id(1)
+    lane = tl.arange(0, RUN)[None, :]
+    units = tl.load(values_ptr + n * (K // PARTS) + chunk * RUN + lane)
+    for part in tl.static_range(PARTS):
+        first = chunk * INPUTS + part * RUN
+        group = n * (K // SCALE_GROUP) + first // SCALE_GROUP
+        zero = zero_of(None, FORM)
+        if ZEROS:
+            zero = zero_of(tl.load(zeros_ptr + group), FORM)
+        value = wide_part(units, zero, part, FORM) * tl.load(scale_ptr + group).to(tl.float32)
+        tl.store(out_ptr + n * K + first + lane, value.to(out_ptr.dtype.element_ty))
+
+
+def dequantise(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """[..., N, K] in 16 bits, rounded once, its inputs in the order in which they lie."""
+    read, inputs = parts(weight), weight.shape[-1]
+    made = torch.empty(weight.shape, device=read.values.device, dtype=dtype)
+    assert read.scale is not None
+    launch(
+        _dequantise_kernel,
+        (weight.numel() // inputs // COLUMNS, inputs // GROUP),
+        read.values,
+        read.scale,
+        read.zeros if read.zeros is not None else read.values,
+        made,
+        K=inputs,
+        **{**read.constants, "SCALE_GROUP": read.group or inputs},
+        BLOCK_N=COLUMNS,
+        num_warps=4,
+    )
+    return made
+
+
+def eight_bit_gemm(x: Normed, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """F.linear by cuBLAS of x quantised row by row: bfloat16 [..., K] -> [..., N]."""
     plain = x.rows if isinstance(x, DeferredNorm) else x
     values, scale = quantise_rows(x)
@@ -222,7 +468,7 @@ def eight_bit_gemm(x: Normed, weight: E4M3Weight, bias: Tensor | None = None) ->
         values,
         weight.values.t(),
         scale_a=scale,
-        scale_b=weight.scale[None, :],
+        scale_b=weight.scale.view(1, -1).float(),
         bias=bias,
         out_dtype=plain.dtype,
         use_fast_accum=True,

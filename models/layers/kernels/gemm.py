@@ -8,6 +8,7 @@ are streamed in a tile of their own; many rows with a gate behind them go to per
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3Weight, Weight, for_rows, kernels_take
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -39,6 +39,7 @@ from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import GemmLora
+from models.layers.quantized import MOST_STREAMED, QuantizedWeight, Weight, for_rows, kernels_take
 
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
@@ -104,7 +105,7 @@ def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 def persistent(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Many rows, with a gate behind them."""
-    return Way("persistent") if not isinstance(weight, E4M3Weight) and takes_persistent(x, weight) else None
+    return Way("persistent") if not isinstance(weight, QuantizedWeight) and takes_persistent(x, weight) else None
 
 
 def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -113,14 +114,21 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     gated = kind == "silu_mul"
     if not rows or x.dtype not in (torch.bfloat16, torch.float16) or not kernels_take(weight):
         return None
-    if weight.shape[0] % (128 if gated else 64) or (rows > _MOST_STREAMED_E4M3 and e4m3.has_e4m3()):
+    by_group = isinstance(weight, QuantizedWeight) and not weight.per_output
+    most = MOST_STREAMED if by_group else _MOST_STREAMED_E4M3 if e4m3.has_e4m3() else rows
+    if weight.shape[0] % (128 if gated else 64) or rows > most:
         return None
-    return Way("tiled", e4m3_tile(rows, gated=gated))
+    tile = e4m3_tile(rows, gated=gated)
+    if by_group and tile.rows > 64:  # it has two sets of sums
+        tile = replace(tile, warps=8)
+    return Way("tiled", tile)
 
 
 def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Many rows: activations in e4m3, too, where tensor cores multiply it."""
     rows = x.numel() // x.shape[-1]
+    if not isinstance(weight, QuantizedWeight) or not weight.per_output:
+        return None
     fits = x.dtype == torch.bfloat16 and e4m3.has_e4m3() and kernels_take(weight) and weight.shape[0] % 16 == 0
     return Way("eight_bit") if fits and rows > _MOST_STREAMED_E4M3 else None
 
@@ -139,7 +147,7 @@ E4M3_RULES: tuple[Rule, ...] = (one_vector, measured, streamed_e4m3, eight_bit)
 
 def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
     """The way of the first rule that holds, else cuBLAS."""
-    for rule in E4M3_RULES if isinstance(weight, E4M3Weight) else RULES[kind]:
+    for rule in E4M3_RULES if isinstance(weight, QuantizedWeight) else RULES[kind]:
         if way := rule(kind, x, weight):
             return way
     return Way("cublas")
@@ -156,13 +164,15 @@ def gemm(
     if isinstance(x, DeferredNorm):
         chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
         tile = chosen.tile if chosen else None
+        x = x._replace(rows=e4m3.in_order(x.rows, weight))
         return tiled_gemm(x, weight, bias, tile, epilogue, eight_bit=chosen is not None and chosen.eight_bit)
     way = way_of(kind, x, weight)
     if way.kernel == "gemv":
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
+    x = e4m3.in_order(x, weight)
     if way.kernel == "tiled":
         return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=way.quantises_rows)
-    if way.kernel == "persistent" and not isinstance(weight, E4M3Weight):
+    if way.kernel == "persistent" and not isinstance(weight, QuantizedWeight):
         return persistent_gemm(x, weight, bias)
     if epilogue == "quick_gelu":
         if bias is None:
@@ -177,7 +187,7 @@ def _adapted_gemm(x: Normed, weight: Weight, bias: Tensor | None, lora: GemmLora
     rows = x.rows if isinstance(x, DeferredNorm) else x
     way = way_of("plain", rows, weight)
     deferred = isinstance(x, DeferredNorm)
-    if not isinstance(weight, E4M3Weight) and (way.kernel == "tiled" or deferred):
+    if not isinstance(weight, QuantizedWeight) and (way.kernel == "tiled" or deferred):
         tile = way.tile or streaming_tile(rows.numel() // rows.shape[-1])
         if takes_lora(lora, tile):
             return tiled_gemm(x, weight, bias, tile, lora=lora)
@@ -191,15 +201,17 @@ def _weight_for(x: Tensor, weight: Weight) -> Weight:
 
 def _plain_gemm(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """x times a weight, and nothing else in the kernel."""
-    if not isinstance(weight, E4M3Weight):
+    if not isinstance(weight, QuantizedWeight):
         return F.linear(x, weight, bias)
     if way.kernel == "eight_bit":
         return e4m3.eight_bit_gemm(x, weight, bias)
-    return F.linear(x, weight.dequantised(x.dtype), bias)
+    if weight.per_output or x.dtype == torch.float32:
+        return F.linear(x, weight.dequantised(x.dtype), bias)
+    return F.linear(x, e4m3.dequantise(weight, x.dtype), bias)
 
 
 def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | None:
-    if not isinstance(weight, E4M3Weight):
+    if not isinstance(weight, QuantizedWeight):
         return None
     return Variant(e4m3_tile(rows.numel() // rows.shape[-1], gated=kind == "silu_mul"))
 
@@ -233,6 +245,7 @@ def gemm_add_norm(
         return rms_norm(total, norm_weight, eps), total
     if lora is not None and not _takes_lora(way, x, lora):
         residual, lora = _adapted(residual, x, lora), None
+    x = e4m3.in_order(x, weight)
     after = residual, norm_weight, eps
     if way.kernel in ("cublas", "eight_bit"):
         return add_rms_norm(_plain_gemm(way, x, weight, bias), *after)
@@ -273,7 +286,7 @@ def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
     """Whether _LORA_TILE makes a GEMM with adapters that cuBLAS makes without them: as measured on an H100."""
     least, most = _LORA_ROWS
     return (
-        not isinstance(weight, E4M3Weight)
+        not isinstance(weight, QuantizedWeight)
         and weight.shape == _LORA_SHAPE
         and least <= x.numel() // x.shape[-1] <= most
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -298,7 +311,7 @@ def streams(x: Tensor, weight: Weight) -> bool:
     """Whether a stack of layers is faster with the kernels here than with cuBLAS (benchmarks/results/kernels)."""
     rows = x.numel() // x.shape[-1]
     return (
-        not isinstance(weight, E4M3Weight)
+        not isinstance(weight, QuantizedWeight)
         and 0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype

@@ -15,10 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
+from models.layers.quantized import QuantizedWeight, Weight
 
 _VALUE_BYTES = 2
 """Bytes of a value of the operands: bfloat16 and float16."""
@@ -64,10 +64,12 @@ def active() -> Table:
 
 def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
-    e4m3 = isinstance(weight, E4M3Weight)
-    if x.dtype not in (torch.bfloat16, torch.float16):
+    e4m3 = isinstance(weight, QuantizedWeight)
+    if x.dtype not in (torch.bfloat16, torch.float16) or (
+        isinstance(weight, QuantizedWeight) and not weight.per_output
+    ):
         return None
-    if not isinstance(weight, E4M3Weight) and (weight.dtype != x.dtype or weight.stride(1) != 1):
+    if not isinstance(weight, QuantizedWeight) and (weight.dtype != x.dtype or weight.stride(1) != 1):
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
@@ -118,7 +120,7 @@ def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
 
 
 def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
-    """A tile for a weight in e4m3, which is converted in registers, the tensor cores' first operand."""
+    """A tile for a weight that is held as codes, which is converted in registers, the tensor cores' first operand."""
     if rows > 64 and not gated:
         return fitted(Tile(128, 64, _DEPTH, stages=4, swap=True))
     least = min(64, max(16, 1 << (rows - 1).bit_length()))

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.e4m3 import Weight, kernels_take
-from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, wide_halves
+from models.layers.kernels.e4m3 import INPUTS, first_inputs, in_order, parts, wide_part, zero_of
 from models.layers.kernels.gemm_configs import e4m3_blocks
 from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import weighted
+from models.layers.quantized import QuantizedWeight, Weight, kernels_take
 
 
 @triton.jit
@@ -25,6 +25,7 @@ def _gemv_kernel(
     x_ptr,
     weight_ptr,
     scale_ptr,
+    zeros_ptr,
     index_ptr,
     bias_ptr,
     norm_ptr,
@@ -40,7 +41,10 @@ def _gemv_kernel(
     INDEXED: tl.constexpr,
     NORM: tl.constexpr,
     SILU_MUL: tl.constexpr,
-    E4M3: tl.constexpr,
+    FORM: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    ZEROS: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -48,22 +52,30 @@ def _gemv_kernel(
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_N outputs of one vector. SILU_MUL: the weight holds the rows of gate, then those of up. E4M3:
-    how it is widened where it is in e4m3; K and BLOCK_K count units of two then, and factors of its rows follow."""
+    """One program: BLOCK_N outputs of one vector. SILU_MUL: the weight holds the rows of gate, then those of up. FORM:
+    how it is widened where it is held as codes; BLOCK_K counts units of PARTS codes then. SCALE_GROUP: inputs that
+    share a scale, 0: the scale is applied to the sum."""
     vector = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    UNITS: tl.constexpr = K if E4M3 == "" else K // 2
-    rows = weight_ptr + n.to(tl.int64)[:, None] * stride_weight + k[None, :]
-    factors = scale_ptr + n
+    UNITS: tl.constexpr = K // PARTS
+    GROUPS: tl.constexpr = 1 if SCALE_GROUP == 0 else K // SCALE_GROUP
+    weight_rows = weight_ptr + n.to(tl.int64) * stride_weight
+    factors = n.to(tl.int64) * GROUPS
     if INDEXED:
         release_next(PDL)
         wait_for_previous(PDL)
         expert = tl.load(index_ptr + vector)
-        rows += expert * stride_expert
-        if E4M3 != "":
-            factors += expert * (2 * N if SILU_MUL else N)
-    here = k[None, :] < UNITS
+        weight_rows += expert * stride_expert
+        factors += expert * ((2 * N if SILU_MUL else N) * GROUPS)
+    if SCALE_GROUP > 0:
+        RUN: tl.constexpr = INPUTS // PARTS
+        chunk = tl.arange(0, BLOCK_K // RUN)[None, :, None]
+        rows = weight_rows[:, None, None] + chunk * RUN + tl.arange(0, RUN)[None, None, :]
+        here = chunk < K // INPUTS
+    else:
+        rows = weight_rows[:, None] + k[None, :]
+        here = k[None, :] < UNITS
     # Weights of the first block are on their way before the kernel before has ended.
     first = tl.load(rows, mask=here, other=0)
     first_up = first
@@ -78,45 +90,69 @@ def _gemv_kernel(
         everywhere = tl.arange(0, PADDED)
         wide = tl.load(x_row + everywhere, mask=everywhere < K, other=0.0).to(tl.float32)
         rstd = tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    acc_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for block in tl.static_range(0, (UNITS + BLOCK_K - 1) // BLOCK_K):
-        unit = block * BLOCK_K + k
-        if E4M3 == "":
-            # Before the weights: behind them, all of a long row would be in registers at once.
-            x = _inputs(x_row, norm_ptr, unit, rstd, K, NORM)
-        if block == 0:
-            weight = first
-            weight_up = first_up
-        else:
-            weight = tl.load(rows + block * BLOCK_K, mask=unit[None, :] < UNITS, other=0)
-            weight_up = weight
-            if SILU_MUL:
-                weight_up = tl.load(rows + block * BLOCK_K + N * stride_weight, mask=unit[None, :] < UNITS, other=0)
-        if E4M3 == "":
-            acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
-            if SILU_MUL:
-                acc_up += weight_up.to(tl.float32) * x.to(tl.float32)[None, :]
-        else:
-            # In the weight's own shape: x lies in the same registers, without a way through shared memory that
-            # weights of the next block would wait for.
-            low_input = low_inputs(unit)[None, :] + tl.zeros((BLOCK_N, 1), tl.int32)
-            x_low = _inputs(x_row, norm_ptr, low_input, rstd, K, NORM).to(tl.float32)
-            x_high = _inputs(x_row, norm_ptr, low_input + HALF_GROUP, rstd, K, NORM).to(tl.float32)
-            low, high = wide_halves(weight, E4M3)
-            acc += low * x_low
-            acc += high * x_high
-            if SILU_MUL:
-                low, high = wide_halves(weight_up, E4M3)
-                acc_up += low * x_low
-                acc_up += high * x_high
+    acc = tl.zeros(first.shape, tl.float32)
+    acc_up = tl.zeros(first.shape, tl.float32)
+    if SCALE_GROUP > 0:
+        acc, acc_up = _sums_of_codes(
+            x_row,
+            norm_ptr,
+            rows,
+            scale_ptr,
+            zeros_ptr,
+            factors[:, None, None],
+            rstd,
+            first,
+            first_up,
+            N * stride_weight,
+            N * GROUPS,
+            acc,
+            acc_up,
+            K,
+            SCALE_GROUP,
+            PARTS,
+            FORM,
+            ZEROS,
+            NORM,
+            SILU_MUL,
+            BLOCK_K,
+        )
+        acc = tl.sum(acc, 2)
+        acc_up = tl.sum(acc_up, 2)
+    else:
+        for block in tl.static_range(0, (UNITS + BLOCK_K - 1) // BLOCK_K):
+            unit = block * BLOCK_K + k
+            if FORM == "":
+                # Before the weights: behind them, all of a long row would be in registers at once.
+                x = _inputs(x_row, norm_ptr, unit, rstd, K, NORM)
+            if block == 0:
+                weight = first
+                weight_up = first_up
+            else:
+                weight = tl.load(rows + block * BLOCK_K, mask=unit[None, :] < UNITS, other=0)
+                weight_up = weight
+                if SILU_MUL:
+                    weight_up = tl.load(rows + block * BLOCK_K + N * stride_weight, mask=unit[None, :] < UNITS, other=0)
+            if FORM == "":
+                acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+                if SILU_MUL:
+                    acc_up += weight_up.to(tl.float32) * x.to(tl.float32)[None, :]
+            else:
+                # In the weight's own shape: x lies in the same registers, without a way through shared memory that
+                # weights of the next block would wait for.
+                first_input = first_inputs(unit, PARTS)[None, :] + tl.zeros((BLOCK_N, 1), tl.int32)
+                for part in tl.static_range(PARTS):
+                    column = first_input + part * (INPUTS // PARTS)
+                    x = _inputs(x_row, norm_ptr, column, rstd, K, NORM).to(tl.float32)
+                    acc += wide_part(weight, 0.0, part, FORM) * x
+                    if SILU_MUL:
+                        acc_up += wide_part(weight_up, 0.0, part, FORM) * x
     kind = out_ptr.dtype.element_ty
     total = tl.sum(acc, 1)
     total_up = tl.sum(acc_up, 1)
-    if E4M3 != "":
-        total *= tl.load(factors)
+    if FORM != "" and SCALE_GROUP == 0:
+        total *= tl.load(scale_ptr + factors)
         if SILU_MUL:
-            total_up *= tl.load(factors + N)
+            total_up *= tl.load(scale_ptr + factors + N)
     if BIAS:
         total += tl.load(bias_ptr + n).to(tl.float32)
         if SILU_MUL:
@@ -131,12 +167,79 @@ def _gemv_kernel(
 
 
 @triton.jit
+def _sums_of_codes(
+    x_row,
+    norm_ptr,
+    rows,
+    scale_ptr,
+    zeros_ptr,
+    factors,
+    rstd,
+    weight,
+    weight_up,
+    to_up,
+    up_groups,
+    acc,
+    acc_up,
+    K: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    FORM: tl.constexpr,
+    ZEROS: tl.constexpr,
+    NORM: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """acc and acc_up [outputs, chunks of INPUTS, units of a chunk] after all inputs. rows: pointers of their shape to
+    the codes, of which the first are `weight`. factors: places of the outputs' first groups [outputs, 1, 1]."""
+    RUN: tl.constexpr = INPUTS // PARTS
+    CHUNKS: tl.constexpr = BLOCK_K // RUN
+    # Every part in the weight's own shape: x lies in the same registers.
+    lane = tl.arange(0, RUN)[None, None, :] + tl.zeros(factors.shape, tl.int32)
+    for block in range(0, K // INPUTS, CHUNKS):
+        chunk = block + tl.arange(0, CHUNKS)[None, :, None]
+        here = chunk < K // INPUTS
+        following = tl.load(rows + (block + CHUNKS) * RUN, mask=chunk + CHUNKS < K // INPUTS, other=0)
+        following_up = following
+        if SILU_MUL:
+            following_up = tl.load(rows + (block + CHUNKS) * RUN + to_up, mask=chunk + CHUNKS < K // INPUTS, other=0)
+        product = tl.zeros_like(acc)
+        product_up = product
+        zero = zero_of(None, FORM)
+        zero_up = zero
+        for part in tl.static_range(PARTS):
+            group = factors + (chunk * INPUTS + part * RUN) // SCALE_GROUP
+            if ZEROS and part * RUN % SCALE_GROUP == 0:
+                zero = zero_of(tl.load(zeros_ptr + group, mask=here, other=0), FORM)
+                if SILU_MUL:
+                    zero_up = zero_of(tl.load(zeros_ptr + up_groups + group, mask=here, other=0), FORM)
+            x = _inputs(x_row, norm_ptr, chunk * INPUTS + part * RUN + lane, rstd, K, NORM).to(tl.float32)
+            product += wide_part(weight, zero, part, FORM) * x
+            if SILU_MUL:
+                product_up += wide_part(weight_up, zero_up, part, FORM) * x
+            if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
+                acc += product * tl.load(scale_ptr + group, mask=here, other=0.0).to(tl.float32)
+                product = tl.zeros_like(acc)
+                if SILU_MUL:
+                    scale = tl.load(scale_ptr + up_groups + group, mask=here, other=0.0)
+                    acc_up += product_up * scale.to(tl.float32)
+                    product_up = product
+        weight = following
+        weight_up = following_up
+    return acc, acc_up
+
+
+@triton.jit
 def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     """x at `column`, normed."""
     x = tl.load(x_row + column, mask=column < K, other=0.0)
     if NORM:
         x = weighted(x.to(tl.float32), rstd, tl.load(norm_ptr + column, mask=column < K, other=0.0), x.dtype)
     return x
+
+
+_CODES = Blocks(4, 256)
+"""Of codes with scales of groups: a load of 16 bytes for each thread; more would spill registers."""
 
 
 def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
@@ -183,13 +286,19 @@ def gemv(
     """
     if not kernels_take(weight):
         raise ValueError(f"gemv: no kernel reads a weight in e4m3 of {weight.shape[-1]} inputs")
-    values, scale, form = parts(weight)
+    read = parts(weight)
+    values, scale = read.values, read.scale
+    if isinstance(weight, QuantizedWeight) and weight.order is not None:
+        x = in_order(x, weight)
+        norm = None if norm is None else (norm[0].index_select(0, weight.order), norm[1])
     inputs = weight.shape[-1]
     outputs = weight.shape[-2] // (2 if silu_mul else 1)
     vectors = x.shape[0] if index is None else index.shape[0]
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
     if vectors == 0:
         return out
+    if blocks is None and read.group:
+        blocks = _CODES
     if blocks is None and scale is not None:
         blocks = e4m3_blocks(inputs, outputs, gated=silu_mul)
     blocks = blocks or _blocks(inputs, silu_mul=silu_mul)
@@ -204,6 +313,7 @@ def gemv(
         x,
         values,
         scale if scale is not None else x,
+        read.zeros if read.zeros is not None else x,
         index if index is not None else x,
         bias if bias is not None else x,
         norm[0] if norm is not None else x,
@@ -219,7 +329,7 @@ def gemv(
         INDEXED=index is not None,
         NORM=norm is not None,
         SILU_MUL=silu_mul,
-        E4M3=form,
+        **read.constants,
         BIAS=bias is not None,
         ADD=residual is not None,
         BLOCK_N=block_n,

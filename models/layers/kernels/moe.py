@@ -1,5 +1,5 @@
-"""Logits and choice of a router, rows in the order of experts, and the sum over the chosen. References:
-models.layers.moe."""
+"""Logits and choice of a router, rows in the order of experts, their GEMMs where weights are held as codes, and the sum
+over the chosen. References: models.layers.moe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.e4m3 import INPUTS, accumulate_codes, parts
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.quantized import COLUMNS, QuantizedWeight
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -362,5 +364,102 @@ def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | No
             PLACED=places is not None,
             BLOCK=512,
             num_warps=2,
+        )
+    return out
+
+
+@triton.jit
+def _grouped_codes_kernel(
+    x_ptr,
+    values_ptr,
+    scale_ptr,
+    zeros_ptr,
+    ends_ptr,
+    out_ptr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    FORM: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_N outputs of BLOCK_M rows of one expert. Row tiles are counted over the experts; programs
+    behind the last one have nothing to do."""
+    RUN: tl.constexpr = INPUTS // PARTS
+    GROUPS: tl.constexpr = K // SCALE_GROUP
+    release_next(PDL)
+    wait_for_previous(PDL)
+    expert = tl.arange(0, PADDED)
+    ends = tl.load(ends_ptr + expert, mask=expert < EXPERTS, other=0)
+    starts = tl.load(ends_ptr + expert - 1, mask=(expert > 0) & (expert < EXPERTS), other=0)
+    tiles = tl.where(expert < EXPERTS, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    tiles_before = tl.cumsum(tiles, 0) - tiles
+    tile = tl.program_id(1)
+    mine = (tile >= tiles_before) & (tile < tiles_before + tiles)
+    if tl.sum(mine.to(tl.int32), 0) > 0:
+        chosen = tl.sum(tl.where(mine, expert, 0), 0).to(tl.int64)
+        end = tl.sum(tl.where(mine, ends, 0), 0)
+        first_row = tl.sum(tl.where(mine, starts + (tile - tiles_before) * BLOCK_M, 0), 0)
+        m = first_row + tl.arange(0, BLOCK_M)
+        n = chosen * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        lane = tl.arange(0, RUN)
+        x_rows = x_ptr + m.to(tl.int64)[:, None] * K + lane[None, :]
+        x_here = m[:, None] < end
+        weight_rows = values_ptr + n[None, :] * (K // PARTS) + lane[:, None]
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for first in range(0, K, INPUTS):
+            units = tl.load(weight_rows + first // PARTS)
+            acc, _ = accumulate_codes(
+                x_rows + first,
+                x_here,
+                units,
+                units,
+                scale_ptr + n * GROUPS,
+                zeros_ptr + n * GROUPS,
+                0,
+                acc,
+                acc,
+                first // SCALE_GROUP,
+                SCALE_GROUP,
+                PARTS,
+                FORM,
+                ZEROS,
+                False,
+                True,
+            )
+        out = out_ptr + m.to(tl.int64)[:, None] * N + (n - chosen * N)[None, :]
+        tl.store(out, tl.trans(acc).to(out_ptr.dtype.element_ty), mask=x_here)
+
+
+def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
+    """models.layers.moe.grouped_linear of a stack that is held as codes."""
+    read, rows, (experts, outputs, inputs) = parts(stack), x.shape[0], stack.shape
+    out = torch.empty((rows, outputs), device=x.device, dtype=x.dtype)
+    block_m = 16 if rows <= 16 * experts else 64
+    assert read.scale is not None
+    if rows:
+        launch(
+            _grouped_codes_kernel,
+            (outputs // COLUMNS, min(rows, triton.cdiv(rows, block_m) + experts)),
+            x.contiguous(),
+            read.values,
+            read.scale,
+            read.zeros if read.zeros is not None else read.values,
+            ends,
+            out,
+            N=outputs,
+            K=inputs,
+            EXPERTS=experts,
+            PADDED=triton.next_power_of_2(experts),
+            **{**read.constants, "SCALE_GROUP": read.group or inputs},
+            BLOCK_M=block_m,
+            BLOCK_N=COLUMNS,
+            num_warps=4,
+            num_stages=4,
         )
     return out

@@ -16,9 +16,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import GROUP, E4M3Weight, Weight
 from models.layers.gemm import Epilogue
-from models.layers.kernels.e4m3 import parts
+from models.layers.kernels.e4m3 import Parts, parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_lora import WITHOUT_LORA, adapters, beside_shrink
 from models.layers.kernels.gemm_operands import AddNorm, Operand, operand_of
@@ -27,6 +26,7 @@ from models.layers.kernels.launch import launch
 from models.layers.kernels.norms import sum_add_rms_norm
 from models.layers.kernels.tiled_gemm_kernel import linear_kernel
 from models.layers.lora import GemmLora
+from models.layers.quantized import GROUP, QuantizedWeight, Weight
 
 
 def tiled_gemm(
@@ -110,10 +110,12 @@ def _launch(
     lora: GemmLora | None = None,
 ) -> None:
     x, row_scale, before = operand
-    values, scale, form = parts(weight)
+    read = parts(weight)
+    values, scale, form = read.values, read.scale, read.form
     if row_scale is not None:
-        assert isinstance(weight, E4M3Weight)
-        values, form = weight.values, ""
+        assert isinstance(weight, QuantizedWeight)
+        read = Parts(weight.values, scale)
+        values, form = read.values, read.form
     rows, inputs = x.shape
     if rows == 0:
         return
@@ -125,6 +127,8 @@ def _launch(
     if lora is not None:
         tile, programs = beside_shrink(tile, tiles * split)
     sources: tuple[Any, Any] = (x, values)
+    if read.group and (tile.depth != GROUP or tile.tma):
+        raise ValueError(f"linear: {tile} does not take codes with groups of {read.group} inputs")
     if (form and tile.depth % GROUP) or (form and tile.tma and tile.depth != GROUP):
         raise ValueError(f"linear: {tile} does not take {GROUP} inputs of a weight in e4m3 at a time")
     if tile.tma:
@@ -138,6 +142,7 @@ def _launch(
         (tiles, split) if lora is None else (programs + tiles * split,),
         *sources,
         scale if scale is not None else out,
+        read.zeros if read.zeros is not None else out,
         row_scale if row_scale is not None else out,
         bias if bias is not None else x,
         add.residual if add is not None else x,
@@ -158,7 +163,7 @@ def _launch(
         SQUARES=before.squares.shape[1] if before is not None else 0,
         PARTIAL=out.dtype == torch.float32,
         ACTIVATION=epilogue,
-        E4M3=form,
+        **read.constants,
         SCALED=scale is not None,
         ROW_SCALED=row_scale is not None,
         BIAS=bias is not None,

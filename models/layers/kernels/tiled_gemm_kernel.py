@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, narrow_halves
+from models.layers.kernels.e4m3 import HALF_GROUP, INPUTS, accumulate, accumulate_codes, first_inputs, narrow_halves
 from models.layers.kernels.gemm_lora import adapters_met, expand, shrink
 from models.layers.kernels.launch import release_next, wait_for_previous
 
@@ -18,6 +18,7 @@ def linear_kernel(
     x_source,
     weight_source,
     scale_ptr,
+    zeros_ptr,
     row_scale_ptr,
     bias_ptr,
     residual_ptr,
@@ -47,7 +48,10 @@ def linear_kernel(
     SQUARES: tl.constexpr,
     PARTIAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    E4M3: tl.constexpr,
+    FORM: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    ZEROS: tl.constexpr,
     SCALED: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -75,8 +79,9 @@ def linear_kernel(
 
     SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight and
     bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum with the
-    residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: how the
-    weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its rows.
+    residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. FORM: how the
+    weight is widened where it is held as codes, read in units of PARTS. SCALE_GROUP: inputs that share a scale; 0 with
+    SCALED: the sums are scaled.
     ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: with adapters, whose shrink is made by
     `programs` further programs before the others (models.layers.kernels.gemm_lora)."""
     release_next(PDL)
@@ -145,7 +150,37 @@ def linear_kernel(
     acc_up = acc
     # Weights of one row tile are read once; several row tiles share them.
     KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
-    if E4M3 != "":
+    if SCALE_GROUP > 0:
+        RUN: tl.constexpr = INPUTS // PARTS
+        GROUPS: tl.constexpr = K // SCALE_GROUP
+        lane = tl.arange(0, RUN)
+        x_rows = x_source + m[:, None] * stride_x + lane[None, :]
+        weight_rows = weight_source + n.to(tl.int64)[None, :] * stride_weight + lane[:, None]
+        groups = n.to(tl.int64) * GROUPS
+        for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, INPUTS):
+            gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
+            up = gate
+            if ACTIVATION == "silu_mul":
+                up = tl.load(weight_rows + first // PARTS + N * stride_weight, eviction_policy=KEEP)
+            acc, acc_up = accumulate_codes(
+                x_rows + first,
+                x_here,
+                gate,
+                up,
+                scale_ptr + groups,
+                zeros_ptr + groups,
+                N * GROUPS,
+                acc,
+                acc_up,
+                first // SCALE_GROUP,
+                SCALE_GROUP,
+                PARTS,
+                FORM,
+                ZEROS,
+                ACTIVATION == "silu_mul",
+                SWAP,
+            )
+    elif FORM != "":
         UNITS: tl.constexpr = BLOCK_K // 2
         of_two = tl.arange(0, UNITS)
         if TMA:
@@ -153,28 +188,28 @@ def linear_kernel(
                 x_low = x_source.load([first_row, first])
                 x_high = x_source.load([first_row, first + HALF_GROUP])
                 gate = weight_source.load([first_column, first // 2]).T
-                acc = _accumulate_halves(x_low, x_high, gate, acc, E4M3, SWAP)
+                acc = _accumulate_halves(x_low, x_high, gate, acc, FORM, SWAP)
                 if ACTIVATION == "silu_mul":
                     up = weight_source.load([N + first_column, first // 2]).T
-                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, E4M3, SWAP)
+                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, FORM, SWAP)
         else:
-            x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + low_inputs(of_two)[None, :]
+            x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + first_inputs(of_two, 2)[None, :]
             weight_rows = weight_source + n.to(tl.int64) * stride_weight + share * (K_SHARE // 2)
             gate_rows = weight_rows[None, :] + of_two[:, None]
             for first in range(0, K_SHARE // 2, UNITS):
                 x_low = tl.load(x_rows + 2 * first, mask=x_here, other=0.0)
                 x_high = tl.load(x_rows + 2 * first + HALF_GROUP, mask=x_here, other=0.0)
                 gate = tl.load(gate_rows + first, eviction_policy=KEEP)
-                acc = _accumulate_halves(x_low, x_high, gate, acc, E4M3, SWAP)
+                acc = _accumulate_halves(x_low, x_high, gate, acc, FORM, SWAP)
                 if ACTIVATION == "silu_mul":
                     up = tl.load(gate_rows + first + N * stride_weight, eviction_policy=KEEP)
-                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, E4M3, SWAP)
+                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, FORM, SWAP)
     elif TMA:
         for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, BLOCK_K):
             x = x_source.load([first_row, first])
-            acc = _accumulate(x, weight_source.load([first_column, first]).T, acc, SWAP)
+            acc = accumulate(x, weight_source.load([first_column, first]).T, acc, SWAP)
             if ACTIVATION == "silu_mul":
-                acc_up = _accumulate(x, weight_source.load([N + first_column, first]).T, acc_up, SWAP)
+                acc_up = accumulate(x, weight_source.load([N + first_column, first]).T, acc_up, SWAP)
     else:
         k = tl.arange(0, BLOCK_K)
         x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + k[None, :]
@@ -183,14 +218,14 @@ def linear_kernel(
         for first in range(0, K_SHARE, BLOCK_K):
             x = tl.load(x_rows + first, mask=x_here, other=0.0)
             gate = tl.load(gate_rows + first, eviction_policy=KEEP)
-            acc = _accumulate(x, gate, acc, SWAP)
+            acc = accumulate(x, gate, acc, SWAP)
             if ACTIVATION == "silu_mul":
                 up = tl.load(gate_rows + first + N * stride_weight, eviction_policy=KEEP)
-                acc_up = _accumulate(x, up, acc_up, SWAP)
+                acc_up = accumulate(x, up, acc_up, SWAP)
     if SWAP:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)
-    if SCALED:
+    if SCALED and SCALE_GROUP == 0:
         acc *= tl.load(scale_ptr + n)[None, :]
         if ACTIVATION == "silu_mul":
             acc_up *= tl.load(scale_ptr + N + n)[None, :]
@@ -262,16 +297,7 @@ def linear_kernel(
 
 
 @triton.jit
-def _accumulate(x, weight, acc, SWAP: tl.constexpr):
-    if SWAP:
-        acc = tl.dot(tl.trans(weight), tl.trans(x), acc=acc)
-    else:
-        acc = tl.dot(x, weight, acc=acc)
-    return acc
-
-
-@triton.jit
-def _accumulate_halves(x_low, x_high, units, acc, E4M3: tl.constexpr, SWAP: tl.constexpr):
-    low, high = narrow_halves(units, x_low.dtype, E4M3)
-    acc = _accumulate(x_low, low, acc, SWAP)
-    return _accumulate(x_high, high, acc, SWAP)
+def _accumulate_halves(x_low, x_high, units, acc, FORM: tl.constexpr, SWAP: tl.constexpr):
+    low, high = narrow_halves(units, x_low.dtype, FORM)
+    acc = accumulate(x_low, low, acc, SWAP)
+    return accumulate(x_high, high, acc, SWAP)

@@ -9,7 +9,7 @@ import torch
 from models.checkpoints.chat_model import VisionChatModel, load_chat_model
 from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
-from models.checkpoints.weight_files import tensor_shape
+from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
 from models.layers.decoder import CausalDecoder, DecoderConfig
@@ -55,8 +55,8 @@ def expert_layout(directory: Path, decoder: DecoderConfig) -> ExpertLayout:
         return "published"
     layer = next(layer for layer in range(decoder.num_layers) if layer not in decoder.dense_layers)
     prefix = f"model.language_model.layers.{layer}.mlp.experts."
-    if tensor_shape(directory, f"{prefix}0.gate_proj.weight") is not None:
-        return "apart"  # as converters of other tools write them
+    if tensor_shape(directory, *(f"{prefix}0.gate_proj.{codes}" for codes in WEIGHT_NAMES)) is not None:
+        return "apart"  # as quantised files and converters of other tools have them
     saved = {"gate_up_proj": (2 * sizes.intermediate_size, hidden), "down_proj": (hidden, sizes.intermediate_size)}
     for name, (rows, columns) in saved.items():
         if rows != columns and tensor_shape(directory, f"{prefix}{name}") == (sizes.count, rows, columns):

@@ -14,7 +14,6 @@ from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, block_rules, swiglu_rules
 from models.layers.decoder import DecoderConfig
-from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
 from models.layers.gemm import gemm, gemm_add_norm
@@ -22,6 +21,7 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm, add_rms_norm
+from models.layers.quantized import COLUMNS, QuantizedWeight, Weight, hold_in_e4m3
 from models.layers.rope_scaling import scaled_frequencies
 from models.layers.rotary import rotary_cos_sin, section_axes
 
@@ -157,7 +157,7 @@ class HybridDecoder(nn.Module):
         self.layers = nn.ModuleList(HybridBlock(config, full=full) for full in config.full)
         self.norm = RMSNorm(self.hidden_size, decoder.block.norm_eps, float32=True)
         self.head = None if decoder.tied else nn.Linear(self.hidden_size, self.vocab_size, bias=False)
-        self.tied_head: E4M3Weight | None = None
+        self.tied_head: QuantizedWeight | None = None
         self.rotary = Rotary(config)
         self.drafter = Drafter(config, self.rotary) if config.drafter else None
 
@@ -204,7 +204,7 @@ class HybridDecoder(nn.Module):
         self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
         hold_in_e4m3(self)
         if self.head is None and whole:
-            self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
+            self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
 
 
 def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:

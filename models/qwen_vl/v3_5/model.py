@@ -13,7 +13,7 @@ import torch
 from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model
 from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
-from models.checkpoints.weight_files import tensor_shape
+from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import DecoderConfig
@@ -76,9 +76,9 @@ _LAYERS, _DRAFT_LAYERS = "model.language_model.layers.", "mtp.layers."
 
 
 def _expert_layout(directory: Path, load_format: LoadFormat, layers: str) -> ExpertLayout:
-    """In FP8 files experts are apart; the others have all in one tensor [expert, out, in]."""
-    first = f"{layers}0.mlp.experts.0.gate_proj.weight"
-    return "apart" if load_format == "published" and tensor_shape(directory, first) is not None else "saved"
+    """In quantised files experts are apart; the others have all in one tensor [expert, out, in]."""
+    first = [f"{layers}0.mlp.experts.0.gate_proj.{name}" for name in WEIGHT_NAMES]
+    return "apart" if load_format == "published" and tensor_shape(directory, *first) is not None else "saved"
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:

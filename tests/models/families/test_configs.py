@@ -83,7 +83,7 @@ REFUSED: dict[str, list[Case]] = {
         (CONFIG, "", {"video_token_id": 4000}, "4000"),
         *(
             (CONFIG, "", {"quantization_config": {**FP8, **unknown}}, "quantization_config")
-            for unknown in ({"fmt": "e5m2"}, {"weight_block_size": None}, {"quant_method": "awq"})
+            for unknown in ({"fmt": "e5m2"}, {"weight_block_size": [16]}, {"quant_method": "awq"})
         ),
         (CONFIG, "text_config", {"rope_scaling": ABSENT}, r"rope_scaling\.mrope_section is None"),
         (CONFIG, "text_config", {"rope_scaling": {"mrope_section": [6, 5, 5]}}, "mrope_interleaved is None, expected"),

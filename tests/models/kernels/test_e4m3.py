@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from models.layers import gemm as gemms
-from models.layers.e4m3 import E4M3Weight, fill_rows, ordered
-from models.layers.e4m3 import quantise_rows as quantise_rows_reference
 from models.layers.fused import silu_mul
 from models.layers.kernels import e4m3, gemm
 from models.layers.kernels.gemm_types import Blocks, Kind, Tile
@@ -19,6 +17,8 @@ from models.layers.kernels.gemv import gemv
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.norms import add_rms_norm, rms_norm
 from models.layers.op import Op
+from models.layers.quantized import QuantizedWeight, ordered
+from models.layers.quantized import quantise_rows as quantise_rows_reference
 from tests.models.kernels.checking import relative_error, replayed
 
 EPS = 1e-5
@@ -34,14 +34,14 @@ SHAPES = [(2048, 1536), (1536, 1536), (1536, 8960), (4608, 3584), (3584, 18944)]
 """Outputs and inputs of Qwen2-VL-2B's and 7B's layers."""
 
 
-def weight_of(device: torch.device, outputs: int, inputs: int) -> E4M3Weight:
+def weight_of(device: torch.device, outputs: int, inputs: int) -> QuantizedWeight:
     """With a row of zeros and rows of very different sizes."""
     drawn = torch.randn(outputs, inputs, device=device) * inputs**-0.5
     drawn *= torch.logspace(-2, 1, outputs, device=device)[torch.randperm(outputs, device=device), None]
     drawn[outputs // 2] = 0.0
     with device:
-        weight = E4M3Weight(outputs, inputs)
-    fill_rows(drawn, weight.values, weight.scale, "drawn")
+        weight = QuantizedWeight(outputs, inputs)
+    weight.rows.quantise(drawn, "drawn")
     return weight
 
 
@@ -58,7 +58,7 @@ class Operands:
         self.bias, self.residual, self.norm = random(width), random(rows, width, scale=3.0), random(width)
         self.norm_before = random(inputs)
 
-    def product(self, weight: E4M3Weight) -> Tensor:
+    def product(self, weight: QuantizedWeight) -> Tensor:
         return self.x.double() @ weight.dequantised(torch.float64).T
 
 
@@ -67,7 +67,7 @@ def test_every_value_is_widened_exactly(device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     finite = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8, device=device)
     with device:
-        weight = E4M3Weight(256, 256)
+        weight = QuantizedWeight(256, 256)
     codes = torch.zeros(256, 256, dtype=torch.uint8, device=device)
     places = torch.arange(254, device=device)
     codes[places, places * 37 % 256] = finite
@@ -127,7 +127,7 @@ def test_gemv_of_chosen_experts(device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     each = [weight_of(device, 64, 128) for _ in range(5)]
     with device:
-        stack = E4M3Weight(5, 64, 128)
+        stack = QuantizedWeight(5, 64, 128)
     for place, weight in enumerate(each):
         stack.values[place].copy_(weight.values)
         stack.scale[place].copy_(weight.scale)
@@ -195,7 +195,7 @@ def test_shapes_that_no_kernel_takes_are_dequantised(device: torch.device, input
     assert relative_error(out, given.product(given.weight) + given.bias.double()) < LIMIT
 
 
-def limit_of(kind: Kind, x: torch.Tensor, weight: E4M3Weight) -> float:
+def limit_of(kind: Kind, x: torch.Tensor, weight: QuantizedWeight) -> float:
     """Of an error where activations may be rounded to e4m3 themselves."""
     way = gemm.way_of(kind, x, weight)
     eight_bit = way.kernel == "eight_bit" or (way.variant is not None and way.variant.eight_bit)

@@ -13,12 +13,12 @@ from benchmarks.kernels import choose_e4m3
 from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
-from models.layers.e4m3 import GROUP, E4M3Weight
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits
 from models.layers.kernels.gemm_tables import SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
+from models.layers.quantized import GROUP, QuantizedWeight
 from tests.support.slow import slow
 
 GPUS = {named(one.capability): one for one in ARCHITECTURES}
@@ -35,9 +35,9 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def operands(
     rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.bfloat16
-) -> tuple[torch.Tensor, E4M3Weight]:
+) -> tuple[torch.Tensor, QuantizedWeight]:
     with torch.device("meta"):
-        return torch.empty(rows, inputs, dtype=dtype), E4M3Weight(outputs, inputs)
+        return torch.empty(rows, inputs, dtype=dtype), QuantizedWeight(outputs, inputs)
 
 
 def test_the_table_is_what_was_measured() -> None:
@@ -102,7 +102,7 @@ def test_every_layer_of_the_published_models_has_a_kernel(
     directory = make(name, tmp_path)
     load = resolve(family_of(directory).model)
     model = load(directory, torch.device("meta"), torch.bfloat16, "random", "fp8")
-    weights = {part.shape: where for where, part in model.decoder.named_modules() if isinstance(part, E4M3Weight)}
+    weights = {part.shape: where for where, part in model.decoder.named_modules() if isinstance(part, QuantizedWeight)}
     assert weights
     for here in GPUS.values():
         monkeypatch.setattr(gpu, "probe", lambda here=here: here)

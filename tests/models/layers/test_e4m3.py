@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.interfaces.errors import CheckpointError
-from models.layers.e4m3 import (
+from models.layers.quantized import (
     E4M3,
     LARGEST,
-    E4M3Linear,
-    E4M3Weight,
-    fill_rows,
+    QuantizedLinear,
+    QuantizedWeight,
     for_rows,
     hold_in_e4m3,
     interleaved,
@@ -29,18 +28,18 @@ ROUNDING = 1 + 2**-20
 """Of float32's own divisions and products."""
 
 
-def made(weight: Tensor) -> E4M3Weight:
-    stored = E4M3Weight(*weight.shape)
-    fill_rows(weight, stored.values, stored.scale, "made")
+def made(weight: Tensor) -> QuantizedWeight:
+    stored = QuantizedWeight(*weight.shape)
+    stored.rows.quantise(weight, "made")
     return stored
 
 
-def assert_near(weight: Tensor, stored: E4M3Weight) -> None:
+def assert_near(weight: Tensor, stored: QuantizedWeight) -> None:
     """Off by half a step of e4m3: a sixteenth of the value, of small values half the least step."""
-    least = stored.scale.double()[:, None] * 2**-10
+    least = stored.scale.double() * 2**-10
     allowed = torch.maximum(weight.double().abs() / 16, least) * ROUNDING
     # Rows too small for a factor are zeros.
-    allowed = torch.where(stored.scale[:, None] == 0, LARGEST * torch.finfo(torch.float32).tiny, allowed)
+    allowed = torch.where(stored.scale == 0, LARGEST * torch.finfo(torch.float32).tiny, allowed)
     assert ((stored.dequantised(torch.float64) - weight.double()).abs() <= allowed).all()
 
 
@@ -81,7 +80,7 @@ def test_what_is_not_finite_is_refused_by_name(value: float) -> None:
     weight = torch.ones(5000, 4)
     weight[4500, 3] = value
     with pytest.raises(CheckpointError, match=r"layers\.3\.gate: .*not finite"):
-        fill_rows(weight, torch.empty(5000, 4, dtype=E4M3), torch.empty(5000), "layers.3.gate")
+        QuantizedWeight(5000, 4).rows.quantise(weight, "layers.3.gate")
 
 
 @pytest.mark.parametrize("width", [64, 128, 512])
@@ -119,7 +118,7 @@ def test_layers_that_their_owner_names_stay() -> None:
         owner = Owner()
         hold_in_e4m3(owner)
     assert isinstance(owner.kept, torch.nn.Linear)
-    assert isinstance(owner.given, E4M3Linear) and owner.given.bias is not None
+    assert isinstance(owner.given, QuantizedLinear) and owner.given.bias is not None
     assert quantise(torch.zeros(2, 3))[1].tolist() == [0, 0]
 
 
