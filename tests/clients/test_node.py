@@ -47,6 +47,7 @@ def test_chat_speech_and_errors(tmp_path: Path) -> None:
     seen = json.loads(done.stdout)
     assert seen["models"] == ["qwen2_vl", "voxcpm2"]
     assert seen["text"] and seen["text"] == seen["streamed"] == seen["assembled"]
+    assert seen["responses"] == [seen["text"]] * 3 and seen["status"] in ("completed", "incomplete")
     assert seen["finish"] in ("stop", "length") and seen["logprobs"] > 0
     assert seen["usage"]["prompt_tokens_details"]["image_tokens"] > 0
     assert seen["streamUsage"] == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from service.api.chat.detokenizer import joined
-from service.api.chat.job import ChatJob, ChoiceCounts, generate, prepare_job
+from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import (
     AnswerMessage,
     ChatCompletion,
@@ -31,7 +32,6 @@ from service.api.chat.schema import (
 )
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, context_of
-from service.api.engines.request_stream import EngineLost
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import (
@@ -96,15 +96,8 @@ def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> Usage:
 
 
 async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:
-    """Collect one choice. Start again on another engine if the first one ends: the client has received nothing yet. The
-    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
-    try:
-        return await _collected(context, job, spoken, index)
-    except EngineLost:
-        if spoken is not None or not context.engine.ready:
-            raise
-        job.counts[index] = ChoiceCounts()
-        return await _collected(context, job, spoken, index)
+    collect = partial(_collected, context, job, spoken, index)
+    return await (collect() if spoken is not None else tried_again(context, job, index, collect))
 
 
 async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:

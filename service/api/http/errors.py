@@ -64,9 +64,8 @@ T = TypeVar("T")
 
 
 MAX_MESSAGE = 500
-INSTEAD = {"completions": "/v1/chat/completions", "responses": "/v1/chat/completions"}
-"""Paths of OpenAI's API below /v1 that are not served, and what does the same. Many clients use /v1/responses unless
-told otherwise."""
+INSTEAD = {"completions": "/v1/chat/completions"}
+"""Paths of OpenAI's API below /v1 that are not served, and what does the same."""
 RECOGNITION = ("audio/transcriptions", "audio/translations")
 """Paths of OpenAI's API for what no model here does."""
 CLIENT_CLOSED = 499
