@@ -6,6 +6,7 @@ from typing import Any
 
 import schemathesis
 
+from service.api.chat.completions import REFUSED as COMPLETIONS_REFUSED
 from service.api.chat.responses import STATEFUL
 from service.api.chat.schema import REFUSED
 from tests.support.tool_samples import TOOLS
@@ -35,6 +36,10 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body, dict) and context.operation.path == "/v1/responses" and len(body) % 4:
         body["input"] = "Hello."
         for name in (*STATEFUL, *SELDOM, "text", "tools"):
+            body.pop(name, None)
+    elif isinstance(body, dict) and context.operation.path == "/v1/completions" and len(body) % 4:
+        body["prompt"] = "Hello."
+        for name in (*COMPLETIONS_REFUSED, *SELDOM):
             body.pop(name, None)
     elif isinstance(body, dict) and isinstance(body.get("input"), str) and len(body) % 2:
         body |= {"input": "Hello.", "max_len": 3}

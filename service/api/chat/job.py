@@ -80,6 +80,8 @@ class ChatJob:
     unenforced: list[str] | UnsetType
     """Paths of what the grammar does not enforce of the request's schemas."""
     record: RequestRecord
+    raw: bool = False
+    """Whether answers are text as it was generated: reasoning is part of it."""
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     group: RequestGroup = field(default_factory=RequestGroup)
@@ -112,8 +114,10 @@ def max_choices(context: ServerContext) -> int:
     return min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat"))
 
 
-async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
-    """Validate a request, load its media and build its prompt.
+async def prepare_job(
+    context: ServerContext, body: ChatRequestBody, record: RequestRecord, raw: str | list[int] | None = None
+) -> ChatJob:
+    """Validate a request, load its media and build its prompt. raw: the prompt in place of messages.
 
     Raises ApiError or InputError that names the field that does not fit.
     """
@@ -128,7 +132,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     answer, unenforced = "", list[str]()
     if body.is_constrained:
         answer, unenforced = await answer_grammar(context.grammars, body, record.client)
-    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
+    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record, raw)
     tools, grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
@@ -145,6 +149,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
         tools=tools,
         grammar=grammar,
         formatted=bool(answer),
+        raw=raw is not None,
         unenforced=[*unenforced, *left_out] or UNSET,
         record=record,
         counts=[ChoiceCounts() for _ in sampling],
@@ -189,7 +194,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         processor.detokenize,
         job.stops,
         min_tokens=sampling.min_tokens,
-        reasoning_markers=processor.reasoning_markers,
+        reasoning_markers=None if job.raw else processor.reasoning_markers,
         reasoning_opened=opens_reasoning(processor, job.prompt),
         calls=job.tools.parser(either=job.formatted) if job.tools else None,
     )

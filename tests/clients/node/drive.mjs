@@ -51,7 +51,7 @@ seen.status = response.status;
 const events = client.responses.stream(respond);
 let written = "";
 events.on("response.output_text.delta", (event) => (written += event.delta));
-seen.responses.push((await events.finalResponse()).output_text, written);
+seen.responses.push((await events.finalResponse()).output[0].content[0].text, written);
 
 const speech = { model: speechModel, voice: "alloy", input: "Hello from Node.", seed: 1, max_len: 8 };
 const file = await client.audio.speech.create({ ...speech, response_format: "wav" });
