@@ -16,7 +16,7 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
-from service.api.chat import completions, responses
+from service.api.chat import completions, embeddings, responses
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
 from service.api.chat.prompt import MAX_VIDEOS
@@ -61,6 +61,7 @@ ENDPOINTS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "responses",
     "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
     "/v1/audio/voices": "voices",
@@ -215,14 +216,8 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(
-        ChatRequestBody,
-        responses.ResponsesBody,
-        completions.CompletionBody,
-        SpeechRequestBody,
-        AnyClientEvent,
-        speech_stream.ClientMessage,
-    )
+    prepare(ChatRequestBody, responses.ResponsesBody, completions.CompletionBody, embeddings.EmbeddingsBody)
+    prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
@@ -234,8 +229,8 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    routers = [chat.router, responses.router, completions.router, speech.router, *sockets, voices.router]
-    routers += [operations.router, docs_page.router]
+    chats = [chat.router, responses.router, completions.router, embeddings.router]
+    routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
         page = page_router()

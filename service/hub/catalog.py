@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal, cast
 
 from models.checkpoints.registry import family_of, resolve
@@ -29,6 +30,11 @@ DEMO_NOTICES = {
 """Notices about the embedded models, by kind."""
 
 
+Task = Literal["chat", "speech", "embedding"]
+EMBEDDING = re.compile(r"Qwen3-VL-Embedding", re.IGNORECASE)
+"""In the name of a checkpoint: its config.json is that of a chat model."""
+
+
 @dataclass(frozen=True, eq=False)
 class HostedModel:
     """A model that requests can name."""
@@ -43,6 +49,12 @@ class HostedModel:
     """Unix time in seconds at which this server located it."""
     demo: bool = False
     """Whether it is one of the embedded models."""
+
+    @property
+    def task(self) -> Task:
+        """What requests ask of it: that of its kind, or vectors of prompts."""
+        embeds = self.kind == "chat" and EMBEDDING.search(PurePath(self.checkpoint.source).name)
+        return "embedding" if embeds else self.kind
 
     @property
     def name(self) -> str:

@@ -35,6 +35,8 @@ class SamplingParams(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     """Number of top alternatives to report for each token; 0 reports the chosen token alone."""
+    hidden: bool = False
+    """Whether the first delta has the hidden vector of the prompt's last position."""
 
 
 # API -> engine
@@ -203,6 +205,8 @@ class ChatDelta(Struct, frozen=True):
     """With the last delta."""
     times: PhaseTimes | None = None
     """With the first delta."""
+    hidden: np.ndarray | None = None
+    """float32 [hidden_size], after the final norm; with the first delta, if SamplingParams.hidden asked for it."""
 
 
 class SpeechDelta(Struct, frozen=True):

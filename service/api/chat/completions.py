@@ -107,7 +107,7 @@ def prompt_of(body: CompletionBody, vocab_size: int) -> str | list[int]:
         given = given[0]
     if not given or (isinstance(given, list) and not all(isinstance(one, int) and one < vocab_size for one in given)):
         raise bad_request(f"prompt: must be a text, or token ids below {vocab_size}, and not be empty.", "prompt")
-    return given  # type: ignore[no-any-return]
+    return given
 
 
 @router.post(

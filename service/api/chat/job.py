@@ -34,7 +34,7 @@ from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
 from service.api.http.errors import bad_request
 from service.api.http.middleware import RequestRecord
-from service.hub.catalog import HostedModel
+from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
 from service.link.sampling_limits import MIN_TEMPERATURE
 from service.settings.settings import Settings
@@ -115,13 +115,17 @@ def max_choices(context: ServerContext) -> int:
 
 
 async def prepare_job(
-    context: ServerContext, body: ChatRequestBody, record: RequestRecord, raw: str | list[int] | None = None
+    context: ServerContext,
+    body: ChatRequestBody,
+    record: RequestRecord,
+    raw: str | list[int] | None = None,
+    task: Task = "chat",
 ) -> ChatJob:
     """Validate a request, load its media and build its prompt. raw: the prompt in place of messages.
 
     Raises ApiError or InputError that names the field that does not fit.
     """
-    model = context.model(body.model, "chat", record)
+    model = context.model(body.model, task, record)
     refuse(body, REFUSED, "by this server")
     stops = stop_strings(body)
     settings = context.settings
