@@ -32,7 +32,12 @@ from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 
 T = TypeVar("T")
 
-PATHS = {"chat": "/v1/chat/completions", "speech": "/v1/audio/speech", "embedding": "/v1/embeddings"}
+PATHS: dict[Task, str] = {
+    "chat": "/v1/chat/completions",
+    "speech": "/v1/audio/speech",
+    "embedding": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
 

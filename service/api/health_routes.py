@@ -127,6 +127,8 @@ def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
         return Architecture(("text",), ("audio",))
     if model.task == "embedding":
         return Architecture(("text", "image", "video"), ("embeddings",))
+    if model.task == "rerank":
+        return Architecture(("text", "image", "video"), ("rerank",))
     return Architecture(
         ("text", "image", "video"), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
     )

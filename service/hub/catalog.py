@@ -30,9 +30,9 @@ DEMO_NOTICES = {
 """Notices about the embedded models, by kind."""
 
 
-Task = Literal["chat", "speech", "embedding"]
-EMBEDDING = re.compile(r"Qwen3-VL-Embedding", re.IGNORECASE)
-"""In the name of a checkpoint: its config.json is that of a chat model."""
+Task = Literal["chat", "speech", "embedding", "rerank"]
+TASKS: dict[str, Task] = {"qwen3-vl-embedding": "embedding", "qwen3-vl-reranker": "rerank"}
+"""By what the name of a checkpoint contains in lower case: its config.json is that of a chat model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +52,9 @@ class HostedModel:
 
     @property
     def task(self) -> Task:
-        """What requests ask of it: that of its kind, or vectors of prompts."""
-        embeds = self.kind == "chat" and EMBEDDING.search(PurePath(self.checkpoint.source).name)
-        return "embedding" if embeds else self.kind
+        """What requests ask of it."""
+        name = PurePath(self.checkpoint.source).name.lower()
+        return next((task for part, task in TASKS.items() if part in name), self.kind)
 
     @property
     def name(self) -> str:

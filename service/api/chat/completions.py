@@ -14,33 +14,15 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
+from service.api.chat import schema as chat
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
-from service.api.chat.schema import (
-    ChatRequestBody,
-    FinishReason,
-    Refused,
-    ResponseFormat,
-    SamplingFields,
-    StreamOptions,
-    StructuredOutputs,
-    TokenId,
-    Usage,
-    refuse,
-)
+from service.api.chat.schema import ChatRequestBody, FinishReason, Refused, SamplingFields, TokenId, Usage, refuse
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
-from service.api.http.streaming import (
-    DONE,
-    EVENT_STREAM,
-    KEEP_ALIVE,
-    LiveResponse,
-    error_event,
-    event,
-    unless_disconnected,
-)
+from service.api.http.streaming import DONE, error_event, event, event_stream, unless_disconnected
 from service.system.concurrency import all_results, merged
 
 router = APIRouter()
@@ -61,19 +43,16 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    stream_options: chat.StreamOptions | None = None
+    response_format: chat.ResponseFormat | None = None
+    structured_outputs: chat.StructuredOutputs | None = None
     echo: NotServed = None
     suffix: NotServed = None
     best_of: NotServed = None
     logprobs: NotServed = None
 
 
-AS_IN_CHAT = (
-    *SamplingFields.__struct_fields__,
-    *("model", "min_tokens", "n", "response_format", "structured_outputs"),
-)
+AS_IN_CHAT = {*CompletionBody.__struct_fields__} & {*ChatRequestBody.__struct_fields__} - {"max_tokens", *REFUSED}
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -140,14 +119,8 @@ async def create_completion(request: Request) -> Response:
             return Response(msgspec.json.encode(done), media_type=JSON)
     except (ApiError, InputError, EngineError) as error:
         raise _named(as_api_error(error)) from error
-    return LiveResponse(
-        _events(context, job, bool(body.stream_options and body.stream_options.include_usage)),
-        media_type=EVENT_STREAM,
-        timeout=settings.request_timeout + settings.write_timeout,  # choices end by themselves at request_timeout
-        write_timeout=settings.write_timeout,
-        keep_alive=KEEP_ALIVE,
-        on_error=lambda error: error_event(_named(error)),
-    )
+    events = _events(context, job, bool(body.stream_options and body.stream_options.include_usage))
+    return event_stream(events, settings, lambda error: error_event(_named(error)))
 
 
 def _named(error: ApiError) -> ApiError:

@@ -24,9 +24,10 @@ from service.api.chat.schema import ChatRequestBody, Message, TokenId
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
-from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import unless_disconnected
+from service.hub.catalog import HostedModel
 from service.link.messages import ChatRequest
 from service.system.concurrency import all_results
 
@@ -121,7 +122,7 @@ def _said(message: Message) -> bool:
 
 
 def instruction(given: str | None) -> str:
-    """The instruction with a punctuation mark at its end, as the published code writes it."""
+    """The instruction, with a punctuation mark at its end as the published code writes it."""
     text = (given or INSTRUCTION).strip() or INSTRUCTION
     return text if unicodedata.category(text[-1]).startswith("P") else f"{text}."
 
@@ -139,49 +140,49 @@ async def create_embeddings(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
     body = await context.read_json(request, EmbeddingsBody)
-    record = record_of(request.scope)
-    model = context.model(body.model, "embedding", record)
+    model = context.model(body.model, "embedding", record_of(request.scope))
     prompts = prompts_of(body)
-    record.ticket.grow(min(len(prompts), AT_ONCE) - 1)
-    async with asyncio.timeout(context.settings.request_timeout):
-        done = await unless_disconnected(request, _embedded(context, body, prompts, record))
-    tokens = sum(count for _, count in done)
-    record.notes["prompt_tokens"] = tokens
-    data = [Embedding(index, written(vector, body)) for index, (vector, _) in enumerate(done)]
-    answer = EmbeddingList(model.name, data, EmbeddingsUsage(tokens, tokens))
+    vectors, usage = await hidden_vectors(context, request, model, prompts, body.cache_salt)
+    data = [Embedding(index, vector) for index, vector in enumerate(written(vectors, body))]
+    answer = EmbeddingList(model.name, data, usage)
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-def written(hidden: np.ndarray, body: EmbeddingsBody) -> list[float] | str:
-    """The vector of a hidden vector float32 [hidden_size], as the request wants it."""
-    size = len(hidden) if body.dimensions is None else body.dimensions
-    if size > len(hidden):
-        raise bad_request(f"dimensions: too high: {size} given, at most {len(hidden)} allowed.", "dimensions")
-    vector = hidden[:size] / max(float(np.linalg.norm(hidden[:size])), 1e-12)
+def written(hidden: np.ndarray, body: EmbeddingsBody) -> Sequence[list[float] | str]:
+    """The vectors of hidden vectors float32 [n, hidden_size], as the request wants them."""
+    most = hidden.shape[1]
+    size = most if body.dimensions is None else body.dimensions
+    if size > most:
+        raise bad_request(f"dimensions: too high: {size} given, at most {most} allowed.", "dimensions")
+    vectors = hidden[:, :size] / np.linalg.norm(hidden[:, :size], axis=1, keepdims=True).clip(1e-12)
     if body.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
+        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    numbers: list[list[float]] = vectors.tolist()
     return numbers
 
 
-async def _embedded(
-    context: ServerContext, body: EmbeddingsBody, prompts: Sequence[Prompted], record: RequestRecord
-) -> list[tuple[np.ndarray, int]]:
-    """The hidden vector of each prompt, and its number of tokens."""
-    turns = asyncio.Semaphore(AT_ONCE)
+async def hidden_vectors(
+    context: ServerContext, request: Request, model: HostedModel, prompts: Sequence[Prompted], cache_salt: str | None
+) -> tuple[np.ndarray, EmbeddingsUsage]:
+    """The hidden vectors of the prompts' last positions, float32 [n, hidden_size]."""
+    turns, record = asyncio.Semaphore(AT_ONCE), record_of(request.scope)
+    record.ticket.grow(min(len(prompts), AT_ONCE) - 1)
 
     async def one(prompted: Prompted) -> tuple[np.ndarray, int]:
         asked = ChatRequestBody(
-            model=body.model, messages=prompted.messages, max_tokens=1, cache_salt=body.cache_salt, **GREEDY
+            model=model.name, messages=prompted.messages, max_tokens=1, cache_salt=cache_salt, **GREEDY
         )
         async with turns:
             try:
-                job = await prepare_job(context, asked, record, prompted.raw, task="embedding")
+                job = await prepare_job(context, asked, record, prompted.raw, model.task)
                 return await tried_again(context, job, 0, lambda: _hidden(context, job)), len(job.prompt.token_ids)
             except (ApiError, InputError, EngineError) as error:
                 raise _named(as_api_error(error), prompted) from error
 
-    return await all_results([one(prompted) for prompted in prompts])
+    async with asyncio.timeout(context.settings.request_timeout):
+        done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))
+    tokens = record.notes["prompt_tokens"] = sum(count for _, count in done)
+    return np.stack([vector for vector, _ in done]), EmbeddingsUsage(tokens, tokens)
 
 
 async def _hidden(context: ServerContext, job: ChatJob) -> np.ndarray:

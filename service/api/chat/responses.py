@@ -34,7 +34,7 @@ from service.api.engines.request_stream import EngineError, StepReport
 from service.api.http.errors import ApiError, ErrorDetail, as_api_error, bad_request
 from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
-from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, event, unless_disconnected
+from service.api.http.streaming import event, event_stream, unless_disconnected
 from service.link.sampling_limits import MAX_LOGPROBS
 
 router = APIRouter()
@@ -147,10 +147,11 @@ class ResponsesBody(Repeated, frozen=True, kw_only=True):
     context_management: NotKept = None
 
 
-AS_IN_CHAT = (
-    *SamplingFields.__struct_fields__,
-    *("model", "stream", "top_logprobs", "reasoning", "parallel_tool_calls", "chat_template_kwargs"),
-)
+AS_IN_CHAT = {*ResponsesBody.__struct_fields__} & {*ChatRequestBody.__struct_fields__} - {
+    "tools",
+    "tool_choice",
+    "max_output_tokens",
+}
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -518,14 +519,7 @@ async def create_response(request: Request) -> Response:
     except (ApiError, InputError, EngineError) as error:
         raise in_own_words(as_api_error(error), turns) from error
     answer = Answer(job, body, turns)
-    return LiveResponse(
-        _streamed(context, job, answer),
-        media_type=EVENT_STREAM,
-        timeout=settings.request_timeout + settings.write_timeout,  # the answer ends by itself at request_timeout
-        write_timeout=settings.write_timeout,
-        keep_alive=KEEP_ALIVE,
-        on_error=answer.failed,
-    )
+    return event_stream(_streamed(context, job, answer), settings, answer.failed)
 
 
 async def _completed(context: ServerContext, job: ChatJob, body: ResponsesBody, turns: list[Turn]) -> ResponseObject:
