@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from service.api.chat.job import ChatJob, prepare_job, tried_again
-from service.api.chat.schema import ChatRequestBody, Message, TokenId
+from service.api.chat.schema import ChatRequestBody, Message
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
@@ -46,12 +46,12 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p":
 
 
 class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """input: a text, several texts, or token ids of whole prompts. messages: in place of it, one conversation, whose
-    parts may be pictures and videos. instruction: what the vectors are for. dimensions: only the first so many numbers,
-    normalised again."""
+    """input: a text or several; token ids, which some clients make with another model's tokenizer, are refused.
+    messages: in place of it, one conversation, whose parts may be pictures and videos. instruction: what the vectors
+    are for. dimensions: only the first so many numbers, normalised again."""
 
     model: str
-    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    input: str | Annotated[list[str], Meta(min_length=1)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     instruction: str | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -80,11 +80,10 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 
 class Prompted(msgspec.Struct, frozen=True):
-    """An input as messages, or as the ids of its prompt. path: of the input in the request; None: that of `messages`,
-    before which there are `added` ones."""
+    """An input as messages. path: of the input in the request; None: that of `messages`, before which there are `added`
+    ones."""
 
     messages: list[Message]
-    raw: list[int] | None = None
     path: str | None = None
     added: int = 0
 
@@ -100,20 +99,10 @@ def prompts_of(body: EmbeddingsBody) -> list[Prompted]:
             given = given[:-1]  # vLLM's clients send it for the prompt to end where an answer would begin
         added = [] if given[0].role in ("system", "developer") else [system]
         return [Prompted([*added, *given], added=len(added))]
-    inputs: Any = body.input
-    if isinstance(inputs, str) or isinstance(inputs[0], int):
-        inputs = [inputs]
+    inputs = [body.input] if isinstance(body.input, str) else body.input or []
     if len(inputs) > MOST_INPUTS:
         raise bad_request(f"input: too many: {len(inputs)} given, at most {MOST_INPUTS} allowed.", "input")
-    return [_prompted(one, system, f"input[{index}]") for index, one in enumerate(inputs)]
-
-
-def _prompted(given: Any, system: Message, path: str) -> Prompted:
-    if isinstance(given, str):
-        return Prompted([system, Message("user", given or EMPTY)], path=path)
-    if not given or not (isinstance(given, list) and all(isinstance(token, int) for token in given)):
-        raise bad_request(f"{path}: must be a text or token ids, as the others are.", path)
-    return Prompted([], given, path)
+    return [Prompted([system, Message("user", text or EMPTY)], f"input[{index}]") for index, text in enumerate(inputs)]
 
 
 def _said(message: Message) -> bool:
@@ -174,7 +163,7 @@ async def hidden_vectors(
         )
         async with turns:
             try:
-                job = await prepare_job(context, asked, record, prompted.raw, model.task)
+                job = await prepare_job(context, asked, record, task=model.task)
                 return await tried_again(context, job, 0, lambda: _hidden(context, job)), len(job.prompt.token_ids)
             except (ApiError, InputError, EngineError) as error:
                 raise _named(as_api_error(error), prompted) from error
