@@ -45,6 +45,10 @@ class ChatProcessor(Protocol):
         """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
         ...
 
+    def tokenize_prompt(self, text: str) -> list[int]:
+        """Ids of a whole prompt: literal special tokens in it are special."""
+        ...
+
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
         ...

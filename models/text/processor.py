@@ -8,7 +8,7 @@ from typing import Any
 from models.checkpoints.published import sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError
 from models.interfaces.processor import ChatProcessor
-from models.text.chat_template import ChatTemplate
+from models.text.chat_template import ChatTemplate, unused_character
 from models.text.tokenizer import Tokenizer
 
 
@@ -44,6 +44,9 @@ class TextProcessor:
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode_plain(text)
+
+    def tokenize_prompt(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, unused_character([text]))
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)

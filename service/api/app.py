@@ -16,6 +16,7 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
+from service.api.chat import completions, embeddings, rerank, responses
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
 from service.api.chat.prompt import MAX_VIDEOS
@@ -58,6 +59,11 @@ PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")
 ENDPOINTS = {
     "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v1/score": "rerank",
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
     "/v1/audio/voices": "voices",
@@ -212,7 +218,8 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(ChatRequestBody, SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
+    prepare(ChatRequestBody, responses.ResponsesBody, completions.CompletionBody, embeddings.EmbeddingsBody)
+    prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
@@ -224,7 +231,8 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    routers = [chat.router, speech.router, *sockets, voices.router, operations.router, docs_page.router]
+    chats = [chat.router, responses.router, completions.router, embeddings.router, rerank.router]
+    routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
         page = page_router()

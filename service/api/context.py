@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.requests import HTTPConnection, Request
@@ -21,7 +21,7 @@ from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing
 from service.confined.workers import WorkerPool
-from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel, Task
 from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
@@ -32,7 +32,12 @@ from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 
 T = TypeVar("T")
 
-PATHS = {"chat": "/v1/chat/completions", "speech": "/v1/audio/speech"}
+PATHS: dict[Task, str] = {
+    "chat": "/v1/chat/completions",
+    "speech": "/v1/audio/speech",
+    "embedding": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
 
@@ -163,23 +168,23 @@ class ServerContext:
             message = f"The engine is not ready ({self.engine.phase}); retry shortly."
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)
 
-    def served(self, kind: Literal["chat", "speech"]) -> str:
-        """The names of the models of a kind, for an error about another name."""
-        names = ", ".join(model.name for model in self.catalog.of_kind(kind))
-        return f"{kind} models here: {names}" if names else f"there is no {kind} model here"
+    def served(self, task: Task) -> str:
+        """The names of the models for a task, for an error about another name."""
+        names = ", ".join(model.name for model in self.catalog.models if model.task == task)
+        return f"{task} models here: {names}" if names else f"there is no {task} model here"
 
-    def model(self, name: str, kind: Literal["chat", "speech"], record: RequestRecord) -> HostedModel:
+    def model(self, name: str, task: Task, record: RequestRecord) -> HostedModel:
         """The model with that served name, which is also written to the record. ApiError 404 for an unknown name, 400
-        for a model of the other kind."""
+        for a model for another task."""
         model = self.catalog.get(name)
         if model is None:
-            message = f"model: no model of this name is served; {self.served(kind)}."
+            message = f"model: no model of this name is served; {self.served(task)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         record.model = model.name
-        if model.kind != kind:
-            message = (
-                f"model: this is a {model.kind} model, which this endpoint does not serve; use {PATHS[model.kind]}."
-            )
+        if model.task != task:
+            article = "an" if model.task == "embedding" else "a"
+            problem = f"this is {article} {model.task} model, which this endpoint does not serve"
+            message = f"model: {problem}; use {PATHS[model.task]}."
             raise ApiError(400, message, param="model", code="wrong_endpoint")
         return model
 

@@ -13,7 +13,7 @@ from service.api.context import ServerContext, context_of
 from service.api.engines.engines import Engines
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, get, operation
-from service.hub.catalog import DEMO_NOTICES, HostedModel
+from service.hub.catalog import DEMO_NOTICES, HostedModel, Task
 from service.metrics.metrics import CONTENT_TYPE
 from service.system.packages import server_version
 
@@ -37,7 +37,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     owned_by: str
     root: str
     max_model_len: int
-    kind: Literal["chat", "speech"]
+    kind: Task
     architecture: Architecture
     object: Literal["model"] = "model"
     notice: str | UnsetType = UNSET
@@ -116,15 +116,19 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
         owned_by="reprise",
         root=model.root,
         max_model_len=context.max_model_len(model),
-        kind=model.kind,
+        kind=model.task,
         architecture=_architecture(context, model),
         notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
     )
 
 
 def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
-    if model.kind == "speech":
+    if model.task == "speech":
         return Architecture(("text",), ("audio",))
+    if model.task == "embedding":
+        return Architecture(("text", "image", "video"), ("embeddings",))
+    if model.task == "rerank":
+        return Architecture(("text", "image", "video"), ("rerank",))
     return Architecture(
         ("text", "image", "video"), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
     )

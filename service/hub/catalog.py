@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal, cast
 
 from models.checkpoints.registry import family_of, resolve
@@ -29,6 +30,11 @@ DEMO_NOTICES = {
 """Notices about the embedded models, by kind."""
 
 
+Task = Literal["chat", "speech", "embedding", "rerank"]
+TASKS: dict[str, Task] = {"qwen3-vl-embedding": "embedding", "qwen3-vl-reranker": "rerank"}
+"""By what the name of a checkpoint contains in lower case: its config.json is that of a chat model."""
+
+
 @dataclass(frozen=True, eq=False)
 class HostedModel:
     """A model that requests can name."""
@@ -43,6 +49,12 @@ class HostedModel:
     """Unix time in seconds at which this server located it."""
     demo: bool = False
     """Whether it is one of the embedded models."""
+
+    @property
+    def task(self) -> Task:
+        """What requests ask of it."""
+        name = PurePath(self.checkpoint.source).name.lower()
+        return next((task for part, task in TASKS.items() if part in name), self.kind)
 
     @property
     def name(self) -> str:

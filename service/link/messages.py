@@ -201,6 +201,8 @@ class ChatDelta(Struct, frozen=True):
     """With the last delta."""
     times: PhaseTimes | None = None
     """With the first delta."""
+    hidden: np.ndarray | None = None
+    """float32 [hidden_size], after the final norm; with the first delta, if SamplingParams.hidden asked for it."""
 
 
 class SpeechDelta(Struct, frozen=True):

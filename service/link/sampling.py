@@ -59,6 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     """Number of top alternatives to report for each token; 0 reports the chosen token alone."""
+    hidden: bool = False
+    """Whether the first delta has the hidden vector of the prompt's last position."""
 
     @property
     def needs_penalties_or_filters(self) -> bool:

@@ -62,7 +62,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 
 
 PREFIX = "reprise"
-ENDPOINTS = ("chat", "speech", "voices", "realtime")
+ENDPOINTS = ("chat", "responses", "completions", "embeddings", "rerank", "speech", "voices", "realtime")
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 

@@ -73,6 +73,26 @@ def test_an_agent_with_two_tools(scripted: RunningServer, streamed: bool) -> Non
     assert messages[1].response_metadata["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_over_responses(scripted: RunningServer, streamed: bool) -> None:
+    def add(a: int, b: int) -> str:
+        """The sum of two numbers."""
+        return f"It is {a + b}."
+
+    create_agent = needed("langchain.agents").create_agent
+    agent = create_agent(chat(scripted.url, "tiny", streaming=streamed, use_responses_api=True), [add])
+    messages = agent.invoke({"messages": [{"role": "user", "content": call_text("add", a=4, b=38)}]})["messages"]
+    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
+    assert messages[-1].text == "It is 42." and messages[-1].usage_metadata["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_structured_output_over_responses(scripted: RunningServer, streamed: bool) -> None:
+    model = chat(scripted.url, "tiny", streaming=streamed, use_responses_api=True)
+    seen = model.with_structured_output(Seen, method="json_schema").invoke('{"shape": "circle"}')
+    assert seen == Seen(shape="circle")
+
+
 def test_a_call_that_was_cut_off_goes_back_with_an_error(scripted: RunningServer) -> None:
     """LangChain keeps it as an invalid call, and agents answer it."""
     messages = needed("langchain_core.messages")

@@ -64,6 +64,7 @@ def test_chat_speech_and_errors(node: Node, tmp_path: Path) -> None:
     seen = node.seen("drive.mjs", audio)
     assert seen["models"] == ["qwen2_vl", "voxcpm2"]
     assert seen["text"] and seen["text"] == seen["streamed"] == seen["assembled"]
+    assert seen["responses"] == [seen["text"]] * 3 and seen["status"] in ("completed", "incomplete")
     assert seen["finish"] in ("stop", "length") and seen["logprobs"] > 0
     assert seen["usage"]["prompt_tokens_details"]["image_tokens"] > 0
     details = seen["streamUsage"]["prompt_tokens_details"]

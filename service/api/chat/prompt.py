@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from models.interfaces.errors import InputError, PromptTooLong
 from models.interfaces.media import ChatMessage, MediaItem, Prompt, TokenizedChat, Tool
 from models.interfaces.media import ContentPart as PromptPart
@@ -201,9 +203,15 @@ OPENING_TOKENS = 16
 
 
 async def build_prompt(
-    context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], record: RequestRecord
+    context: ServerContext,
+    model: HostedModel,
+    body: ChatRequestBody,
+    tools: Sequence[Tool],
+    record: RequestRecord,
+    raw: str | list[int] | None = None,
 ) -> Prompt:
-    """The prompt of a request. The bytes of fetched and decoded media are charged to the record's ticket.
+    """The prompt of a request. The bytes of fetched and decoded media are charged to the record's ticket. raw: a text
+    with special tokens, or ids, in place of messages.
 
     Raises ApiError or InputError that names the field that does not fit.
     """
@@ -213,10 +221,14 @@ async def build_prompt(
     names_audio = any(message.audio is not None for message in body.messages)
     transcripts = await named_transcripts(body, context) if names_audio else {}
     messages, references = read_messages(body, context, max_model_len, transcripts)
-    length = sum(map(len, prompt_texts(messages, tools)))
+    length = sum(map(len, prompt_texts(messages, tools))) if raw is None else len(raw)
     check_length(length, max_model_len)
     kinds = [reference.kind for reference in references]
-    apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
+    apply: Callable[[], TokenizedChat]
+    if raw is None:
+        apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
+    else:
+        apply = partial(_raw_prompt, processor, raw)
     tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
     items: list[MediaItem] = []
     if references:
@@ -239,6 +251,11 @@ def processor_of(model: HostedModel, body: ChatRequestBody) -> ChatProcessor:
         field = "mm_processor_kwargs.downsample_mode"
         raise bad_request(f"{field}: this model has no modes.", field, "unsupported_parameter")
     return processor.modes[mode] if mode else processor
+
+
+def _raw_prompt(processor: ChatProcessor, raw: str | list[int]) -> TokenizedChat:
+    ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
+    return TokenizedChat(np.array(ids, np.int32))
 
 
 async def _tokenize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from service.api.chat.detokenizer import joined
-from service.api.chat.job import ChatJob, ChoiceCounts, generate, prepare_job
+from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import (
     AnswerMessage,
     ChatCompletion,
@@ -31,18 +32,9 @@ from service.api.chat.schema import (
 )
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, context_of
-from service.api.engines.request_stream import EngineLost
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
-from service.api.http.streaming import (
-    DONE,
-    EVENT_STREAM,
-    KEEP_ALIVE,
-    LiveResponse,
-    error_event,
-    event,
-    unless_disconnected,
-)
+from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
 from service.system.concurrency import all_results, merged
 
 router = APIRouter()
@@ -66,7 +58,8 @@ async def chat_completions(request: Request) -> Response:
     async with asyncio.timeout(context.settings.request_timeout):
         job, spoken = await unless_disconnected(request, _prepared(context, body, record))
     if body.stream:
-        return _stream(context, job, spoken, body.stream_options or StreamOptions())
+        events = _events(context, job, spoken, body.stream_options or StreamOptions())
+        return event_stream(events, context.settings)
     completion = await unless_disconnected(request, _complete(context, job, spoken))
     return Response(msgspec.json.encode(completion), media_type="application/json")
 
@@ -96,15 +89,8 @@ def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> Usage:
 
 
 async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:
-    """Collect one choice. Start again on another engine if the first one ends: the client has received nothing yet. The
-    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
-    try:
-        return await _collected(context, job, spoken, index)
-    except EngineLost:
-        if spoken is not None or not context.engine.ready:
-            raise
-        job.counts[index] = ChoiceCounts()
-        return await _collected(context, job, spoken, index)
+    collect = partial(_collected, context, job, spoken, index)
+    return await (collect() if spoken is not None else tried_again(context, job, index, collect))
 
 
 async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:
@@ -136,18 +122,6 @@ async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer 
 
 def _logprobs(job: ChatJob, entries: Sequence[TokenLogprob]) -> Logprobs | None:
     return None if job.sampling[0].logprobs is None else Logprobs(list(entries))
-
-
-def _stream(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, options: StreamOptions) -> Response:
-    settings = context.settings
-    return LiveResponse(
-        _events(context, job, spoken, options),
-        media_type=EVENT_STREAM,
-        timeout=settings.request_timeout + settings.write_timeout,  # choices end by themselves at request_timeout
-        write_timeout=settings.write_timeout,
-        keep_alive=KEEP_ALIVE,
-        on_error=error_event,
-    )
 
 
 async def _events(

@@ -151,15 +151,31 @@ def _fields(name: str, refused: Mapping[str, Refused], *bases: type[msgspec.Stru
     return msgspec.defstruct(name, described, bases=bases, frozen=True, kw_only=True)
 
 
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
+
+
+class SamplingFields(SamplingOptions, frozen=True, kw_only=True):
+    """SamplingOptions, and the fields that end answers."""
+
+    logit_bias: LogitBias | None = None
+    seed: Int64 | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+
+
 if TYPE_CHECKING:
 
-    class RefusedFields(SamplingOptions, frozen=True, kw_only=True):
-        """SamplingOptions, and a field for each name in REFUSED."""
+    class RefusedFields(SamplingFields, frozen=True, kw_only=True):
+        """SamplingFields, and a field for each name in REFUSED."""
 
     class UnspokenFields(VoiceOptions, frozen=True, kw_only=True):
         """Fields of speech that a spoken answer has, and one for each name in NOT_SPOKEN."""
 else:
-    RefusedFields = _fields("RefusedFields", REFUSED, SamplingOptions)
+    RefusedFields = _fields("RefusedFields", REFUSED, SamplingFields)
     UnspokenFields = _fields("UnspokenFields", NOT_SPOKEN, VoiceOptions)
 
 
@@ -396,11 +412,6 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     json_object: bool | None = None
 
 
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
-
-
 class ThinkingSwitch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled"]
 
@@ -425,12 +436,6 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    logit_bias: LogitBias | None = None
-    seed: Int64 | None = None
-    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
-    ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -259,6 +259,7 @@ def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
             max(delta.cached_tokens for delta in chat),
             chat[-1].steps,
             first.times,
+            next((delta.hidden for delta in chat if delta.hidden is not None), None),
         )
         return cast(Delta, merged), []
     if isinstance(first, SpeechDelta):

@@ -71,7 +71,10 @@ LARGE_SHARE = 0.75
 """Share of a kind's bytes that requests with more than SMALL_BYTES can use, and of its requests that can load media."""
 POLL_SECONDS = 0.1
 """Time between two looks at what other processes of the server hold, which do not tell when that changes."""
-KINDS = {"voices": "speech", "realtime": "chat"}
+KINDS = {
+    **dict.fromkeys(("responses", "completions", "embeddings", "rerank", "realtime"), "chat"),
+    "voices": "speech",
+}
 """Kind of work of an endpoint, if the two names differ."""
 EXCESS = "excess"
 """Column of the shared table: requests that load media, and bytes of the request that uses the part set aside."""

@@ -64,9 +64,6 @@ T = TypeVar("T")
 
 
 MAX_MESSAGE = 500
-INSTEAD = {"completions": "/v1/chat/completions", "responses": "/v1/chat/completions"}
-"""Paths of OpenAI's API below /v1 that are not served, and what does the same. Many clients use /v1/responses unless
-told otherwise."""
 RECOGNITION = ("audio/transcriptions", "audio/translations")
 """Paths of OpenAI's API for what no model here does."""
 CLIENT_CLOSED = 499
@@ -262,8 +259,6 @@ def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
     known = {getattr(route, "path", None) for route in routes}
     meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
-    if (instead := INSTEAD.get("/".join(parts), "")) in known:
-        hint = f"use {instead}."
     return ApiError(404, f"This server has no such path; {hint}", code="not_found")
 
 

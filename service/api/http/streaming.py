@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.api.http.errors import ApiError, ClientLeft, ResponseCut, as_api_error
 from service.api.http.middleware import record_of
+from service.settings.settings import Settings
 
 T = TypeVar("T")
 
@@ -221,6 +222,20 @@ class LiveResponse(Response):
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
         except OSError:
             raise ClientLeft from None
+
+
+def event_stream(
+    events: AsyncGenerator[bytes], settings: Settings, on_error: Callable[[ApiError], bytes] = error_event
+) -> LiveResponse:
+    """Server-sent events of an answer, which ends by itself at request_timeout."""
+    return LiveResponse(
+        events,
+        media_type=EVENT_STREAM,
+        timeout=settings.request_timeout + settings.write_timeout,
+        write_timeout=settings.write_timeout,
+        keep_alive=KEEP_ALIVE,
+        on_error=on_error,
+    )
 
 
 class ClientTimeout(ResponseCut):

@@ -63,7 +63,8 @@ class StepOutput:
 
     results: dict[str, Tensor]
     """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks; with drafts as of VerifyStep.
-    Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]."""
+    Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n];
+    `hidden` float32 [rows, hidden_size] of a step of chunks alone."""
     route: Route
     kind: StepKind
     pending_sampling: PendingSampling | None = None
@@ -252,9 +253,10 @@ class ChatRunner:
         if step.needs.guided:
             self.graphs.held_hidden[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
+        reported = {"hidden": hidden.float()} if step.needs.hidden else {}
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self.graphs.sample[step.needs.full].run(plan)
-        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
+        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs) | reported, route, kind)
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
         """A launched step whose hidden states are in `held_hidden`, and whose sampling waits for masks."""

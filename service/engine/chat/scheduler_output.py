@@ -112,6 +112,8 @@ class SamplerNeeds(NamedTuple):
     """The largest number of alternatives that a row has to report; None if no row reports log probabilities."""
     guided: bool
     """Whether any row has a grammar, and so needs a mask."""
+    hidden: bool = False
+    """Whether rows report their hidden vectors: all of an embedding model, whose requests end with their prefill."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,4 +147,5 @@ def sampler_needs(sequences: tuple[ChatSequence, ...]) -> SamplerNeeds:
         full=any(s.needs_penalties_or_filters for s in sequences),
         logprobs=max(asked, default=None),
         guided=any(s.guide is not None for s in sequences),
+        hidden=any(s.sampling.hidden for s in sequences),
     )

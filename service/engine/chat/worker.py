@@ -14,6 +14,7 @@ from itertools import chain
 from typing import cast
 
 import msgspec
+import numpy as np
 from torch import Tensor, nn
 
 from models.interfaces.processor import ChatProcessor
@@ -354,6 +355,8 @@ class ChatWorker:
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()
         page_size, deltas, ended = self._pages.page_size, self._outbox.deltas, list[ChatSequence]()
+        if (hidden := results.get("hidden")) is not None:
+            self._report_hidden(launch.sequences, hidden)
         with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
         width = 1 + launch.drafts
         for number, sequence in enumerate(launch.sequences):
@@ -408,6 +411,12 @@ class ChatWorker:
         if drafted or not self._runner.keys_ahead:  # A model's own drafter has none behind a step without drafts.
             self._draft_length.observe(accepted)
         self._scheduler.settle(sequence, drafts, accepted, ended=ended)
+
+    def _report_hidden(self, sequences: tuple[ChatSequence, ...], hidden: np.ndarray) -> None:
+        """Send hidden vectors in deltas of their own, before those of the tokens."""
+        for sequence, vector in zip(sequences, hidden, strict=True):
+            if not sequence.finished:
+                self._outbox.deltas.append(ChatDelta(sequence.request_id, (), hidden=vector.copy()))
 
     def state(self) -> ModelState:
         scheduler = self._scheduler

@@ -161,17 +161,10 @@ def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str,
     assert missing.json()["error"]["message"] == f"This server has no such path; did you mean {meant}?"
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions", "/responses"])
-def test_a_path_of_openai_that_is_not_served_names_what_is(server: RunningServer, path: str) -> None:
-    missing = httpx.post(server.url + path, json={})
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
-    assert missing.json()["error"]["message"] == "This server has no such path; use /v1/chat/completions."
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/v1/responses", "This server has no such path; GET /docs describes the others."),
+        ("/v1/responses", "This path is not a WebSocket: send an HTTP request without an upgrade."),
         ("/v1/realtime/?model=tiny", "This server has no such path; did you mean /v1/realtime?"),
         ("/realtime", "This server has no such path; did you mean /v1/realtime?"),
         ("/v1/nope", "This server has no such path; GET /docs describes the others."),

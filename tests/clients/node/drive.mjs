@@ -40,6 +40,19 @@ const assembled = await runner.finalChatCompletion();
 seen.assembled = assembled.choices[0].message.content;
 seen.logprobs = assembled.choices[0].logprobs.content.length;
 
+const input = [{ role: "user", content: [
+  { type: "input_image", image_url: image.image_url.url, detail: "auto" },
+  { type: "input_text", text: "What is this?" },
+] }];
+const respond = { model: chatModel, input, max_output_tokens: 12, temperature: 0 };
+const response = await client.responses.create(respond);
+seen.responses = [response.output_text];
+seen.status = response.status;
+const events = client.responses.stream(respond);
+let written = "";
+events.on("response.output_text.delta", (event) => (written += event.delta));
+seen.responses.push((await events.finalResponse()).output[0].content[0].text, written);
+
 const speech = { model: speechModel, voice: "alloy", input: "Hello from Node.", seed: 1, max_len: 8 };
 const file = await client.audio.speech.create({ ...speech, response_format: "wav" });
 fs.writeFileSync(audioFile, Buffer.from(await file.arrayBuffer()));

@@ -1,0 +1,196 @@
+"""POST /v1/embeddings: the vector of a text, or of a conversation with pictures, by the published code of
+Qwen3-VL-Embedding (scripts/qwen3_vl_embedding.py of its repository; arXiv:2601.04720): an instruction as the system's
+message, the input as the user's, and the last position of the prompt after the final norm, normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import unicodedata
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from models.interfaces.errors import InputError
+from service.api.chat.job import ChatJob, prepare_job, tried_again
+from service.api.chat.schema import ChatRequestBody, Message
+from service.api.context import ServerContext, context_of
+from service.api.engines.request_stream import EngineError
+from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.middleware import record_of
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.streaming import unless_disconnected
+from service.hub.catalog import HostedModel
+from service.link.messages import ChatRequest
+from service.system.concurrency import all_results
+
+router = APIRouter()
+
+INSTRUCTION = "Represent the user's input."
+"""That of the published code, where none is given."""
+EMPTY = "NULL"
+"""What the published code writes for an empty input."""
+MOST_INPUTS = 2048
+"""Inputs of a request, as in OpenAI's API."""
+AT_ONCE = 64
+"""Inputs of a request that are in the engine together."""
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The token behind the vector is not read, so it should cost as little as it can."""
+
+
+class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """input: a text or several; token ids, which some clients make with another model's tokenizer, are refused.
+    messages: in place of it, one conversation, whose parts may be pictures and videos. instruction: what the vectors
+    are for. dimensions: only the first so many numbers, normalised again."""
+
+    model: str
+    input: str | Annotated[list[str], Meta(min_length=1)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    instruction: str | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """embedding: numbers, or base64 of them as little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingsUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True):
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingsUsage
+    object: Literal["list"] = "list"
+
+
+class Prompted(msgspec.Struct, frozen=True):
+    """An input as messages. path: of the input in the request; None: that of `messages`, before which there are `added`
+    ones."""
+
+    messages: list[Message]
+    path: str | None = None
+    added: int = 0
+
+
+def prompts_of(body: EmbeddingsBody) -> list[Prompted]:
+    """ApiError 400 unless there is either `input` or `messages`, and not too much of it."""
+    if (body.input is None) == (body.messages is None):
+        raise bad_request("input: required, unless there are messages; both exclude each other.", "input")
+    system = Message("system", instruction(body.instruction))
+    if body.messages is not None:
+        given = body.messages
+        if len(given) > 1 and given[-1].role == "assistant" and not _said(given[-1]):
+            given = given[:-1]  # vLLM's clients send it for the prompt to end where an answer would begin
+        added = [] if given[0].role in ("system", "developer") else [system]
+        return [Prompted([*added, *given], added=len(added))]
+    inputs = [body.input] if isinstance(body.input, str) else body.input or []
+    if len(inputs) > MOST_INPUTS:
+        raise bad_request(f"input: too many: {len(inputs)} given, at most {MOST_INPUTS} allowed.", "input")
+    return [Prompted([system, Message("user", text or EMPTY)], f"input[{index}]") for index, text in enumerate(inputs)]
+
+
+def _said(message: Message) -> bool:
+    parts = message.content or ()
+    return bool(parts) if isinstance(parts, str) else any(part.text for part in parts)
+
+
+def instruction(given: str | None) -> str:
+    """The instruction, with a punctuation mark at its end as the published code writes it."""
+    text = (given or INSTRUCTION).strip() or INSTRUCTION
+    return text if unicodedata.category(text[-1]).startswith("P") else f"{text}."
+
+
+@router.post(
+    "/v1/embeddings",
+    openapi_extra=operation(
+        "Vectors of texts, or of a conversation with images and videos.",
+        {JSON: EmbeddingList},
+        errors=WORK_ERRORS,
+        body={JSON: EmbeddingsBody},
+    ),
+)
+async def create_embeddings(request: Request) -> Response:
+    context = context_of(request)
+    context.require_ready()
+    body = await context.read_json(request, EmbeddingsBody)
+    model = context.model(body.model, "embedding", record_of(request.scope))
+    prompts = prompts_of(body)
+    vectors, usage = await hidden_vectors(context, request, model, prompts, body.cache_salt)
+    data = [Embedding(index, vector) for index, vector in enumerate(written(vectors, body))]
+    answer = EmbeddingList(model.name, data, usage)
+    return Response(msgspec.json.encode(answer), media_type=JSON)
+
+
+def written(hidden: np.ndarray, body: EmbeddingsBody) -> Sequence[list[float] | str]:
+    """The vectors of hidden vectors float32 [n, hidden_size], as the request wants them."""
+    most = hidden.shape[1]
+    size = most if body.dimensions is None else body.dimensions
+    if size > most:
+        raise bad_request(f"dimensions: too high: {size} given, at most {most} allowed.", "dimensions")
+    vectors = hidden[:, :size] / np.linalg.norm(hidden[:, :size], axis=1, keepdims=True).clip(1e-12)
+    if body.encoding_format == "base64":
+        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    numbers: list[list[float]] = vectors.tolist()
+    return numbers
+
+
+async def hidden_vectors(
+    context: ServerContext, request: Request, model: HostedModel, prompts: Sequence[Prompted], cache_salt: str | None
+) -> tuple[np.ndarray, EmbeddingsUsage]:
+    """The hidden vectors of the prompts' last positions, float32 [n, hidden_size]."""
+    turns, record = asyncio.Semaphore(AT_ONCE), record_of(request.scope)
+    record.ticket.grow(min(len(prompts), AT_ONCE) - 1)
+
+    async def one(prompted: Prompted) -> tuple[np.ndarray, int]:
+        asked = ChatRequestBody(
+            model=model.name, messages=prompted.messages, max_tokens=1, cache_salt=cache_salt, **GREEDY
+        )
+        async with turns:
+            try:
+                job = await prepare_job(context, asked, record, task=model.task)
+                return await tried_again(context, job, 0, lambda: _hidden(context, job)), len(job.prompt.token_ids)
+            except (ApiError, InputError, EngineError) as error:
+                raise _named(as_api_error(error), prompted) from error
+
+    async with asyncio.timeout(context.settings.request_timeout):
+        done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))
+    tokens = record.notes["prompt_tokens"] = sum(count for _, count in done)
+    return np.stack([vector for vector, _ in done]), EmbeddingsUsage(tokens, tokens)
+
+
+async def _hidden(context: ServerContext, job: ChatJob) -> np.ndarray:
+    """The hidden vector of the prompt's last position, float32 [hidden_size]."""
+    sampling = msgspec.structs.replace(job.sampling[0], hidden=True)
+    request = ChatRequest(f"{job.id}-0", job.model.name, job.prompt, sampling, job.record.arrival)
+    hidden = None
+    async with aclosing(context.engine.submit(request, job.group)) as deltas:
+        async for delta in deltas:
+            hidden = delta.hidden if hidden is None else hidden
+    assert hidden is not None
+    return hidden
+
+
+def _named(error: ApiError, prompted: Prompted) -> ApiError:
+    """The error under the path that the input has in the request."""
+    if error.param is None or not error.param.startswith("messages"):
+        return error
+    param = prompted.path or re.sub(r"\d+", lambda found: str(int(found[0]) - prompted.added), error.param, count=1)
+    error.message = f"{param}: {error.message.removeprefix(f'{error.param}: ')}"
+    error.param = param
+    return error

@@ -1,0 +1,543 @@
+"""POST /v1/responses: OpenAI's Responses API without stored state, answered by a chat job."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET, Meta, UnsetType
+from starlette.responses import Response
+
+from models.interfaces.errors import InputError
+from service.api.chat import schema as chat
+from service.api.chat.detokenizer import TextDelta
+from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.schema import (
+    ChatRequestBody,
+    Message,
+    ReasoningOptions,
+    Refused,
+    SamplingFields,
+    TokenLogprob,
+    refuse,
+)
+from service.api.context import ServerContext, context_of
+from service.api.engines.request_stream import EngineError, StepReport
+from service.api.http.errors import ApiError, ErrorDetail, as_api_error, bad_request
+from service.api.http.middleware import record_of
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.streaming import event, event_stream, unless_disconnected
+from service.link.sampling import MAX_LOGPROBS
+
+router = APIRouter()
+
+# Requests
+
+_ALL = "send the whole conversation as input"
+STATEFUL = {
+    "previous_response_id": Refused(instead=_ALL),
+    "conversation": Refused(instead=_ALL),
+    "prompt": Refused(instead="use instructions"),
+    "background": Refused(False),
+    "truncation": Refused("disabled"),
+    "context_management": Refused([]),
+}
+"""Fields that need a server that keeps responses, or that drops parts of the input."""
+NotKept = Annotated[Any, Meta(description="not supported: nothing is stored here")]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """image_url: of an input_image, a data: or https: URL. annotations: an empty list, in answers."""
+
+    type: Literal["input_text", "input_image", "output_text", "refusal", "reasoning_text", "summary_text"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: Annotated[Any, Meta(description="not supported: use image_url")] = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+ItemType = Literal["message", "reasoning", "function_call", "function_call_output"]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An item of an answer, or of the input, where a message needs no type. role, content: of a message. content or
+    summary: of reasoning. call_id, name, arguments: of a function_call. call_id, output: of a function_call_output."""
+
+    type: ItemType | None = None
+    id: str | None = None
+    status: Status | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+
+
+class FunctionTool(chat.FunctionDefinition, frozen=True, kw_only=True):
+    type: Literal["function"]
+
+
+class NamedTool(chat.NamedFunction, frozen=True, tag_field="type", tag="function"):
+    """The only function that may be called, and has to be."""
+
+
+class AllowedNamedTools(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedNamedTools
+
+
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """schema: required with type json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    format: TextFormat | None = TextFormat("text")
+
+
+class Repeated(SamplingFields, frozen=True, kw_only=True):
+    """Fields of a request that its response repeats."""
+
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = msgspec.field(default_factory=dict)
+    parallel_tool_calls: bool | None = True
+    reasoning: ReasoningOptions | None = ReasoningOptions()
+    text: TextOptions | None = TextOptions()
+    tool_choice: ToolChoice | None = "auto"
+    tools: list[FunctionTool] | None = msgspec.field(default_factory=list)
+
+
+class ResponsesBody(Repeated, frozen=True, kw_only=True):
+    """Fields of OpenAI's API, and sampling fields that vLLM adds. Nothing is stored, whatever `store` says."""
+
+    model: str
+    input: str | Annotated[list[Item], Meta(min_length=1)]
+    stream: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: NotKept = None
+    conversation: NotKept = None
+    prompt: NotKept = None
+    background: NotKept = None
+    truncation: NotKept = None
+    context_management: NotKept = None
+
+
+AS_IN_CHAT = {*ResponsesBody.__struct_fields__} & {*ChatRequestBody.__struct_fields__} - {
+    "tools",
+    "tool_choice",
+    "max_output_tokens",
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(eq=False)
+class Turn:
+    """A message of the chat request. path: that of its item. calls: those of the items that are its calls."""
+
+    message: Message
+    path: str
+    calls: list[str] = field(default_factory=list)
+
+
+def turns_of(body: ResponsesBody) -> list[Turn]:
+    """Read the items as messages: reasoning, text and calls that follow each other are one message of the assistant."""
+    turns = [Turn(Message("system", body.instructions), "instructions")] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*turns, Turn(Message("user", body.input), "input")]
+    for index, item in enumerate(body.input):
+        path = f"input[{index}]"
+        last = turns[-1] if turns and turns[-1].message.role == "assistant" else None
+        match item.type:
+            case "reasoning":
+                parts = item.summary if isinstance(item.content, str) else item.content or item.summary
+                thoughts = "".join(part.text or "" for part in parts or ())
+                turns.append(Turn(Message("assistant", reasoning_content=thoughts, tool_calls=[]), path))
+            case "function_call":
+                if last is None:
+                    turns.append(last := Turn(Message("assistant", tool_calls=[]), path))
+                function = chat.CalledFunction(_required(item, "name", path), item.arguments or "")
+                assert last.message.tool_calls is not None
+                last.message.tool_calls.append(chat.ToolCallEntry(_required(item, "call_id", path), function))
+                last.calls.append(path)
+            case "function_call_output":
+                content = _content(item.output, f"{path}.output")
+                turns.append(Turn(Message("tool", content, tool_call_id=item.call_id), path))
+            case _:
+                role = _required(item, "role", path)
+                message = Message(role, _content(item.content, f"{path}.content"), tool_calls=[])
+                if role == "assistant" and last is not None and last.message.content is None and not last.calls:
+                    turns.pop()
+                    message = msgspec.structs.replace(message, reasoning_content=last.message.reasoning_content)
+                turns.append(Turn(message, path))
+    return turns
+
+
+def _required(item: Item, name: str, path: str) -> str:
+    value = getattr(item, name)
+    if value is None:
+        raise bad_request(f"{path}.{name}: this field is required.", f"{path}.{name}")
+    return str(value)
+
+
+def _content(given: str | list[Part] | None, path: str) -> str | list[chat.ContentPart] | None:
+    if given is None or isinstance(given, str):
+        return given
+    return [_part(part, f"{path}[{index}]") for index, part in enumerate(given)]
+
+
+def _part(part: Part, path: str) -> chat.ContentPart:
+    if part.file_id is not None:
+        raise bad_request(f"{path}.file_id: not supported; use image_url.", f"{path}.file_id", "unsupported_parameter")
+    if part.type == "input_image":
+        return chat.ContentPart(
+            type="image_url", image_url=part.image_url and chat.MediaUrl(part.image_url, part.detail)
+        )
+    if part.type == "refusal":
+        return chat.ContentPart(type="refusal", refusal=part.refusal)
+    return chat.ContentPart(type="text", text=part.text)
+
+
+def chat_body(body: ResponsesBody, messages: list[Message]) -> ChatRequestBody:
+    """The chat request that a request stands for."""
+    choice: Any = body.tool_choice
+    if isinstance(choice, NamedTool):
+        choice = chat.NamedToolChoice(choice)
+    elif isinstance(choice, AllowedNamedTools):
+        choice = chat.AllowedToolsChoice(
+            chat.AllowedTools(choice.mode, [chat.NamedToolChoice(tool) for tool in choice.tools])
+        )
+    given = body.text.format if body.text else None
+    schema = None if given is None or given.schema is None else chat.JsonSchemaFormat(given.schema, given.name)
+    return ChatRequestBody(
+        messages=messages,
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=LOGPROBS in (body.include or ()) or body.top_logprobs is not None,
+        response_format=None if given is None else chat.ResponseFormat(given.type, schema),
+        tools=[chat.ToolDefinition("function", tool) for tool in body.tools or ()],
+        tool_choice=None if choice == "auto" else choice,
+        **{name: getattr(body, name) for name in AS_IN_CHAT},
+    )
+
+
+# Paths of the chat request, and what they are called here
+
+RENAMED = (
+    (r"messages", "input"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"response_format(?:\.json_schema)?(.*)", r"text.format\1"),
+    (r"tools\[(\d+)\]\.function(.*)", r"tools[\1]\2"),
+    (r"tool_choice\.function(.*)", r"tool_choice\1"),
+    (r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function(.*)", r"tool_choice.tools[\1]\2"),
+)
+IN_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(.*)")
+IN_ITEM = ((r"(.*\.image_url)\.url", r"\1"), (r"\.tool_call_id|\.id", ".call_id"), (r"\.function(\..*)", r"\1"))
+
+
+def renamed(path: str, turns: list[Turn]) -> str:
+    found = IN_MESSAGE.fullmatch(path)
+    if found is None:
+        return _replaced(path, RENAMED)
+    turn, rest = turns[int(found[1])], found[3]
+    if turn.path in ("instructions", "input"):
+        return turn.path
+    if turn.message.role == "tool":
+        rest = rest.replace(".content", ".output", 1)
+    return (turn.calls[int(found[2])] if found[2] else turn.path) + _replaced(rest, IN_ITEM)
+
+
+def _replaced(path: str, table: Sequence[tuple[str, str]]) -> str:
+    found = ((re.fullmatch(pattern, path), name) for pattern, name in table)
+    return next((match.expand(name) for match, name in found if match), path)
+
+
+def in_own_words(error: ApiError, turns: list[Turn]) -> ApiError:
+    """The error of a chat request, under the path that the field has here."""
+    if error.param is None:
+        return error
+    param = renamed(error.param, turns)
+    problem = error.message.removeprefix(f"{error.param}: ")
+    problem = problem.replace("a message with role tool and the id of this call", "its function_call_output")
+    return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code, retry_after=error.retry_after)
+
+
+# Answers
+
+
+class ResponsesUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: chat.PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: chat.CompletionTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(Repeated, frozen=True, kw_only=True):
+    """incomplete_details: the reason max_output_tokens if a limit of tokens, the context or request_timeout ended the
+    answer. steps, unenforced: as a chat completion has them."""
+
+    id: str
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: Status
+    output: list[Item]
+    incomplete_details: dict[str, str] | None
+    usage: ResponsesUsage | None
+    object: Literal["response"] = "response"
+    error: None = None
+    background: Literal[False] = False
+    previous_response_id: None = None
+    store: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    steps: StepReport | UnsetType = UNSET
+    unenforced: list[str] | UnsetType = UNSET
+
+
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream, with the names and fields of OpenAI's API. error, code, message, param: of the event
+    `error`, which ends a stream that failed."""
+
+    type: str
+    sequence_number: int
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: Item | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: Part | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+
+
+TEXT: dict[ItemType, str] = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+    "function_call": "function_call_arguments",
+}
+"""What the events of an item's text are about."""
+
+
+@dataclass(eq=False)
+class Output:
+    """An item of an answer that grows. call: the first delta of a function_call."""
+
+    type: ItemType
+    index: int
+    call: chat.ToolCallDelta | None = None
+    id: str = field(default_factory=lambda: f"item_{secrets.token_hex(12)}")
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def part(self) -> Part:
+        if self.type == "reasoning":
+            return Part(type="reasoning_text", text=self.text)
+        return Part(type="output_text", text=self.text, annotations=[], logprobs=[*self.logprobs])
+
+    def item(self, status: Status) -> Item:
+        item = Item(type=self.type, id=self.id, status=status)
+        if self.call is not None:
+            called = str(self.call.function.name)
+            return msgspec.structs.replace(item, call_id=str(self.call.id), name=called, arguments=self.text)
+        content = [] if status == "in_progress" else [self.part]
+        if self.type == "reasoning":
+            return msgspec.structs.replace(item, content=content, summary=[])
+        return msgspec.structs.replace(item, role="assistant", content=content)
+
+
+class Answer:
+    """Turns text deltas into items and their events."""
+
+    def __init__(self, job: ChatJob, body: ResponsesBody, turns: list[Turn]) -> None:
+        self._job, self._body, self._turns = job, body, turns
+        self._id = f"resp_{secrets.token_hex(12)}"
+        self._outputs: list[Output] = []
+        self._sequence = 0
+        self._events: list[ResponseEvent] = []
+        """Those that `feed` has not returned yet."""
+
+    def feed(self, delta: TextDelta) -> list[ResponseEvent]:
+        """Return the events of the next delta; those of the first and of the last one begin and end the response."""
+        if self._sequence == 0:
+            self._emit("response.created", response=self._response("in_progress"))
+            self._emit("response.in_progress", response=self._response("in_progress"))
+        if delta.reasoning:
+            self._write("reasoning", delta.reasoning)
+        if delta.content:
+            self._write("message", delta.content, delta.logprobs)
+        for call in delta.calls:
+            if call.id is not UNSET:
+                self._begin("function_call", call)
+            if call.function.arguments:
+                self._write("function_call", call.function.arguments)
+        if delta.finish_reason is not None:
+            status: Status = "incomplete" if delta.finish_reason == "length" else "completed"
+            if all(output.type == "reasoning" for output in self._outputs):
+                self._begin("message")
+            self._end_item(status)
+            self._emit(f"response.{status}", response=self._response(status))
+        events, self._events = self._events, []
+        return events
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that failed: its `error` is what OpenAI's clients raise, the fields beside it are
+        those that its API documents."""
+        error = in_own_words(error, self._turns)
+        detail = ErrorDetail(error.message, error.type, error.param, error.code)
+        self._emit("error", code=error.code, message=error.message, param=error.param, error=detail)
+        return encoded(self._events[-1:])
+
+    def _response(self, status: Status) -> ResponseObject:
+        job, body, ended = self._job, self._body, status != "in_progress"
+        unenforced = [renamed(path, self._turns) for path in job.unenforced or ()] or UNSET
+        return ResponseObject(
+            id=self._id,
+            created_at=job.created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            model=job.model.name,
+            status=status,
+            output=[one.item(status if one is self._outputs[-1] else "completed") for one in self._outputs],
+            incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
+            usage=_usage(job) if ended else None,
+            steps=job.steps() if ended else UNSET,
+            unenforced=unenforced if ended else UNSET,
+            **{name: getattr(body, name) for name in Repeated.__struct_fields__},
+        )
+
+    def _begin(self, type: ItemType, call: chat.ToolCallDelta | None = None) -> None:
+        if self._outputs:
+            self._end_item("completed")
+        output = Output(type, len(self._outputs), call)
+        self._outputs.append(output)
+        self._emit("response.output_item.added", output_index=output.index, item=output.item("in_progress"))
+        if call is None:
+            self._emit_in_item("response.content_part.added", part=output.part)
+
+    def _write(self, type: ItemType, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        if not self._outputs or self._outputs[-1].type != type:
+            self._begin(type)
+        self._outputs[-1].texts.append(text)
+        self._outputs[-1].logprobs += logprobs
+        self._emit_in_item(f"response.{TEXT[type]}.delta", delta=text, **_with_logprobs(type, logprobs))
+
+    def _end_item(self, status: Status) -> None:
+        output = self._outputs[-1]
+        done = f"response.{TEXT[output.type]}.done"
+        if output.call is not None:
+            self._emit_in_item(done, name=output.call.function.name, arguments=output.text)
+        else:
+            self._emit_in_item(done, text=output.text, **_with_logprobs(output.type, output.logprobs))
+            self._emit_in_item("response.content_part.done", part=output.part)
+        self._emit("response.output_item.done", output_index=output.index, item=output.item(status))
+
+    def _emit_in_item(self, type: str, **fields: Any) -> None:
+        output = self._outputs[-1]
+        content = {"content_index": 0} if output.call is None else {}
+        self._emit(type, output_index=output.index, item_id=output.id, **content, **fields)
+
+    def _emit(self, type: str, **fields: Any) -> None:
+        self._events.append(ResponseEvent(type=type, sequence_number=self._sequence, **fields))
+        self._sequence += 1
+
+
+def _with_logprobs(type: ItemType, logprobs: Sequence[TokenLogprob]) -> dict[str, list[TokenLogprob]]:
+    """The field of an event, which only text of messages has."""
+    return {"logprobs": [*logprobs]} if type == "message" else {}
+
+
+def _usage(job: ChatJob) -> ResponsesUsage:
+    used = job.usage()
+    prompt, completion = used.prompt_tokens_details, used.completion_tokens_details
+    return ResponsesUsage(used.prompt_tokens, prompt, used.completion_tokens, completion, used.total_tokens)
+
+
+def encoded(events: Sequence[ResponseEvent]) -> bytes:
+    """Server-sent events, which clients tell apart by name or by `type`."""
+    return b"".join(b"event: " + one.type.encode() + b"\n" + event(one) for one in events)
+
+
+@router.post(
+    "/v1/responses",
+    openapi_extra=operation(
+        "Create a response; messages and outputs of tools may have images. Nothing is stored.",
+        {JSON: ResponseObject},
+        events=(ResponseEvent,),
+        errors=WORK_ERRORS,
+        body={JSON: ResponsesBody},
+    ),
+)
+async def create_response(request: Request) -> Response:
+    context = context_of(request)
+    context.require_ready()
+    body = await context.read_json(request, ResponsesBody)
+    refuse(body, STATEFUL, "by this server")
+    turns = turns_of(body)
+    asked = chat_body(body, [turn.message for turn in turns])
+    settings, record = context.settings, record_of(request.scope)
+    try:
+        async with asyncio.timeout(settings.request_timeout):
+            job = await unless_disconnected(request, prepare_job(context, asked, record))
+        if not body.stream:
+            completed = await unless_disconnected(request, _completed(context, job, body, turns))
+            return Response(msgspec.json.encode(completed), media_type=JSON)
+    except (ApiError, InputError, EngineError) as error:
+        raise in_own_words(as_api_error(error), turns) from error
+    answer = Answer(job, body, turns)
+    return event_stream(_streamed(context, job, answer), settings, answer.failed)
+
+
+async def _completed(context: ServerContext, job: ChatJob, body: ResponsesBody, turns: list[Turn]) -> ResponseObject:
+    async def collect() -> ResponseObject:
+        answer = Answer(job, body, turns)
+        events: list[ResponseEvent] = []
+        async with aclosing(generate(context, job, 0)) as deltas:
+            async for delta in deltas:
+                events = answer.feed(delta)
+        completed = events[-1].response
+        assert completed is not UNSET
+        return completed
+
+    return await tried_again(context, job, 0, collect)
+
+
+async def _streamed(context: ServerContext, job: ChatJob, answer: Answer) -> AsyncGenerator[bytes]:
+    async with aclosing(generate(context, job, 0)) as deltas:
+        async for delta in deltas:
+            if events := answer.feed(delta):
+                yield encoded(events)

@@ -1,0 +1,129 @@
+"""POST /v1/embeddings: against transformers, and the protocol over a fake engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from openai import BadRequestError, OpenAI
+
+from service.api.chat.embeddings import instruction
+from service.hub import Checkpoint
+from service.hub.catalog import Catalog, HostedModel
+from tests.api.chat.test_chat import picture
+from tests.support.fake_chat import FakeProcessor, fake_catalog
+from tests.support.openai_chat import openai_client
+from tests.support.processes import ROOT
+from tests.support.servers import RunningServer, running_server
+
+NAME = "Qwen3-VL-Embedding-tiny"
+GOLDEN = ROOT / "tests/golden/qwen3_vl"
+EXPECTED = json.loads((ROOT / "tests/golden/qwen3_vl_embedding/expected.json").read_text())
+TEXT = "what is this ?"
+TOLERANCE = 2e-5
+
+
+def numbers(answer: Any) -> list[np.ndarray]:
+    return [np.array(one.embedding) for one in answer.data]
+
+
+def test_vectors_equal_those_of_the_published_code(tmp_path: Path) -> None:
+    """Alone, together in one step, and again from the caches."""
+    directory = tmp_path / NAME
+    directory.symlink_to(GOLDEN)
+    flags = {"model": (str(directory),), "device": "cpu", "kv_cache_tokens": 4096, "served_model_name": ("tiny",)}
+    url = f"data:image/png;base64,{base64.b64encode((GOLDEN / 'images/image1.png').read_bytes()).decode()}"
+    shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
+    with openai_client(flags) as client:
+        for _ in range(2):
+            for encoding in ("float", "base64"):
+                both = client.embeddings.create(model="tiny", input=[TEXT, ""], encoding_format=encoding)  # type: ignore[call-overload]
+                assert both.usage.prompt_tokens == EXPECTED["text"]["tokens"] + EXPECTED["empty"]["tokens"]
+                if encoding == "float":
+                    for name, vector in zip(("text", "empty"), numbers(both), strict=True):
+                        assert np.abs(vector - EXPECTED[name]["vector"]).max() <= TOLERANCE
+            extra = {"instruction": "Find a picture"}
+            (vector,) = numbers(client.embeddings.create(model="tiny", input=TEXT, extra_body=extra))
+            assert np.abs(vector - EXPECTED["instructed"]["vector"]).max() <= TOLERANCE
+            messages: list[Any] = [{"role": "user", "content": shown}, {"role": "assistant", "content": ""}]
+            seen = client.post("/embeddings", body={"model": "tiny", "messages": messages}, cast_to=httpx.Response)
+            (entry,) = seen.json()["data"]
+            assert np.abs(np.array(entry["embedding"]) - EXPECTED["picture"]["vector"]).max() <= TOLERANCE
+        (short,) = numbers(client.embeddings.create(model="tiny", input=TEXT, dimensions=8))
+        first = np.array(EXPECTED["text"]["vector"][:8])
+        assert np.abs(short - first / np.linalg.norm(first)).max() <= TOLERANCE
+        with pytest.raises(BadRequestError, match="at most 96"):
+            client.embeddings.create(model="tiny", input=TEXT, dimensions=97)
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[RunningServer]:
+    """A chat model and an embedding model."""
+    vectors = HostedModel(("vectors",), "chat", Checkpoint(NAME, Path("/nowhere")), FakeProcessor, 1)
+    with running_server(Catalog([*fake_catalog().models, vectors])) as server:
+        yield server
+
+
+def post(server: RunningServer, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/embeddings", json={"model": "vectors", **body})
+
+
+def test_inputs_are_one_text_or_several(hosted: RunningServer) -> None:
+    for given, lengths in (("abc", [3]), (["abc", "", "x" * 70], [3, 4, 70])):
+        answer = post(hosted, input=given).json()
+        assert (answer["object"], answer["model"]) == ("list", "vectors")
+        assert answer["usage"] == {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)}
+        assert [one["index"] for one in answer["data"]] == list(range(len(lengths)))
+        for one, length in zip(answer["data"], lengths, strict=True):
+            hidden = np.array([length, 1, 2, 3])
+            assert one["embedding"] == pytest.approx(hidden / np.linalg.norm(hidden))
+    many = post(hosted, input=[f"{number}" for number in range(300)]).json()
+    assert [one["index"] for one in many["data"]] == list(range(300))
+
+
+def test_the_card_and_the_other_endpoints_know_the_task(hosted: RunningServer) -> None:
+    cards = {card["id"]: card for card in httpx.get(f"{hosted.url}/v1/models").json()["data"]}
+    assert (cards["vectors"]["kind"], cards["tiny"]["kind"]) == ("embedding", "chat")
+    assert cards["vectors"]["architecture"]["output_modalities"] == ["embeddings"]
+    refused = post(hosted, model="tiny", input="x")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "wrong_endpoint")
+    with OpenAI(base_url=f"{hosted.url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(BadRequestError, match="/v1/embeddings"):
+            client.chat.completions.create(model="vectors", messages=[{"role": "user", "content": "x"}])
+        assert len(client.embeddings.create(model="vectors", input="abc").data[0].embedding) == 4
+    assert 'endpoint="embeddings",model="vectors",outcome="ok"' in httpx.get(f"{hosted.url}/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "x", "messages": [{"role": "user", "content": "x"}]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": ["x", 1]}, "input[1]"),
+        ({"input": [[1, 2]]}, "input[0]"),
+        ({"input": ["x", "y" * 5000]}, "input[1]"),
+        ({"input": "x", "dimensions": 5}, "dimensions"),
+        ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": picture(width=3)}]}]},
+         "messages[0].content[0].image_url"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_input(hosted: RunningServer, fields: dict[str, Any], param: str) -> None:
+    refused = post(hosted, **fields)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == param and error["message"].startswith(f"{param}:")
+
+
+def test_an_instruction_ends_with_punctuation() -> None:
+    assert [instruction(given) for given in (None, "", " Find it ", "Find it!")] == [
+        *("Represent the user's input.",) * 2, "Find it.", "Find it!"
+    ]  # fmt: skip
