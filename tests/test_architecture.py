@@ -9,11 +9,11 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 39_700,
-    "service/api": 15_100,
+    "service": 40_500,
+    "service/api": 15_750,
     "service/cli": 3_000,
     "service/confined": 400,
-    "service/engine": 10_850,
+    "service/engine": 11_400,
     "service/graphs": 1_400,
     "service/hub": 550,
     "service/link": 1_450,
@@ -23,20 +23,20 @@ LINES = {
     "service/settings": 650,
     "service/system": 550,
     "service/tuning": 500,
-    "models": 21_300,
-    "models/checkpoints": 1_100,
+    "models": 22_750,
+    "models/checkpoints": 1_600,
     "models/interfaces": 750,
-    "models/layers": 9_600,
+    "models/layers": 10_500,
     "models/minicpmv": 2_000,
     "models/qwen_vl": 2_600,
     "models/text": 900,
     "models/voxcpm2": 3_350,
     "training": 6_450,
-    "benchmarks": 9_050,
+    "benchmarks": 9_250,
     "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 44_100
+WORDS = 46_000
 """The most words of README, CHANGELOG and docs."""
 
 FILES = 203

@@ -206,12 +206,13 @@ def gated_delta_net(rows: int) -> None:
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_steps)
     gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, of_steps, z, *norm)
     if rows % 4 == 0:  # steps with three drafts
-        places = [rows_of_int64(rows // 4) for _ in range(4)]
-        drafted = StateRows([], *places[:2], slots=places[2], pending=places[3])
+        read, write, slots, pending = (rows_of_int64(rows // 4) for _ in range(4))
+        drafted = StateRows([], read, write, slots=slots, pending=pending)
         mixed = gated_delta.pending_conv(qkv, empty(channels, 4), conv, drafted, empty(9, 4, channels))
         held = empty(9, 4, 2 * heads)
         gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, drafted, z, *norm, held)
-    of_chunks = StateRows([], *(rows_of_int64(sequences) for _ in range(4)))
+    read, write, kept, kept_ends = (rows_of_int64(sequences) for _ in range(4))
+    of_chunks = StateRows([], read, write, kept, kept_ends)
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_chunks, ends)
     out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, of_chunks, ends)
     gated_delta.gated_norm(out, z, *norm)

@@ -18,7 +18,7 @@ from models.layers.kv_cache import STATE_INTERVAL
 from models.layers.moe import MixtureOfExperts
 from models.protocol import Decoder
 from models.qwen_vl.v3_5.language import HybridDecoder
-from service.engine.chat.slot_state import state_row_bytes
+from service.engine.chat.slot_state import row_bytes
 
 EMBEDDINGS = ("embed_tokens.", "head.", "tied_head.")
 """Beginnings of the names of weights that are no part of a layer."""
@@ -31,7 +31,7 @@ def decode_floor(decoder: Decoder, rows: int, context: int) -> float:
     heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
     left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
     cached = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    row = context * cached + 2 * state_row_bytes(decoder)
+    row = context * cached + 2 * row_bytes(decoder.state_specs())
     return (_read_bytes(decoder, rows, left_out) + rows * row) / bytes_per_second()
 
 
