@@ -105,10 +105,10 @@ class MiniCPMV46Processor(TextProcessor):
         structural = [self._line_break, *(self._markers[name] for name in names[:4])]
         self._structural = {int(part.token_ids[0]) for part in structural}
         self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
-        self._configure(config)
-        self.modes = {mode: copy(self)._configure(config.in_mode(mode)) for mode in MODES}
+        self.configure(config)
+        self.modes = {mode: copy(self).configure(config.in_mode(mode)) for mode in MODES}
 
-    def _configure(self, config: MiniCPMV46Config) -> MiniCPMV46Processor:
+    def configure(self, config: MiniCPMV46Config) -> MiniCPMV46Processor:
         self.config = config
         self._settings = repr((config.merge, config.vision, config.pixel_mean, config.pixel_std)).encode()
         return self
