@@ -33,8 +33,8 @@ from tests.support.private_interfaces import INTERFACES, Interface
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("models", "service", "deploy")
 MODULES = {"pillow": "PIL"}
-OF_PYTHON = {"_exit"}
-"""os._exit is documented."""
+OF_PYTHON = {"_exit", "_replace"}
+"""os._exit and the _replace of a NamedTuple are documented."""
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
