@@ -36,7 +36,7 @@ LINES = {
     "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 46_000
+WORDS = 45_300
 """The most words of README, CHANGELOG and docs."""
 
 FILES = 203
