@@ -36,7 +36,7 @@ LINES = {
     "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 45_300
+WORDS = 45_400
 """The most words of README, CHANGELOG and docs."""
 
 FILES = 203

@@ -250,7 +250,7 @@ class GraphRunner:
         self._pool = pool
         self._observations = observations
         self.enabled = enabled
-        self._on_demand = {key_of(bucket) for bucket in on_demand}
+        self.on_demand = {key_of(bucket) for bucket in on_demand}
         """Those that no call has missed."""
         self._capture_stream = capture_stream
         self._fill_others = fill_others or (lambda: None)
@@ -336,7 +336,7 @@ class GraphRunner:
 
     def _count_miss(self, choice: _Choice, weight: float) -> None:
         if choice.missed is not None:
-            self._on_demand.discard(choice.missed)
+            self.on_demand.discard(choice.missed)
             self._missed[choice.missed] += weight
             self.misses = max(self.misses, self._missed[choice.missed])
 
@@ -426,7 +426,7 @@ class GraphRunner:
     def _next_wanted(self, *, idle: bool) -> Bucket | None:
         if not self.enabled:
             return None
-        untried = [bucket for bucket in self._untried()[::-1] if key_of(bucket) not in self._on_demand]
+        untried = [bucket for bucket in self._untried()[::-1] if key_of(bucket) not in self.on_demand]
         untried.sort(key=lambda bucket: key_of(bucket) in self._dense)
         wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
         if wanted is None and idle:
@@ -447,7 +447,7 @@ class GraphRunner:
     @property
     def num_untried(self) -> int:
         """Buckets of the list that are still to be captured, whatever calls come."""
-        return sum(key_of(bucket) not in self._on_demand for bucket in self._untried()) if self.enabled else 0
+        return sum(key_of(bucket) not in self.on_demand for bucket in self._untried()) if self.enabled else 0
 
     def _untried(self) -> list[Bucket]:
         tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()

@@ -481,6 +481,8 @@ def test_logprobs_are_reported_where_asked() -> None:
 def test_every_captured_step_passes_the_audit() -> None:
     engine = InlineEngine(graphs=False)
     for runner in engine.worker.graph_runners:
+        if not runner.bucket_list:
+            continue  # steps with drafts, of which there are none
         bucket = runner.bucket_list[0]
         rows = next(iter(bucket.values()))
         assert {spec.shape[0] for spec in audit(runner.capturable, bucket).values()} <= {rows, rows // 2}

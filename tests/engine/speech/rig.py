@@ -84,6 +84,9 @@ class WorkerRig:
         self._clock = clock
         self.worker = SpeechWorker("tts", processor, model, context)
         self.worker.allocate(1 + tokens // config.page_size)
+        if capture_all:
+            for runner in self.worker.graph_runners:
+                runner.on_demand.clear()
         while self.worker.capture_next(idle=capture_all):
             pass
         self.worker.calibrate()
