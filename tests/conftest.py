@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
 import re
 import signal
@@ -95,6 +96,16 @@ def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
     # Of a server that is idle for a moment, tests would count steps and requests that nobody asked for.
     os.environ["REPRISE_FIXED_VOICES"] = "at_use"
+
+
+@pytest.fixture(autouse=True)
+def same_handlers() -> Iterator[None]:
+    """Commands that run in this process set the log up for good."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,13 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 AnswerWith = Callable[[Callable[[], httpx.Response]], list[dict[str, Any]]]
-
-
-@pytest.fixture(autouse=True)
-def same_handlers() -> Iterator[None]:
-    """Commands that run in this process set the log up for good."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -60,7 +60,9 @@ def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None
     assert order == sorted(order, reverse=True)
     both = [{"image": url, "text": TEXT}, {"text": TEXT}]
     best = post(server, "rerank", query={"text": QUERY}, documents=both, top_n=1, return_documents=True).json()
-    assert best["results"] == [{"index": 1, "relevance_score": found[0], "document": {"text": TEXT}}]
+    (first,) = best["results"]
+    assert (first["index"], first["document"]) == (1, {"text": TEXT})
+    assert first["relevance_score"] == pytest.approx(found[0], abs=TOLERANCE)  # beside other documents in its batch
     asked = {"query": QUERY, "documents": [TEXT], "instruction": "Find a picture."}
     (other,) = post(server, "rerank", **asked).json()["results"]
     assert other["relevance_score"] == pytest.approx(EXPECTED["instructed"]["score"], abs=TOLERANCE)
