@@ -2,10 +2,10 @@
 
     python -m benchmarks.engines [chat] [conversations] [speech] [--gpus 1 2] [--rounds 3] [--per-gpu] [--tiny]
 
-Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` take the same load in turn, so that
-drifts of the host affect both. The load is closed and large enough for the largest number of GPUs; with --per-gpu a
-smaller number gets its share of it, so that each GPU has the same to do. --tiny takes the embedded models and engines
-on the CPU, to try the script.
+Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` stay up together and take the same load
+in turn, so that drifts of the host affect both. The load is closed and large enough for the largest number of GPUs;
+with --per-gpu a smaller number gets its share of it, so that each GPU has the same to do. --tiny takes the embedded
+models and engines on the CPU, to try the script.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +97,26 @@ LOADS: dict[str, Callable[[str, Scale, int], AnyLoad]] = {
 def measured(
     kinds: Sequence[str], counts: Sequence[int], rounds: int, scales: Mapping[int, Scale], tiny: bool
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """A row for each kind of load, number of GPUs and round, and the facts that its server reports. scales: by number
-    of GPUs."""
-    for kind in kinds:
-        with tempfile.TemporaryDirectory() as folder:
-            model = SPEECH if kind == "speech" else CHAT
-            hosted = [] if tiny else random_weights([make(model, Path(folder))])
-            for number in range(rounds):
-                for count in counts:
-                    scale = scales[count]
-                    with serve(*hosted, *flags(count, scale, tiny)) as server:
-                        server.wait_for_captures()
-                        found = row(server, kind, count, scale, number)
-                        yield {"load": kind, "round": number, **found}, server.facts()
+    """A row for each round, kind of load and number of GPUs, and the facts that its server reports. scales: by number
+    of GPUs. All servers stay up, so that only the load changes; each has its share of the memory."""
+    models = sorted({SPEECH if kind == "speech" else CHAT for kind in kinds})
+    hosts = [(model, count) for model in models for count in counts]
+    with ExitStack() as stack, ThreadPoolExecutor() as starts:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        weights = {model: [] if tiny else random_weights([make(model, folder)]) for model in models}
+        begun = [
+            starts.submit(
+                stack.enter_context, serve(*weights[model], *flags(count, scales[count], tiny, 0.9 / len(hosts)))
+            )
+            for model, count in hosts
+        ]
+        servers = dict(zip(hosts, (start.result() for start in begun), strict=True))
+        for server in servers.values():
+            server.wait_until_idle()
+        for number, kind, count in product(range(rounds), kinds, counts):
+            server = servers[SPEECH if kind == "speech" else CHAT, count]
+            found = row(server, kind, count, scales[count], seed=number * len(LOADS) + list(LOADS).index(kind))
+            yield {"load": kind, "round": number, **found}, server.facts()
 
 
 def share(scale: Scale, count: int, most: int) -> Scale:
@@ -114,14 +124,16 @@ def share(scale: Scale, count: int, most: int) -> Scale:
     return replace(scale, chats=scale.chats * count // most, listeners=scale.listeners * count // most)
 
 
-def flags(count: int, scale: Scale, tiny: bool) -> list[str]:
+def flags(count: int, scale: Scale, tiny: bool, memory_share: float) -> list[str]:
     engines = ["--engines", str(count), "--device", "cpu"] if tiny else ["--gpus", str(count)]
     limits = ["--max-in-flight", "4096", "--max-waiting", "2048", "--max-running", str(scale.max_running)]
-    return [*engines, *limits, "--api-processes", str(scale.api_processes)]
+    share = ["--memory-share", f"{memory_share:.3f}"]
+    return [*engines, *limits, *share, "--api-processes", str(scale.api_processes)]
 
 
 def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
     """The clients' measurements, and how the engines shared the work."""
+    before = shares(server) if count > 1 else {}
     load = LOADS[kind](server.url, scale, seed)
     result = summary(load, run_load(load, processes=min(scale.client_processes, load.concurrency)))
     found: Row = {
@@ -138,10 +150,15 @@ def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
     else:
         found |= {"tokens_per_s": result["tokens_per_second"], "cached_tokens": result["cached_tokens"]}
     if count > 1:
-        found["steps_by_engine"] = server.samples("reprise_steps_total", "engine")
-        choices = {reason: server.metric("reprise_engine_choices_total", reason=reason) for reason in REASONS}
-        found["choices"] = choices
+        for name, values in shares(server).items():
+            found[name] = {key: value - before[name].get(key, 0.0) for key, value in values.items()}
     return found
+
+
+def shares(server: Server) -> dict[str, dict[str, float]]:
+    """Steps of each engine, and requests by the reason for which they went to theirs."""
+    choices = {reason: server.metric("reprise_engine_choices_total", reason=reason) for reason in REASONS}
+    return {"steps_by_engine": server.samples("reprise_steps_total", "engine"), "choices": choices}
 
 
 def main(words: Sequence[str] | None = None) -> Path:
