@@ -29,6 +29,8 @@ from service.cli.bench.traffic import AnyLoad, ChatLoad, SpeechLoad
 
 CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
 GPUS = (1, 2)
+MEMORY = ["--kv-cache-tokens", "262144", "--graph-memory", str(8 << 30)]
+"""The same for each engine: a share would count what other servers take of the same GPU."""
 REASONS = ("affinity", "spilled", "load", "moved")
 
 
@@ -98,16 +100,14 @@ def measured(
     kinds: Sequence[str], counts: Sequence[int], rounds: int, scales: Mapping[int, Scale], tiny: bool
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
     """A row for each round, kind of load and number of GPUs, and the facts that its server reports. scales: by number
-    of GPUs. All servers stay up, so that only the load changes; each has its share of the memory."""
+    of GPUs. All servers stay up, so that only the load changes."""
     models = sorted({SPEECH if kind == "speech" else CHAT for kind in kinds})
     hosts = [(model, count) for model in models for count in counts]
     with ExitStack() as stack, ThreadPoolExecutor() as starts:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         weights = {model: [] if tiny else random_weights([make(model, folder)]) for model in models}
         begun = [
-            starts.submit(
-                stack.enter_context, serve(*weights[model], *flags(count, scales[count], tiny, 0.9 / len(hosts)))
-            )
+            starts.submit(stack.enter_context, serve(*weights[model], *flags(count, scales[count], tiny)))
             for model, count in hosts
         ]
         servers = dict(zip(hosts, (start.result() for start in begun), strict=True))
@@ -124,11 +124,11 @@ def share(scale: Scale, count: int, most: int) -> Scale:
     return replace(scale, chats=scale.chats * count // most, listeners=scale.listeners * count // most)
 
 
-def flags(count: int, scale: Scale, tiny: bool, memory_share: float) -> list[str]:
+def flags(count: int, scale: Scale, tiny: bool) -> list[str]:
     engines = ["--engines", str(count), "--device", "cpu"] if tiny else ["--gpus", str(count)]
     limits = ["--max-in-flight", "4096", "--max-waiting", "2048", "--max-running", str(scale.max_running)]
-    share = ["--memory-share", f"{memory_share:.3f}"]
-    return [*engines, *limits, *share, "--api-processes", str(scale.api_processes)]
+    memory = [] if tiny else MEMORY
+    return [*engines, *limits, *memory, "--api-processes", str(scale.api_processes)]
 
 
 def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
