@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.voxcpm2.processor import VoxCPM2Processor
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError
 from service.api.speech import voices as voices_at_start
@@ -102,17 +101,6 @@ def test_instructions_keep_a_named_voice_and_describe_an_unnamed_one(heard: Hear
     assert same(whispered, heard.speak("nova"))
     assert whispered.segments[0].text_ids != heard.speak("nova").segments[0].text_ids
     assert heard.speak(None, instructions="An old man").reference is None
-
-
-def test_a_voice_is_made_with_what_requests_have_by_default(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VoxCPM2Processor, "cfg_value", 1.5)
-    monkeypatch.setattr(VoxCPM2Processor, "min_patches", 3)
-    before = len(heard.requests)
-    heard.speak("ash", max_len=4)
-    making, *_, spoken = heard.requests[before:]
-    assert making.request_id.startswith("voice-") and not spoken.request_id.startswith("voice-")
-    for request in (making, spoken):
-        assert (request.cfg_value, request.segments[0].min_patches) == (1.5, 3)
 
 
 def test_it_is_the_same_after_a_restart_and_not_made_again(heard: Heard, directory: Path) -> None:

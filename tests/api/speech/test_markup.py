@@ -120,6 +120,7 @@ def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
 @example(MARKDOWN, [1])
 @example("foo```code```bar", [4])
 @example("a `x` b*<b>* c", [2])
+@example("[1](`) `", [1])
 def test_markup_goes_from_text_in_pieces_as_from_the_whole(text: str, sizes: list[int]) -> None:
     assert "".join(in_pieces(text, sizes)) == strip_markup(text)
 

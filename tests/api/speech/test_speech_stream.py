@@ -6,8 +6,7 @@ import asyncio
 import io
 import json
 import logging
-from contextlib import AsyncExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -17,13 +16,9 @@ import soundfile
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from service.link.config import Channel, EngineConfig
-from service.media.audio_out import LAWS
 from tests.api.speech.conftest import MAX_CHARS
 from tests.api.speech.test_speech import clip, data_url
-from tests.support.fake_talker import talking_catalog
-from tests.support.inline_link import InlineLink
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS, until
 
 TEXT = "One two three. Four five, six seven! Is it eight? Nine."
@@ -94,11 +89,10 @@ def post(server: RunningServer, text: str) -> bytes:
     return answer.content
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-async def test_text_in_pieces_sounds_as_one_post_of_the_whole(speaking: RunningServer, size: int) -> None:
+async def test_text_in_pieces_sounds_as_one_post_of_the_whole(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
         await tell(socket, "session.config", **config())
-        await write(socket, TEXT, size)
+        await write(socket, TEXT, 1)
         received = await heard(socket)
     audio, whole = sound(received), await asyncio.to_thread(post, speaking, TEXT)
     assert len(audio) == len(whole)
@@ -180,20 +174,6 @@ async def test_each_segment_is_a_file_of_its_own(speaking: RunningServer, caplog
     await until(lambda: bool(found()), what="the connection is logged")
     (line,) = found()
     assert line["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and line["truncated"] and line["client"] == "127.0.0.1"
-
-
-async def test_telephones_are_spoken_to(speaking: RunningServer) -> None:
-    async def spoken(**fields: Any) -> tuple[int, bytes]:
-        await tell(socket, "session.config", **config(**fields))
-        await write(socket, "Hello there. Good bye.")
-        received = await heard(socket)
-        starts = [message for message in received if not isinstance(message, bytes) and "sample_rate" in message]
-        return starts[0]["sample_rate"], sound(received)
-
-    async with session(speaking) as socket:
-        whole = np.frombuffer((await spoken(sample_rate=8000))[1], "<i2")
-        for name, law in LAWS.items():
-            assert await spoken(response_format=name) == (8000, law(whole))
 
 
 @pytest.mark.parametrize(
@@ -278,22 +258,6 @@ async def test_a_session_is_not_idle_while_it_speaks(speaking: RunningServer, mo
             await heard(socket)
 
 
-async def test_an_idle_session_takes_no_slot_from_others(speaking: RunningServer) -> None:
-    """More of them than there are slots: each goes on when it has text again."""
-    async with AsyncExitStack() as stack:
-        sockets = [await stack.enter_async_context(session(speaking)) for _ in range(10)]
-        for socket in sockets:
-            await tell(socket, "session.config", **config(max_len=1))
-            await tell(socket, "input.text", text="Hello there. And")
-            assert (await heard(socket, "audio.done"))[-1]["type"] == "audio.done"
-        assert await asyncio.to_thread(post, speaking, "Yes.")
-        for socket in sockets:
-            await write(socket, " that is all.")
-        for socket in sockets:
-            assert (await heard(socket))[-1] == ended(2)
-    await freed(speaking)
-
-
 async def test_a_client_that_leaves_frees_its_stream(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
         await tell(socket, "session.config", **config(max_len=400, min_len=400))
@@ -307,21 +271,6 @@ async def freed(server: RunningServer) -> None:
     await asyncio.to_thread(server.wait_idle)
     state = lambda: server.context.engine.state  # noqa: E731
     await until(lambda: state() is None or not state().models[0].running, what="no stream is left")
-
-
-async def test_keys_are_asked_for(tmp_path: Path) -> None:
-    def never_ready(config: EngineConfig, channel: Channel) -> None:
-        channel.receive(None)
-
-    link = lambda config: InlineLink(config, never_ready)  # noqa: E731
-    with running_server(talking_catalog(), link, wait=False, api_key=("secret",)) as running:
-        with pytest.raises(websockets.InvalidStatus):
-            async with session(running):
-                pass
-        url = running.url.replace("http", "ws") + "/v1/audio/speech/stream"
-        async with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
-            first = json.loads(await asyncio.wait_for(socket.recv(), GENEROUS))
-            assert first["type"] == "error" and first["code"] == "engine_unavailable"
 
 
 async def test_messages_are_not_compressed(speaking: RunningServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -187,23 +186,6 @@ def test_a_name_of_megabytes_is_not_folded(http: httpx.Client, monkeypatch: pyte
     assert max(lengths) <= LONGEST_NAME * 18
 
 
-def test_a_voice_that_is_deleted_while_a_request_reads_it_is_not_found(
-    speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    voice = upload(http, name="Brief").json()
-    store = speaking.context.voices
-    monkeypatch.setattr(store, "cached", lambda voice: None)
-    load = voices.load_file
-
-    def overtaken(path: Path) -> dict[str, np.ndarray]:
-        store.delete(voice["id"])
-        return load(path)
-
-    monkeypatch.setattr(voices, "load_file", overtaken)
-    answer = speak(http, voice["id"])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found"), answer.text
-
-
 def test_a_voice_deleted_while_it_is_read_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = VoiceStore(tmp_path, 3), VoiceStore(tmp_path, 3)
     voice, second = (store.add(name=n, **ENCODED, latents=patches(1)) for n in "ab")
@@ -221,45 +203,6 @@ def test_a_voice_deleted_while_it_is_read_is_not_cached(tmp_path: Path, monkeypa
     store.latents(second)
     other.delete(second.id)
     assert store.find(second.id) is None and store.cached(second) is None
-
-
-def test_an_undeletable_voice_stays(http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    voice = upload(http, name="Firm").json()
-
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
-        answer = http.delete(f"/v1/audio/voices/{voice['id']}")
-        assert answer.status_code == 500 and "cannot be deleted" in answer.json()["error"]["message"]
-    assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
-    assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
-
-
-def test_forms_are_utf8_alone(http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python keeps each name that it looks up."""
-    looked: list[str] = []
-    lookup = codecs.lookup
-
-    def noted(name: str) -> codecs.CodecInfo:
-        looked.append(name)
-        return lookup(name)
-
-    monkeypatch.setattr(codecs, "lookup", noted)
-    parts = {"name": "Jürgen!".encode(), "consent": b"+2AA-"}
-    body = b"".join(
-        b'--x\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), text)
-        for name, text in parts.items()
-    )
-    for charset in ("utf-7", "unicode_escape", "0123456789abcdef" * 10, "punycode"):
-        headers = {"content-type": f"multipart/form-data; charset ={charset}; boundary=x; charset={charset}"}
-        answer = http.post("/v1/audio/voices", headers=headers, content=body + b"--x--\r\n")
-        assert answer.status_code == 400, answer.text
-        error = answer.json()["error"]
-        assert error["param"] == "name"
-        assert charset not in looked
-    assert not list(directory.iterdir())
 
 
 @pytest.mark.parametrize("cut", [b"", b"--x", b'--x\r\ncontent-disposition: form-data; name="x"; filename="a"'])
@@ -400,29 +343,6 @@ def test_an_unreadable_directory_leaves_known_voices(tmp_path: Path, caplog: pyt
     assert store.latents(unread)
     store.delete(unread.id)
     assert store.voices() == [spoken]
-
-
-def test_a_voice_whose_file_cannot_be_read_for_a_while_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing changes in the directory when a network is there again."""
-    added = [VoiceStore(tmp_path, 3).add(name=name, **ENCODED, latents=patches(1)) for name in ("Ada", "Grace")]
-    opened = Path.open
-
-    def failing(path: Path, *arguments: Any) -> Any:
-        if path.stem == added[0].id:
-            raise OSError(errno.EIO, "away")
-        return opened(path, *arguments)
-
-    (tmp_path / "lost+found").mkdir()
-    os.utime(tmp_path, ns=(0, 0))
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", failing)
-        store = VoiceStore(tmp_path, 3)
-        for _ in range(3):
-            assert store.voices() == [added[1]]
-    assert caplog.text.count("cannot be read") == 1
-    assert {voice.id for voice in store.voices()} == {voice.id for voice in added}
 
 
 def test_lookups_do_not_wait_for_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
