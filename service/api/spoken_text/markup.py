@@ -243,9 +243,11 @@ class MarkupStripper:
         text = self._before + text
         if _open(FENCED_CODE, text, "```", "```") is not None:
             return False
-        text = IMAGE.sub("", INLINE_CODE.sub(_kept_code, FENCED_CODE.sub("", text)))
-        text = LINK.sub(r"\1", text)
-        if OPEN_CODE.search(text) or text.rfind("[") > text.rfind("]") or OPEN_TARGET.search(text):
+        text = INLINE_CODE.sub(_kept_code, FENCED_CODE.sub("", text))
+        if OPEN_CODE.search(text):  # before links: the code may end behind one and take its target along
+            return False
+        text = LINK.sub(r"\1", IMAGE.sub("", text))
+        if text.rfind("[") > text.rfind("]") or OPEN_TARGET.search(text):
             return False
         if _open(HTML_COMMENT, text, "<!--", "-->") is not None:
             return False
