@@ -8,8 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+from fastapi import APIRouter
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 
 from service.api.engines.engines import Engines
 from service.api.engines.transcripts import SharedTranscripts, Transcripts
@@ -17,6 +20,7 @@ from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing
@@ -31,6 +35,7 @@ from service.settings.settings import Settings
 from service.voices import CACHED_REFERENCES, LruCache, VoiceStore
 
 T = TypeVar("T")
+Answered = TypeVar("Answered", bound=Callable[..., Awaitable[Response | msgspec.Struct]])
 
 PATHS: dict[Task, str] = {
     "chat": "/v1/chat/completions",
@@ -193,3 +198,34 @@ def context_of(connection: HTTPConnection) -> ServerContext:
     context = connection.app.state.context
     assert isinstance(context, ServerContext)
     return context
+
+
+def post(
+    router: APIRouter,
+    path: str,
+    summary: str,
+    body: type,
+    answer: type | Mapping[str, None],
+    *,
+    events: tuple[type, ...] = (),
+) -> Callable[[Answered], Answered]:
+    """Register a route for POST of JSON, answered once the server is ready.
+
+    The endpoint takes the request, the context and the body, and returns a response or a struct that becomes JSON.
+    answer: type of that struct, or media types without a schema. events: types of a stream's events."""
+
+    def register(endpoint: Answered) -> Answered:
+        async def respond(request: Request) -> Response:
+            context = context_of(request)
+            context.require_ready()
+            answered = await endpoint(request, context, await context.read_json(request, body))
+            return (
+                answered if isinstance(answered, Response) else Response(msgspec.json.encode(answered), media_type=JSON)
+            )
+
+        content = {JSON: answer} if isinstance(answer, type) else answer
+        described = operation(summary, content, events=events, errors=WORK_ERRORS, body={JSON: body})
+        router.post(path, name=endpoint.__name__, openapi_extra=described)(respond)
+        return endpoint
+
+    return register

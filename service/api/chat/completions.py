@@ -17,11 +17,10 @@ from models.interfaces.errors import InputError
 from service.api.chat import schema as chat
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, FinishReason, Refused, SamplingFields, TokenId, Usage, refuse
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.middleware import record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import DONE, error_event, event, event_stream, unless_disconnected
 from service.system.concurrency import all_results, merged
 
@@ -88,20 +87,15 @@ def prompt_of(body: CompletionBody, vocab_size: int) -> str | list[int]:
     return given
 
 
-@router.post(
+@post(
+    router,
     "/v1/completions",
-    openapi_extra=operation(
-        "Continue a raw prompt, without a chat template.",
-        {JSON: Completion},
-        events=(Completion,),
-        errors=WORK_ERRORS,
-        body={JSON: CompletionBody},
-    ),
+    "Continue a raw prompt, without a chat template.",
+    CompletionBody,
+    Completion,
+    events=(Completion,),
 )
-async def create_completion(request: Request) -> Response:
-    context = context_of(request)
-    context.require_ready()
-    body = await context.read_json(request, CompletionBody)
+async def create_completion(request: Request, context: ServerContext, body: CompletionBody) -> Response | Completion:
     refuse(body, REFUSED, "by this server")
     settings, record = context.settings, record_of(request.scope)
     asked = ChatRequestBody(
@@ -114,8 +108,7 @@ async def create_completion(request: Request) -> Response:
         if not body.stream:
             indices = range(len(job.sampling))
             choices = all_results([tried_again(context, job, at, partial(_choice, context, job, at)) for at in indices])
-            done = _completion(job, await unless_disconnected(request, choices), usage=job.usage())
-            return Response(msgspec.json.encode(done), media_type=JSON)
+            return _completion(job, await unless_disconnected(request, choices), usage=job.usage())
     except (ApiError, InputError, EngineError) as error:
         raise _named(as_api_error(error)) from error
     events = _events(context, job, bool(body.stream_options and body.stream_options.include_usage))

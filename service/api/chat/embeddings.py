@@ -16,16 +16,14 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import Meta
-from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from service.api.chat.job import ChatJob, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, Message
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.middleware import record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import unless_disconnected
 from service.hub.catalog import HostedModel
 from service.link.messages import ChatRequest
@@ -116,25 +114,16 @@ def instruction(given: str | None) -> str:
     return text if unicodedata.category(text[-1]).startswith("P") else f"{text}."
 
 
-@router.post(
-    "/v1/embeddings",
-    openapi_extra=operation(
-        "Vectors of texts, or of a conversation with images and videos.",
-        {JSON: EmbeddingList},
-        errors=WORK_ERRORS,
-        body={JSON: EmbeddingsBody},
-    ),
-)
-async def create_embeddings(request: Request) -> Response:
-    context = context_of(request)
-    context.require_ready()
-    body = await context.read_json(request, EmbeddingsBody)
+SUMMARY = "Vectors of texts, or of a conversation with images and videos."
+
+
+@post(router, "/v1/embeddings", SUMMARY, EmbeddingsBody, EmbeddingList)
+async def create_embeddings(request: Request, context: ServerContext, body: EmbeddingsBody) -> EmbeddingList:
     model = context.model(body.model, "embedding", record_of(request.scope))
     prompts = prompts_of(body)
     vectors, usage = await hidden_vectors(context, request, model, prompts, body.cache_salt)
     data = [Embedding(index, vector) for index, vector in enumerate(written(vectors, body))]
-    answer = EmbeddingList(model.name, data, usage)
-    return Response(msgspec.json.encode(answer), media_type=JSON)
+    return EmbeddingList(model.name, data, usage)
 
 
 def written(hidden: np.ndarray, body: EmbeddingsBody) -> Sequence[list[float] | str]:

@@ -15,15 +15,13 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
-from starlette.responses import Response
 
 from models.checkpoints.rows import tensor_rows
 from service.api.chat.embeddings import EMPTY, MOST_INPUTS, EmbeddingsUsage, Prompted, hidden_vectors
 from service.api.chat.schema import ContentPart, MediaUrl, Message
-from service.api.context import context_of
+from service.api.context import ServerContext, post
 from service.api.http.errors import bad_request
 from service.api.http.middleware import record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
 
 router = APIRouter()
 
@@ -118,9 +116,10 @@ def _direction(directory: Path, yes: int, no: int) -> np.ndarray:
     return direction
 
 
-async def _scores(request: Request, name: str, prompts: Sequence[Prompted]) -> tuple[str, list[float], EmbeddingsUsage]:
+async def _scores(
+    request: Request, context: ServerContext, name: str, prompts: Sequence[Prompted]
+) -> tuple[str, list[float], EmbeddingsUsage]:
     """The name of the model, and the score of each prompt."""
-    context = context_of(request)
     model = context.model(name, "rerank", record_of(request.scope))
     hidden, usage = await hidden_vectors(context, request, model, prompts, None)
     (yes,), (no,) = map(model.chat_processor.tokenize, ("yes", "no"))
@@ -129,36 +128,21 @@ async def _scores(request: Request, name: str, prompts: Sequence[Prompted]) -> t
     return model.name, scores, usage
 
 
-@router.post(
-    "/v1/rerank",
-    openapi_extra=operation(
-        "Order documents, texts or images, by how well they answer a query.",
-        {JSON: RerankAnswer},
-        errors=WORK_ERRORS,
-        body={JSON: RerankBody},
-    ),
-)
-async def rerank(request: Request) -> Response:
-    context_of(request).require_ready()
-    body = await context_of(request).read_json(request, RerankBody)
+SUMMARY = "Order documents, texts or images, by how well they answer a query."
+
+
+@post(router, "/v1/rerank", SUMMARY, RerankBody, RerankAnswer)
+async def rerank(request: Request, context: ServerContext, body: RerankBody) -> RerankAnswer:
     query, *documents = (Content(one) if isinstance(one, str) else one for one in (body.query, *body.documents))
     prompts = [_asked(query, one, body.instruction, f"documents[{index}]") for index, one in enumerate(documents)]
-    name, scores, usage = await _scores(request, body.model, prompts)
+    name, scores, usage = await _scores(request, context, body.model, prompts)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     results = [RerankResult(at, scores[at], documents[at] if body.return_documents else UNSET) for at in best]
-    answer = RerankAnswer(f"rerank-{secrets.token_hex(12)}", name, results, usage)
-    return Response(msgspec.json.encode(answer), media_type=JSON)
+    return RerankAnswer(f"rerank-{secrets.token_hex(12)}", name, results, usage)
 
 
-@router.post(
-    "/v1/score",
-    openapi_extra=operation(
-        "Scores of pairs of texts, in their order.", {JSON: ScoreList}, errors=WORK_ERRORS, body={JSON: ScoreBody}
-    ),
-)
-async def score(request: Request) -> Response:
-    context_of(request).require_ready()
-    body = await context_of(request).read_json(request, ScoreBody)
+@post(router, "/v1/score", "Scores of pairs of texts, in their order.", ScoreBody, ScoreList)
+async def score(request: Request, context: ServerContext, body: ScoreBody) -> ScoreList:
     first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     if len(first) not in (1, len(second)):
         raise bad_request(f"text_1: must be one text, or as many as text_2 has: {len(second)}.", "text_1")
@@ -167,7 +151,6 @@ async def score(request: Request) -> Response:
         _asked(Content(query), Content(text), body.instruction, f"text_2[{index}]")
         for index, (query, text) in enumerate(pairs)
     ]
-    name, scores, usage = await _scores(request, body.model, prompts)
+    name, scores, usage = await _scores(request, context, body.model, prompts)
     data = [Score(*each) for each in enumerate(scores)]
-    answer = ScoreList(f"score-{secrets.token_hex(12)}", int(time.time()), name, data, usage)
-    return Response(msgspec.json.encode(answer), media_type=JSON)
+    return ScoreList(f"score-{secrets.token_hex(12)}", int(time.time()), name, data, usage)

@@ -29,11 +29,10 @@ from service.api.chat.schema import (
     TokenLogprob,
     refuse,
 )
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError, StepReport
 from service.api.http.errors import ApiError, ErrorDetail, as_api_error, bad_request
 from service.api.http.middleware import record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import event, event_stream, unless_disconnected
 from service.link.sampling import MAX_LOGPROBS
 
@@ -492,20 +491,11 @@ def encoded(events: Sequence[ResponseEvent]) -> bytes:
     return b"".join(b"event: " + one.type.encode() + b"\n" + event(one) for one in events)
 
 
-@router.post(
-    "/v1/responses",
-    openapi_extra=operation(
-        "Create a response; messages and outputs of tools may have images. Nothing is stored.",
-        {JSON: ResponseObject},
-        events=(ResponseEvent,),
-        errors=WORK_ERRORS,
-        body={JSON: ResponsesBody},
-    ),
-)
-async def create_response(request: Request) -> Response:
-    context = context_of(request)
-    context.require_ready()
-    body = await context.read_json(request, ResponsesBody)
+SUMMARY = "Create a response; messages and outputs of tools may have images. Nothing is stored."
+
+
+@post(router, "/v1/responses", SUMMARY, ResponsesBody, ResponseObject, events=(ResponseEvent,))
+async def create_response(request: Request, context: ServerContext, body: ResponsesBody) -> Response | ResponseObject:
     refuse(body, STATEFUL, "by this server")
     turns = turns_of(body)
     asked = chat_body(body, [turn.message for turn in turns])
@@ -514,8 +504,7 @@ async def create_response(request: Request) -> Response:
         async with asyncio.timeout(settings.request_timeout):
             job = await unless_disconnected(request, prepare_job(context, asked, record))
         if not body.stream:
-            completed = await unless_disconnected(request, _completed(context, job, body, turns))
-            return Response(msgspec.json.encode(completed), media_type=JSON)
+            return await unless_disconnected(request, _completed(context, job, body, turns))
     except (ApiError, InputError, EngineError) as error:
         raise in_own_words(as_api_error(error), turns) from error
     answer = Answer(job, body, turns)

@@ -31,37 +31,28 @@ from service.api.chat.schema import (
     reasoned,
 )
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext, post
 from service.api.http.middleware import RequestRecord, record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
 from service.system.concurrency import all_results, merged
 
 router = APIRouter()
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra=operation(
-        "Create a chat completion; messages may have images and videos.",
-        {JSON: ChatCompletion},
-        events=(ChatCompletionChunk,),
-        errors=WORK_ERRORS,
-        body={JSON: ChatRequestBody},
-    ),
-)
-async def chat_completions(request: Request) -> Response:
-    context = context_of(request)
-    context.require_ready()
-    body = await context.read_json(request, ChatRequestBody)
+SUMMARY = "Create a chat completion; messages may have images and videos."
+
+
+@post(router, "/v1/chat/completions", SUMMARY, ChatRequestBody, ChatCompletion, events=(ChatCompletionChunk,))
+async def chat_completions(
+    request: Request, context: ServerContext, body: ChatRequestBody
+) -> Response | ChatCompletion:
     record = record_of(request.scope)
     async with asyncio.timeout(context.settings.request_timeout):
         job, spoken = await unless_disconnected(request, _prepared(context, body, record))
     if body.stream:
         events = _events(context, job, spoken, body.stream_options or StreamOptions())
         return event_stream(events, context.settings)
-    completion = await unless_disconnected(request, _complete(context, job, spoken))
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+    return await unless_disconnected(request, _complete(context, job, spoken))
 
 
 async def _prepared(

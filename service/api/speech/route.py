@@ -16,11 +16,10 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext, post
 from service.api.engines.request_stream import step_report
 from service.api.http.errors import bad_request
 from service.api.http.middleware import RequestRecord, record_of
-from service.api.http.openapi import WORK_ERRORS, operation
 from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, unless_disconnected
 from service.api.speech.delivery import AudioFeed, Captions, Delivery, Script
 from service.api.speech.live_text import read_script
@@ -68,20 +67,12 @@ class PreparedSpeech:
     """Header with what the model leaves out of the text, percent-encoded."""
 
 
-@router.post(
-    "/v1/audio/speech",
-    openapi_extra=operation(
-        "Convert a text to speech.",
-        dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()})),
-        events=(SpeechAudioDelta, SpeechAudioSegment, SpeechAudioDone),
-        errors=WORK_ERRORS,
-        body={"application/json": SpeechRequestBody},
-    ),
-)
-async def speak(request: Request) -> Response:
-    context = context_of(request)
-    context.require_ready()
-    body = await context.read_json(request, SpeechRequestBody)
+EVENTS = (SpeechAudioDelta, SpeechAudioSegment, SpeechAudioDone)
+FILES = dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()}))
+
+
+@post(router, "/v1/audio/speech", "Convert a text to speech.", SpeechRequestBody, FILES, events=EVENTS)
+async def speak(request: Request, context: ServerContext, body: SpeechRequestBody) -> Response:
     record = record_of(request.scope)
     async with asyncio.timeout(context.settings.request_timeout):
         speech = await unless_disconnected(request, _prepare(context, body, record))
