@@ -11,13 +11,11 @@ import pytest
 
 from benchmarks import beside, chat_http, engines, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
-from benchmarks.loads.speech import row_of
-from benchmarks.measure.record import RESULTS, table
+from benchmarks.measure.record import RESULTS
 from benchmarks.peers import __main__ as compare
 from benchmarks.report.documents import ROOT
 from benchmarks.report.results import PEERS, Results
 from benchmarks.report.tables import TABLES
-from service.cli.bench.traffic import Record, SpeechLoad
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -74,37 +72,6 @@ def test_chat_beside_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row["tokens_per_s" if row["load"] == "chat" else "audio_s_per_s"] > 0 for row in rows)
     table = TABLES["beside"](results)
     assert "| 2.00 chats/s | beside the other |" in table and "| 2 streams of speech | alone |" in table
-
-
-def test_what_was_due_in_the_ramp_is_not_counted() -> None:
-    """However late its client sent it."""
-    due = [
-        Record(start=100.0 + at + late, status=200, delay=late) for at, late in ((0, 0.5), (59, 2), (60, 0), (90, 1))
-    ]
-    assert speech_http.behind_ramp(due, 60.0) == due[2:]
-
-
-def test_a_row_of_speech_counts_and_names_the_underruns_of_whole_streams() -> None:
-    load = SpeechLoad(url="", model="tts", requests=3, seed=0)
-    records = [
-        Record(start=9.0, status=200, duration=2.0, audio=1.0),
-        Record(start=10.0, status=200, duration=2.0, audio=1.0, underrun=0.25),
-        Record(start=12.0, status=200, duration=2.0, audio=1.0, underrun=0.5, error="failed"),
-    ]
-    row = row_of(load, records)
-    assert row["streams_with_underrun"] == 1 and row["underruns"] == [{"begun_s": 1.0, "silent_s": 0.25}]
-    assert table([{"underruns": row["underruns"] * 20}]).split() == ["underruns", "20"]
-
-
-def test_the_rate_of_a_time_is_that_of_the_parts_of_answers_in_it() -> None:
-    answers = [
-        Record(start=9.0, status=200, duration=2.0, tokens=10),  # half of it inside
-        Record(start=12.0, status=200, duration=1.0, tokens=6),
-        Record(start=19.5, status=200, duration=2.0, tokens=8),  # a quarter
-        Record(start=13.0, status=200, duration=1.0, tokens=99, error="failed"),
-        Record(start=21.0, status=200, duration=1.0, tokens=99),
-    ]
-    assert beside.rate_within(answers, "tokens", 10.0, 20.0) == pytest.approx((5 + 6 + 2) / 10)
 
 
 def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
+from models.qwen_vl.v3_5.model import load_model
+from service.engine.chat.slot_state import IntColumn
 from service.graphs.pool import GraphPool
 from service.hub.catalog import embedded_models
 from tests.support.inference import no_gradients as no_gradients
@@ -66,6 +68,14 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     for row in rows:
         assert row["over_floor"] == row["replay_ms"] / row["floor_ms"]
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
+
+
+def test_a_step_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
+    drafting = load_model(GOLDEN / "qwen3_5", CPU, torch.bfloat16, "random", drafter=True).decoder
+    runner, plan, state = decoder.captured_decode("tiny", drafting, 2, GraphPool(CPU, 1 << 30), drafts=3)
+    assert runner.run(plan).route == "replay"
+    assert (state.ints[1:, IntColumn.LENGTH] > decoder.CONTEXT).all() and (state.drafts[1:] >= 0).all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,21 +17,16 @@ import httpx
 import pytest
 
 from benchmarks.servers.footprint import children, engine_pid, inspect
-from tests.media.samples import sound, tone
-from tests.support.endless import ENDLESS_TOKENS
 from tests.support.processes import served, stand_still
 from tests.support.victims import (
     Listener,
     Patient,
     SocketListener,
     chat,
-    data_url,
     doomed_clients,
     endless,
-    image_part,
     long_speech,
     small_and_endless,
-    speech,
     video_part,
 )
 from tests.support.waiting import GENEROUS, wait
@@ -164,66 +158,4 @@ def test_decoders_are_killed(patient: Patient) -> None:
     assert kills and len(outcomes) == 4
     assert {response.status_code for response in outcomes} <= {200, 400}
     assert patient.post("/v1/chat/completions", body).status_code == 200
-    patient.assert_well()
-
-
-def test_one_bad_request_in_a_full_house(patient: Patient) -> None:
-    """Hostile media and bodies beside good work: refused with a name, nobody else notices."""
-    bad = [
-        (
-            "/v1/chat/completions",
-            chat("x", {"type": "image_url", "image_url": {"url": data_url(b"\x89PNG" + bytes(99))}}),
-        ),
-        ("/v1/chat/completions", chat("x", {"type": "video_url", "video_url": {"url": data_url(bytes(5000))}})),
-        ("/v1/chat/completions", chat("long " * (4 * ENDLESS_TOKENS))),
-        ("/v1/chat/completions", chat("x", image_part(1, 600))),
-        ("/v1/audio/speech", speech(ref_audio=data_url(sound(tone(200, 8000, 0.0), 8000, "WAV")))),
-        ("/v1/audio/speech", speech("?!...")),
-    ]
-    with patient.survivors():
-        for path, body in bad * 2:
-            response = patient.post(path, body)
-            assert response.status_code == 400 and response.json()["error"]["message"]
-    patient.assert_well()
-
-
-@contextlib.contextmanager
-def full_disk(directory: Path, pid: int) -> Iterator[None]:
-    """Nothing of any size can be written below `directory`: a full tmpfs where one can be mounted, else a limit on the
-    size of files of that process."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(directory)], capture_output=True)
-    if mounted.returncode == 0:
-        try:
-            yield
-        finally:
-            subprocess.run(["umount", str(directory)], check=True)
-        return
-    command = ["prlimit", "--pid", str(pid), "--fsize=1024:unlimited"]
-    subprocess.run(command, check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*command[:3], "--fsize=unlimited:unlimited"], check=True)
-
-
-def test_the_disk_of_the_voices_is_full(patient: Patient, voices: Path) -> None:
-    clip = sound(tone(220, 16_000, 6.0), 16_000, "WAV")
-    form = {"name": "Full Moon", "consent": "I agree", "model": "voxcpm2"}
-
-    def upload() -> httpx.Response:
-        files = {"audio_sample": ("clip.wav", clip, "audio/wav")}
-        return httpx.post(f"{patient.url}/v1/audio/voices", data=form, files=files, timeout=GENEROUS)
-
-    with patient.survivors():
-        with full_disk(voices, patient.pid):
-            for _ in range(2):
-                refused = upload()
-                assert refused.status_code == 507, refused.text
-                assert refused.json()["error"]["code"] == "insufficient_storage"
-            assert not list(voices.iterdir()), "an unfinished voice is left on the disk"
-        kept = upload()
-        assert kept.status_code == 200, kept.text
-        spoken = patient.post("/v1/audio/speech", speech(voice="Full Moon"))
-        assert spoken.status_code == 200 and len(spoken.content) > 1000
-        assert httpx.delete(f"{patient.url}/v1/audio/voices/{kept.json()['id']}").status_code == 200
     patient.assert_well()

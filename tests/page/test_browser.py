@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import av
 import httpx
@@ -50,26 +49,9 @@ window.fetch = (path, options) => {
 };
 """
 """Keeps what the page sends as JSON."""
-TELL_READY = """
-const fetched = window.fetch;
-const body = JSON.stringify(arguments[0]);
-window.fetch = (path, options) => (path === "ready" ? Promise.resolve(new Response(body)) : fetched(path, options));
-"""
-"""The page gets this answer of /ready."""
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
-HANG = """
-window.hung = [];
-window.fetch = (path, { signal }) => {
-  hung.push(path);
-  return new Promise((_, reject) => {
-    if (signal?.aborted) reject(signal.reason);
-    signal?.addEventListener("abort", () => reject(signal.reason));
-  });
-};
-"""
-"""The server takes requests and answers none."""
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 
@@ -99,16 +81,6 @@ def test_a_picture_is_asked_about_and_answered_as_a_stream(page: Page, embedded_
     assert page.js("document.querySelectorAll('#turns > li').length") == 0
 
 
-def test_a_question_goes_with_the_instructions(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script(SENT + "document.querySelector('#see details').open = true;")
-    page.type("system", "Be short.")
-    page.type("temperature", "0.5")
-    page.ask("What can you see?")
-    sent = page.js("sent.at(-1)")
-    assert sent["messages"][0] == {"role": "system", "content": "Be short."} and sent["temperature"] == 0.5
-
-
 def test_pictures_are_pasted_and_videos_dropped(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     bring(page, "paste", "pasted.png", "image/png", encoded(picture(56, 56), "PNG"))
@@ -117,22 +89,6 @@ def test_pictures_are_pasted_and_videos_dropped(page: Page, embedded_server: Ser
     assert page.ask("What is this?") and "vision encoder: 2 of 2" in page.facts()
     bring(page, "drop", "notes.txt", "text/plain", b"words")
     assert page.wait_shown("see-error") == "notes.txt is neither a picture nor a video."
-
-
-def test_a_question_waits_for_its_picture_to_be_read(page: Page) -> None:
-    with page.visiting(running_server()) as server:
-        page.open(server.url)
-        page.driver.execute_script(
-            "const read = FileReader.prototype.readAsDataURL;"
-            "FileReader.prototype.readAsDataURL = function (file) { window.read = () => read.call(this, file); };"
-        )
-        bring(page, "paste", "slow.png", "image/png", encoded(picture(56, 56), "PNG"))
-        page.type("question", "Hello?\n")
-        page.wait_for("typeof window.read === 'function'")
-        assert page.js("document.querySelectorAll('.asked').length") == 0
-        page.driver.execute_script("window.read()")
-        page.wait_for("document.querySelector('.answer .copy')")
-        assert page.js("document.querySelectorAll('.asked img').length") == 1
 
 
 def test_the_camera_gives_a_picture(page: Page, embedded_server: ServerProcess) -> None:
@@ -193,38 +149,6 @@ def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talk
         page.wait_for("document.querySelector('.hear').textContent === 'Hear it'")
         server.wait_idle()
         wait(lambda: talker.idle, what="the engine has nothing to do")
-
-
-def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalker) -> None:
-    with page.visiting(talking_server(talker, chats=["another"], talkers=2)) as server:
-        page.open(server.url)
-        page.click("aloud")
-        pick(page, "chat-model", "another")
-        pick(page, "answer-speech-model", "talker-1")
-        page.ask("Hello there.")
-        assert page.facts().startswith("another · first token")
-        page.wait_for("document.querySelector('.answer .aloud').textContent")
-        assert {request.model for request in talker.requests} == {"talker-1"}
-        page.driver.refresh()
-        page.wait_for("document.getElementById('see-model').textContent || document.getElementById('chat-model').value")
-        page.wait_for("document.getElementById('chat-model').value === 'another'")
-        page.driver.find_element("css selector", "nav a[href='#speak']").click()
-        pick(page, "speech-model", "talker")
-        assert page.text("#speak-model") == "talker"
-        page.type("text", "Hello.")
-        page.click("say")
-        page.wait_for("!document.getElementById('download').hidden")
-        assert talker.requests[-1].model == "talker"
-    with page.visiting(talking_server(talker)) as server:
-        page.open(server.url)
-        assert not page.js("[...document.querySelectorAll('.picker')].some((picker) => picker.checkVisibility())")
-        assert page.text("#see-model").startswith("tiny")
-
-
-def pick(page: Page, id: str, label: str) -> None:
-    page.wait_for(f"document.getElementById('{id}').checkVisibility()")
-    page.wait_for(f"[...document.querySelectorAll('#{id} option')].some(({{ text }}) => text === '{label}')")
-    page.type(id, label)
 
 
 def test_a_text_is_heard_drawn_and_downloaded_in_every_format(page: Page, embedded_server: ServerProcess) -> None:
@@ -348,28 +272,6 @@ def test_what_goes_wrong_is_said_in_words(page: Page, embedded_server: ServerPro
     assert any("400" in complaint for complaint in page.complaints())  # the browser's own note of the refusal
 
 
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [
-        ("NotFoundError", "No {} was found."),
-        ("NotAllowedError", "The browser was told not to give this page the {}."),
-        ("NotReadableError", "The {} cannot be used: in use."),
-    ],
-)
-def test_a_missing_device_is_named(page: Page, embedded_server: ServerProcess, failure: str, said: str) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script(
-        "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('in use', arguments[0]); }", failure
-    )
-    page.click("camera")
-    assert page.wait_shown("see-error") == said.format("camera")
-    page.driver.find_element("css selector", "nav a[href='#speak']").click()
-    page.driver.find_element("css selector", "#clone summary").click()
-    page.click("record")
-    assert page.wait_shown("clone-error") == said.format("microphone")
-    assert page.text("#record") == "Record"
-
-
 def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     page.ask("Who are you?")
@@ -385,25 +287,6 @@ def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: Server
     page.open(embedded_server.url, "watch")  # readings begin before the models are known
     page.wait_for("/Requests, last minute[1-9]/.test(document.getElementById('overview').textContent)")
     page.wait_for("document.getElementById('plots').textContent.includes('Time to first audio')")
-
-
-@pytest.mark.parametrize(
-    ("ready", "head", "state"),
-    [
-        ({"status": "ready", "engine": "asleep"}, "Ready", "asleep"),
-        ({"status": "unavailable", "engine": "ready", "draining": True}, "Shutting down", "shutting down"),
-        ({"status": "unavailable", "engine": "loading", "detail": "tiny"}, "Loading: tiny", "loading: tiny"),
-    ],
-)
-def test_the_state_of_the_server_is_told(
-    page: Page, embedded_server: ServerProcess, ready: dict[str, Any], head: str, state: str
-) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script(TELL_READY, {"detail": "", "draining": False, **ready})
-    page.driver.find_element("css selector", "nav a[href='#watch']").click()
-    page.wait_for(f"document.querySelector('.tile b')?.textContent === '{state}'")
-    page.driver.execute_script("dispatchEvent(new Event('trouble'))")
-    page.wait_for(f"document.getElementById('state').textContent === '{head}'")
 
 
 def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess) -> None:
@@ -466,18 +349,6 @@ def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     assert page.text("#state") == "The server cannot be reached. Is it still running?"
     page.driver.get("about:blank")  # it looks for the server again and again
     assert page.complaints()  # the browser's own note of the refused connection
-
-
-def test_a_server_that_is_back_is_not_said_to_be_gone(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script("window.kept = fetch; window.fetch = async () => { throw new TypeError('refused'); }")
-    page.type("question", "Hello?\n")
-    assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
-    page.wait_for("document.getElementById('state').dataset.good === 'false'")
-    page.driver.execute_script("window.fetch = kept")
-    page.wait_for("document.getElementById('state').textContent === 'Ready'")
-    page.wait_for("document.getElementById('see-error').hidden")
-    assert page.element("question").get_attribute("value") == "Hello?", "it can be asked again"
 
 
 def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
@@ -548,22 +419,6 @@ def test_a_key_of_any_letters_is_asked_for_and_stays_in_the_tab(page: Page, tmp_
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
 
 
-def test_a_file_dropped_beside_a_field_does_not_end_the_page(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url, "speak")
-    page.driver.execute_script(
-        "addEventListener('dragover', (event) => {"
-        "  window.over = [event.defaultPrevented, event.dataTransfer.dropEffect];"
-        "});"
-        "addEventListener('drop', (event) => (window.dropped = event.defaultPrevented));"
-    )
-    bring(page, "drop", "clip.png", "image/png", encoded(picture(56, 56), "PNG"))
-    assert page.js("window.over") == [True, "none"] and page.js("window.dropped")
-    assert (
-        page.element("dropzone").get_attribute("hidden")
-        and page.js("document.querySelectorAll('#attached li').length") == 0
-    )
-
-
 def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> None:
     with running_server() as server:
         page.open(server.url)
@@ -577,17 +432,6 @@ def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> N
     assert page.complaints()  # the browser's own notes of the lost connection
 
 
-def test_a_server_that_does_not_answer_is_named(page: Page, embedded_server: ServerProcess) -> None:
-    page.open(embedded_server.url)
-    page.driver.execute_script(
-        f"{HANG} AbortSignal.timeout = (ms) => AbortSignal.abort(new DOMException(ms, 'TimeoutError'));"
-        "dispatchEvent(new Event('trouble'));"
-    )
-    page.wait_for("document.getElementById('state').textContent === 'The server does not answer.'")
-    page.driver.find_element("css selector", "nav a[href='#watch']").click()
-    assert page.wait_shown("watch-error") == "The server does not answer."
-
-
 HEBREW = "> ציטוט\n\n- פריט\n- item\n\n| שם | ערך |\n|---|---|\n| אלף | 1 |\n"
 
 
@@ -596,19 +440,6 @@ def echo() -> Iterator[RunningServer]:
     """Answers with the question."""
     with running_server() as server:
         yield server
-
-
-def test_pictures_beside_each_other_keep_their_shapes(page: Page, echo: RunningServer) -> None:
-    page.open(echo.url)
-    for name, width, height in (("tall.png", 100, 300), ("wide.png", 200, 100)):
-        bring(page, "paste", name, "image/png", encoded(picture(width, height), "PNG"))
-    page.wait_for("document.querySelectorAll('#attached li').length === 2")
-    page.ask("What?")
-    page.wait_for("[...document.querySelectorAll('.shown img')].every((image) => image.naturalWidth)")
-    assert page.js("[...document.querySelectorAll('.shown img')].map(({ width, height }) => [width, height])") == [
-        [85, 256],
-        [200, 100],
-    ]
 
 
 def test_right_to_left_text_runs_so_and_stays_on_the_screen(page: Page, echo: RunningServer) -> None:
@@ -622,17 +453,3 @@ def test_right_to_left_text_runs_so_and_stays_on_the_screen(page: Page, echo: Ru
         assert page.js(f"{styles}.map(({{ direction }}) => direction)") == ["rtl", "rtl", "ltr", "rtl"]
         sides = "parseFloat(style.marginRight) - parseFloat(style.marginLeft)"
         assert page.js(f"{styles}.map((style) => Math.sign({sides}))") == [0, 1, -1, 0]
-
-
-def test_forced_colours_show_the_view_and_the_focus(page: Page, embedded_server: ServerProcess) -> None:
-    forced = {"features": [{"name": "forced-colors", "value": "active"}]}
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", forced)
-    try:
-        page.open(embedded_server.url)
-        page.type("question", "Hello")
-        for shown in ("nav a[aria-current]", "#question"):
-            outline = f"getComputedStyle(document.querySelector('{shown}'))"
-            assert page.js(f"{outline}.outlineStyle") == "solid"
-            assert page.js(f"{outline}.outlineColor") != "rgba(0, 0, 0, 0)"
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

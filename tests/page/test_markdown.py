@@ -196,13 +196,6 @@ def test_hostile_text_stays_text(ready: Page, text: str) -> None:
     assert ready.js("window.hit") is None
 
 
-def test_no_picture_of_an_answer_is_fetched(ready: Page) -> None:
-    ready.ask("![pixel](https://example.org/pixel.png) and [a link](https://example.org/)")
-    assert ready.js("document.querySelectorAll('.words a').length") == 2
-    fetched = ready.js("performance.getEntriesByType('resource').map(({ name }) => new URL(name).hostname)")
-    assert set(fetched) == {"127.0.0.1"}
-
-
 def test_long_and_deep_text_is_bounded(ready: Page) -> None:
     size = 60_000
     texts = [{"text": text, "times": size // len(text), "open": open} for text in LONG for open in (False, True)]
@@ -273,31 +266,3 @@ def test_an_answer_is_copied_and_seen_as_plain_text(ready: Page) -> None:
     assert not ready.js("document.querySelector('.answer .words').checkVisibility()")
     plain.click()
     assert ready.js("document.querySelector('.answer .words').checkVisibility()")
-
-
-def test_copying_works_without_the_clipboards_interface(ready: Page) -> None:
-    """Over plain http, pages have none."""
-    ready.driver.execute_script(
-        "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
-        "document.addEventListener('copy', () => { window.copied = document.activeElement.value; });"
-    )
-    ready.ask("```\nx = 1\n```")
-    ready.hold_timers()
-    ready.driver.find_element("css selector", ".fence .copy").click()
-    ready.wait_for("document.querySelector('.fence .copy').textContent === 'Copied'")
-    assert ready.js("window.copied") == "x = 1"
-
-
-def test_the_end_of_an_answer_is_followed_unless_the_person_looks_elsewhere(ready: Page) -> None:
-    long = "one\n" * 60
-    ready.ask(long)
-    covered = "[...document.querySelectorAll('.actions')].at(-1).getBoundingClientRect().bottom"
-    assert ready.js(f"{covered} <= document.querySelector('.dock').getBoundingClientRect().top + 1")
-    assert ready.js("scrollY > 500")
-    before = ready.js("window.grown.length")
-    ready.driver.execute_script("document.getElementById('question').value = arguments[0]", "!slow " + long)
-    ready.type("question", "\n")
-    ready.wait_for(f"window.grown.length > {before + 2}")
-    ready.driver.execute_script("scrollTo(0, 0)")
-    ready.wait_for("document.querySelectorAll('.actions .copy').length === 2")
-    assert ready.js("scrollY") == 0

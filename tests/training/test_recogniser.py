@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -45,20 +43,6 @@ def test_words_are_found_in_phones() -> None:
     assert decoder(logs) in ("a red fox", "a read fox")
     assert decoder(logs[-2:]) == ""
     assert decoder(logs[:0]) == ""
-
-
-def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None:
-    """Between d and t nothing was heard: a noun follows an article, a verb a noun. What was heard is not overruled."""
-    words = {"the": ["dh ax"], "fox": ["f aa k s"], "bead": ["b iy d"], "beat": ["b iy t"]}
-    kinds = {"fox": "noun", "bead": "noun", "beat": "verb"}
-    follows = {"": {"the": 10}, "the": {"noun": 10}, "noun": {"verb": 10}}
-    decoder = Decoder(dataclasses.replace(language(words, kinds), follows=follows), EVEN, Weighing(kinds=0.9))
-    article, fox, bead = ["pau", "dh", "ax"], ["f", "aa", "k", "s"], ["b", "iy", "d"]
-    for names, wanted in ((article + bead, "the bead"), (article + fox + bead, "the fox beat")):
-        logs = logs_of(names)
-        logs[-2:, PHONES.index("t")] = logs[-2:, PHONES.index("d")] = -1.0
-        assert decoder(logs) == wanted
-    assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
 
 
 COUNT = len(PHONES)

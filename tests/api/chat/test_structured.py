@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Literal
 
-import httpx
 import pytest
-from openai import OpenAI, pydantic_function_tool
+from openai import OpenAI
 from PIL import Image, ImageDraw
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from service.api.structured.schema_form import Unfit
-from tests.api.chat.test_grammar import LARGE, REFUSED, TOO_LARGE
 from tests.support.processes import ROOT, ServerProcess
 
 MODEL = "reprise/qwen2_vl"
@@ -77,69 +72,7 @@ def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: s
         assert choice.finish_reason == "stop" and re.fullmatch(pattern, choice.message.content or "")
 
 
-@pytest.mark.slow
-def test_no_grammar_harms_the_server(embedded_server: ServerProcess) -> None:
-    """Each is refused, or answered as far as its budget goes."""
-    grammars = {name: make() for name, make in LARGE.items()}
-    for name, (make, _) in REFUSED.items():
-        with suppress(Unfit):  # it has no form that could be tried
-            grammars[name] = make()
-    asked = [(name, *field) for name, text in grammars.items() for field in _fields(text)]
-    assert len(asked) == len(grammars)
-    for name, field, value in (*asked, *((name, *field) for name, field in TOO_LARGE.items())):
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, field: value}
-        response = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=600)
-        assert response.status_code in (200, 400), (name, response.text[:300])
-        if name in TOO_LARGE:
-            assert response.json()["error"]["message"].startswith(f"{field}: too large: "), name
-    assert httpx.get(f"{embedded_server.url}/ready").status_code == 200
-
-
-def _fields(text: str) -> Iterator[tuple[str, Any]]:
-    """The request field for each part of a grammar in its JSON form."""
-    for part in json.loads(text)["grammars"]:
-        schema = part.get("json_schema")
-        yield ("guided_json", schema) if schema is not None else ("guided_grammar", part["lark_grammar"])
-
-
 PICTURE = ROOT / "docs/images/shapes.png"
-
-
-class Paint(BaseModel):
-    """Paints a shape."""
-
-    model_config = ConfigDict(extra="forbid")
-    shape: Literal["circle", "square"]
-    size: int = Field(ge=1, le=9)
-    colors: list[Literal["red", "blue"]] = Field(min_length=1, max_length=2)
-
-
-class Erase(BaseModel):
-    """Erases everything or a part."""
-
-    model_config = ConfigDict(extra="forbid")
-    everything: bool
-
-
-TOOLS: list[Any] = [pydantic_function_tool(Paint), pydantic_function_tool(Erase)]
-
-
-def ask(client: OpenAI, **fields: Any) -> Any:
-    messages = [{"role": "user", "content": "Paint a red circle."}]
-    fields = {"messages": messages, "tools": TOOLS, "max_tokens": 400, "temperature": 0, **fields}
-    return client.chat.completions.create(model=MODEL, **fields)
-
-
-@pytest.mark.slow
-def test_auto_may_answer_in_text_and_none_does(client: OpenAI) -> None:
-    (free,) = ask(client).choices
-    assert (free.finish_reason == "tool_calls") is bool(free.message.tool_calls)
-    (text,) = ask(client, tool_choice="none").choices
-    assert text.message.content and not text.message.tool_calls and text.finish_reason == "stop"
-    without = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "Paint a red circle."}], temperature=0
-    )
-    assert without.choices[0].message.content == text.message.content
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,31 +14,10 @@ from benchmarks.roofline.gpu import FLOPS
 from benchmarks.steps.encoder import fitting_bucket, pictures, plans_of
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.capturable import Plan
 from models.interfaces.processor import ChatProcessor
 from tests.support.inference import no_gradients as no_gradients
 
 pytestmark = pytest.mark.slow
-
-FAMILIES = [name for name in WORK if not name.startswith(("qwen3_vl", "minicpmv_4_6"))]
-"""Those whose arithmetic depends on the name alone."""
-
-
-@pytest.fixture
-def plan() -> Plan:
-    """Two pictures of 256 patches."""
-    ends = np.array([0, 256, 512], dtype=np.int32)
-    return Plan(dict.fromkeys(("cu_seqlens", "cu_window_seqlens", "cu_slices"), ends), required={})
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_measured_family_has_a_roofline(name: str, plan: Plan) -> None:
-    assert 0 < encoder_floor(name, cast("Any", None), plan, 128) < 0.1
-
-
-def test_a_family_without_arithmetic_of_its_own_is_an_error(plan: Plan) -> None:
-    with pytest.raises(ValueError, match="new_family_2b has no roofline"):
-        encoder_floor("new_family_2b", cast("Any", None), plan, 128)
 
 
 @pytest.mark.parametrize("name", WORK)
