@@ -9,9 +9,10 @@ from benchmarks.steps.full_size import captured
 from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
+from service.engine.chat.drafts import Drafting
 from service.engine.chat.inputs import STATE_BUFFERS
-from service.engine.chat.slot_state import IntColumn, SlotState, allocate_states
-from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling
+from service.engine.chat.slot_state import IntColumn, SlotState, allocate_pending, allocate_states
+from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.sampling import FloatColumn
@@ -32,8 +33,9 @@ def fill(state: SlotState, rows: int) -> None:
     state.block_tables[1 : rows + 1, :per_row] = pages.to(state.block_tables.device)
     ints = torch.zeros((rows, len(IntColumn)), dtype=torch.int64)
     ints[:, IntColumn.TOKEN] = torch.randint(0, state.prompt_seen.shape[1], (rows,), generator=generator)
-    ints[:, IntColumn.LENGTH] = CONTEXT
-    ints[:, IntColumn.POSITION] = CONTEXT
+    for column in (IntColumn.LENGTH, IntColumn.POSITION, IntColumn.STATED):
+        ints[:, column] = CONTEXT
+    ints[:, IntColumn.LIMIT] = MAX_CONTEXT
     ints[:, IntColumn.ACTIVE] = 1
     ints[:, IntColumn.SEED] = torch.arange(rows)
     ints[:, IntColumn.STATE] = torch.arange(1, rows + 1)
@@ -60,16 +62,22 @@ def states_of(decoder: Decoder, rows: int, device: torch.device) -> list[dict[st
     return states
 
 
-def captured_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> tuple[GraphRunner, Plan, SlotState]:
-    """One captured step of rows in the middle of their answers."""
-    states = states_of(decoder, rows, pool.device)
-    state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device, states)
-    sampling = Sampling(decoder, state, decoder.vocab_size, full=False)
-    layers = LayersStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE)
-    step = DecodeStep(layers, sampling)
+def captured_decode(
+    name: str, decoder: Decoder, rows: int, pool: GraphPool, drafts: int = 0
+) -> tuple[GraphRunner, Plan, SlotState]:
+    """One captured step of rows in the middle of their answers, with so many drafts by the decoder's own drafter."""
+    states, pending = states_of(decoder, rows, pool.device), allocate_pending(decoder, rows, drafts, pool.device)
+    state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device, states, pending, drafts)
+    caches = caches_of(decoder.cache_specs(), rows, pool.device)
+    drafting = Drafting(decoder, state, caches, PAGE_SIZE, decoder.vocab_size) if drafts else None
+    sampling = Sampling(decoder, state, decoder.vocab_size, full=False, drafting=drafting)
+    layers = LayersStep(decoder, state, caches, PAGE_SIZE)
+    step = VerifyStep(layers, sampling) if drafts else DecodeStep(layers, sampling)
     bucket: Bucket = {"rows": rows, "pages": MAX_CONTEXT // PAGE_SIZE}
+    if drafts:
+        bucket |= {"drafts": drafts}
     fill(state, rows)
-    runner = captured(name, "decode", step, [bucket], pool)
+    runner = captured(name, step.name, step, [bucket], pool)
     return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, required=bucket), state
 
 
