@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5
 """Seconds between two states of the engine."""
-EARLY_CAPTURE_SECONDS = 5.0
-"""Seconds of captures before readiness, beyond those without which the first requests would be slow."""
+EARLY_CAPTURE_SECONDS = 15.0
+"""Seconds of captures before readiness, beyond those without which the first requests would be slow. For two models of
+2B on an H200 they suffice for the whole list: its longest parts (plans of cuDNN, passes over large pictures, prefills
+of speech) take 50 to 160 ms, for which later a request would have to wait."""
 QUIET_BEFORE_CAPTURE = 0.25
 """Seconds without work before an idle engine does the next part of a capture or of a warm-up, for whose end a request
 that comes meanwhile has to wait."""
@@ -87,7 +89,7 @@ class Engine:
         self._runners = [runner for worker in workers for runner in worker.graph_runners]
         self._device_name = device_name(pool.device)
         self._capture_seconds = 0.0
-        """Duration of the last capture."""
+        """Duration of the last capture before readiness, or of the last part of one for a busy engine."""
         self._warming: Iterator[None] = iter(())
         """The remaining runs of the workers' warm-ups."""
         self._warmed: Callable[[], None] | None = None
@@ -168,7 +170,8 @@ class Engine:
         return False
 
     def _capture_missed(self, runner: GraphRunner) -> None:
-        """Captures the bucket that a busy engine misses most, once live listeners have enough audio for the pause."""
+        """Capture a part of the bucket that a busy engine misses most, once live listeners have enough audio for the
+        pause."""
         now = self._clock()
         workers = self.workers.values()
         slack = min(worker.slack(now) for worker in workers) - sum(worker.backlog(now) for worker in workers)

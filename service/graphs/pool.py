@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ def release_cached(device: torch.device) -> None:
 
 TIMED_REPLAYS = 3
 """Of which the fastest counts."""
+_LONG_REPLAY = 0.02
+"""Seconds; a longer replay is timed once, since requests would wait for another, which would tell little more."""
 _MAX_BYTES_OUTSIDE = 16 << 20
 """Bytes that a graph is assumed to use at most outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2
 use 0 to 8 MiB each once the pool holds their largest. If free memory shrinks by more, another process took it."""
@@ -167,7 +170,8 @@ class Capture:
     outputs: Mapping[str, Tensor]
     """Static tensors by name, valid until the next replay of the same capturable; on a CPU empty before the first."""
     seconds: RouteSeconds | None = None
-    """Measured at the capture, on static buffers that hold fillers; None without a GPU."""
+    """Measured at the capture, on static buffers that hold fillers; None without a GPU. An eager call takes as long as
+    its launches, which the recording tells, or as the GPU."""
 
 
 class _MemoryPool:
@@ -213,7 +217,7 @@ class GraphPool:
     def capture(
         self, capturable: Capturable, bucket: Bucket, fill: Callable[[], Mapping[str, Tensor]]
     ) -> Generator[None, None, Capture]:
-        """Capture forward over static buffers, in parts: two eager runs, the capture, timed replays.
+        """Capture forward over static buffers, in parts: an eager run, the capture, timed replays.
 
         Run each part on the same stream, with nothing in flight; requests may be served between two of them. The graphs
         of a stream must be replayed one after the other, on it or on another.
@@ -262,33 +266,35 @@ class GraphPool:
     def _capture_graph(
         self, capturable: Capturable, bucket: Bucket, fill: Callable[[], Mapping[str, Tensor]]
     ) -> Generator[None, None, Capture]:
-        # In the first run libraries initialise and select kernels, which is illegal in a capture.
-        self._check_room(partial(capturable.forward, fill(), bucket))
-        yield
-        outputs: dict[str, Tensor] = {}
-        buffers = fill()
+        buffers, makers = fill(), dict[str, Callable[[], Tensor]]()
 
         def run() -> None:
-            outputs.update((name, torch.empty_like(v)) for name, v in capturable.forward(buffers, bucket).items())
+            for name, value in capturable.forward(buffers, bucket).items():
+                shape = torch.empty_like(value, device="meta")  # allocates nothing that would count as the run's
+                makers[name] = partial(torch.empty_like, shape, device=value.device)
 
-        eager = seconds_of(run, self.device)
+        # The eager run does what is illegal in a capture: it compiles and loads kernels of Triton, and cuBLAS and cuDNN
+        # load theirs, plan and take workspaces. It also tells how much memory the graph may take.
+        self._check_room(run)
         yield
         started = time.perf_counter()
-        buffers = fill()
-        graph, taken = self._record(capturable, bucket, buffers, outputs)
+        outputs = {name: make() for name, make in makers.items()}
+        graph, taken, launching = self._record(capturable, bucket, fill(), outputs)
         mib, seconds = taken / 2**20, time.perf_counter() - started
         log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
-        replays = []
+        replay = math.inf
         for _ in range(TIMED_REPLAYS):
             yield
             fill()
-            replays.append(seconds_of(graph.replay, self.device))
-        return Capture(graph.replay, outputs, RouteSeconds(eager, min(replays)))
+            replay = min(replay, seconds_of(graph.replay, self.device))
+            if replay > _LONG_REPLAY:
+                break
+        return Capture(graph.replay, outputs, RouteSeconds(max(launching, replay), replay))
 
     def _record(
         self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
-    ) -> tuple[torch.cuda.CUDAGraph, int]:
-        """The graph, which writes to `outputs`, and the bytes that it takes."""
+    ) -> tuple[torch.cuda.CUDAGraph, int, float]:
+        """The graph, which writes to `outputs`, the bytes that it takes, and the seconds that its launches took."""
         stream = torch.cuda.current_stream(self.device)
         pool = self._pools.setdefault(stream, _MemoryPool())
         self._reserve(_num_bytes(outputs))
@@ -300,8 +306,10 @@ class GraphPool:
                 _no_garbage_collection(),
                 torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"),
             ):
+                started = time.perf_counter()
                 for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
+                launching = time.perf_counter() - started
         except CAPTURE_ERRORS:
             self.static_bytes -= _num_bytes(outputs)
             self._abandon(stream, graph)
@@ -311,7 +319,7 @@ class GraphPool:
         outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
         taken = pooled + min(max(0, outside), _MAX_BYTES_OUTSIDE)
         self.graph_bytes += taken
-        return graph, taken
+        return graph, taken, launching
 
     def _check_room(self, run: Callable[[], object]) -> None:
         """Run forward eagerly; CaptureError when a graph of it may need more memory than the limit leaves."""

@@ -2,8 +2,8 @@
 
 `run` replays the cheapest captured graph that holds the plan; if there is none, it runs forward eagerly on buffers of
 the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, part by part
-while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: it
-captures the bucket whose absence made calls run eagerly or with more padding.
+while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: part
+by part, too, it captures the bucket whose absence made calls run eagerly or with more padding.
 """
 
 from __future__ import annotations
@@ -417,10 +417,9 @@ class GraphRunner:
             if wanted is None:
                 return False
             self._unfinished = _Unfinished(wanted, self._make_graph(wanted))
-        if idle:
+        self._capture_part()
+        while self._unfinished is not None and not idle:
             self._capture_part()
-        else:
-            self._finish_capture()
         return True
 
     def _next_wanted(self, *, idle: bool) -> Bucket | None:
@@ -434,14 +433,14 @@ class GraphRunner:
         return wanted
 
     def capture_missed(self) -> bool:
-        """Captures the most missed bucket; False when none was missed. Nothing may be in flight."""
+        """Capture a part of the most missed bucket, or of the one that is unfinished; False when none was missed.
+        Nothing may be in flight; requests may be served between two parts."""
         if not self._missed:
             return False
-        key, _ = max(self._missed.items(), key=itemgetter(1))
-        self._finish_capture()
-        if key in map(key_of, self._untried()):
+        if self._unfinished is None:
+            key, _ = max(self._missed.items(), key=itemgetter(1))
             self._unfinished = _Unfinished(dict(key), self._make_graph(dict(key)))
-            self._finish_capture()
+        self._capture_part()
         return True
 
     @property
@@ -467,21 +466,16 @@ class GraphRunner:
                     torch.cuda.current_stream().synchronize()
                 yield
 
-    def _finish_capture(self) -> None:
-        while self._unfinished is not None:
-            self._capture_part()
-
     def _capture_part(self) -> None:
         """Do the next part of the unfinished capture."""
         assert self._unfinished is not None
-        unfinished, bucket, outcome = self._unfinished, self._unfinished.bucket, "captured"
+        unfinished, bucket, outcome = self._unfinished, self._unfinished.bucket, ""
         started = time.monotonic()
         try:
             with torch.cuda.stream(self._capture_stream(bucket)):
                 next(unfinished.parts)
-            unfinished.seconds += time.monotonic() - started
-            return
         except StopIteration as made:
+            outcome = "captured"
             self._graphs[key_of(bucket)] = made.value
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
@@ -489,13 +483,17 @@ class GraphRunner:
             level = logging.INFO if error.refused else logging.WARNING  # on a small GPU many do not fit
             what = "capture of %s at %s %s, calls of this size run eagerly: %s"
             log.log(level, what, self._labels["kind"], bucket, outcome, error)
-        seconds = unfinished.seconds + time.monotonic() - started
+        seconds = time.monotonic() - started
+        log.debug("part of a capture of %s at %s: %.3f s", self.capturable.name, dict(bucket), seconds)
+        unfinished.seconds += seconds
+        if not outcome:
+            return
         self._unfinished = self._eager = None
         self._choices.clear()
         self._missed.clear()
         self.misses = 0.0
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
-        self._observations.observe("graph_capture_duration_seconds", seconds, **self._labels)
+        self._observations.observe("graph_capture_duration_seconds", unfinished.seconds, **self._labels)
 
     def _make_graph(self, bucket: Bucket) -> Generator[None, None, CapturedGraph]:
         layout = Layout.of(self.capturable.buffer_specs(bucket))

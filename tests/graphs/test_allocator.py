@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from service.engine.memory.memory import peak_bytes
+from service.graphs import pool as pool_module
 from service.graphs.pool import (
     CaptureError,
     GraphPool,
     PeakMemory,
+    RouteSeconds,
     Segment,
     claim_workspace,
     peak_memory,
@@ -87,6 +90,31 @@ def captured(pool: GraphPool, work: Capturable) -> bool:
         assert error.refused
         return False
     return True
+
+
+@pytest.mark.parametrize(("seconds", "replays"), [(0.001, 3), (0.05, 1)])
+def test_a_capture_has_one_eager_run_and_few_long_replays(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, replays: int
+) -> None:
+    """Each of them is a part, for which requests have to wait."""
+    cuda, done, stamps = FakeCuda(monkeypatch), list[str](), count()
+    monkeypatch.setattr(FakeCuda.CUDAGraph, "replay", lambda graph: done.append("replay"))
+    monkeypatch.setattr(pool_module.time, "perf_counter", lambda: seconds * next(stamps))
+    work = Work(cuda, 10, [10])
+    forward = work.forward
+    work.forward = lambda buffers, bucket: (done.append("forward"), forward(buffers, bucket))[1]
+    parts, shown = GraphPool(GPU, 300 * MIB).capture(work, {"rows": 1}, dict), list[list[str]]()
+    try:
+        while True:
+            next(parts)
+            shown.append(done[:])
+            done.clear()
+    except StopIteration as made:
+        capture = made.value
+    shown.append(done[:])
+    assert shown == [["forward"], ["forward"], *[["replay"]] * replays]
+    assert capture.seconds == RouteSeconds(eager=pytest.approx(seconds), replay=pytest.approx(seconds))
+    assert capture.outputs["rows"].shape == (2,)
 
 
 def test_segments_that_a_capture_would_reserve_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,12 @@ def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, b
 def test_every_route_is_counted_with_its_reason(device: str) -> None:
     runner, observations = encoder_runner(device)
     encode(runner, [tiny_item(0, [10])])
-    encode(runner, [tiny_item(0, [10])], eager="mixed_route")
+    encode(runner, [tiny_item(0, [10])], eager="measured")
     encode(runner, [tiny_item(0, [100])])
     encode(runner, [tiny_item(0, [2] * 20)])
     events = observations.drain()
     steps = {(e.labels["route"], e.labels["reason"]): e.value for e in events if e.name == "steps_total"}
-    assert steps == {("replay", "captured"): 1, ("eager", "mixed_route"): 1, ("eager", "no_bucket"): 2}
+    assert steps == {("replay", "captured"): 1, ("eager", "measured"): 1, ("eager", "no_bucket"): 2}
     rows = {e.name: e.value for e in events if e.name.endswith("rows_total")}
     assert rows == {"replayed_rows_total": 10, "padded_rows_total": 6}
     assert [e.value for e in events if e.name == "bucket_occupancy_ratio"] == [10 / 16]
@@ -298,6 +298,23 @@ def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
         assert runner.run(plan).route == ("replay" if parts >= 3 else "eager")
         assert runner.num_untried == 2 - parts // 3
     assert parts == 6 and len(runner.captured) == 2
+
+
+def test_a_busy_runner_serves_between_the_parts_of_a_capture() -> None:
+    pool = PartedPool(torch.device("cpu"), LIMIT)
+    buckets = [{"rows": 2}, {"rows": 4}]
+    runner = GraphRunner("tiny", "decode", Counter("cpu"), buckets, pool, Observations(), before_ready=())
+    small, large = (Plan(arrays={"slots": torch.arange(rows).numpy()}, required={"rows": rows}) for rows in (2, 4))
+    assert not runner.capture_missed()
+    assert runner.capture_next(idle=True), "a part of the largest, while it idles"
+    for _ in range(2):
+        assert runner.run(small).route == "eager" and not runner.captured
+        assert runner.capture_missed()
+    assert runner.captured == [{"rows": 4}] and runner.misses == 0 and not runner.capture_missed()
+    for _ in range(3):
+        assert runner.run(small).bucket == {"rows": 4} and runner.run(large).route == "replay"
+        assert runner.capture_missed()
+    assert runner.run(small).bucket == {"rows": 2} and not runner.capture_missed()
 
 
 def test_a_runner_on_demand_captures_what_a_call_missed() -> None:
