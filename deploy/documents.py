@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from service.cli.serve_help import choices, panel, shown_default
+from service.cli.serve_help import choices, descriptions, panel, shown_default
 from service.media import file_formats
 from service.metrics.metrics import GROUPS, PREFIX
 from service.settings.settings import Settings
@@ -59,7 +59,7 @@ def settings_page() -> str:
         for name, field in Settings.model_fields.items():
             if panel(name) == title:
                 lines.append(
-                    f"| `{name}` | {_default(name)} | {_cell(f'{field.description} {_choices(field.annotation)}')} |"
+                    f"| `{name}` | {_default(name)} | {_cell(f'{descriptions()[name]} {_choices(field.annotation)}')} |"
                 )
     return "\n".join(lines) + "\n"
 

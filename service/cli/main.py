@@ -26,6 +26,7 @@ from service.cli.commands import ask, chat, models, ps, pull, say
 from service.cli.serve_help import (
     ServeCommand,
     describe,
+    descriptions,
     placeholder,
     shown_default,
     summary_of,
@@ -72,41 +73,15 @@ def command(
     pass
 
 
-_OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "config": (None, Annotated[Path | None, typer.Option(metavar="PATH", help="YAML file of settings.")]),
-    "print_config": (
-        False,
-        Annotated[bool, typer.Option("--print-config", metavar="", help="Print the effective settings and exit.")],
-    ),
-    "dry_run": (
-        False,
-        Annotated[
-            bool, typer.Option("--dry-run", metavar="", help="Print how much of a GPU a start would use, and exit.")
-        ],
-    ),
-    "gpu_memory": (
-        None,
-        Annotated[
-            str | None,
-            typer.Option(metavar="BYTES", help="With --dry-run: memory of the GPU, e.g. 24G; default: this GPU's."),
-        ],
-    ),
-}
-"""Options of `serve` that are not settings: default and type by name."""
-
-
 def _settings_command(command: Any) -> Any:
-    """Gives `command(config, print_config, ..., **flags)` an option for each setting, with the description from
-    Settings."""
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (default, annotation) in _OWN_OPTIONS.items()
-    ]
+    """Gives `command(config, print_config, ..., **flags)` an option for each setting beside its own, with the
+    description from Settings."""
+    parameters = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]
     for name, field in Settings.model_fields.items():
         kind = _flag_type(field.annotation)
         shown = shown_default(name)
         option = typer.Option(
-            help=f"{escape(field.description or '')}{escape(f' [{shown}]') if shown else ''}",
+            help=escape(f"{descriptions()[name]} [{shown}]" if shown else descriptions()[name]),
             metavar="" if field.annotation is bool else placeholder(name),
         )
         parameters.append(
@@ -127,10 +102,17 @@ def _flag_type(annotation: Any) -> Any:
 @app.command(cls=ServeCommand)
 @_settings_command
 def serve(
-    config: Path | None = None,
-    print_config: bool = False,
-    dry_run: bool = False,
-    gpu_memory: str | None = None,
+    config: Annotated[Path | None, typer.Option(metavar="PATH", help="YAML file of settings.")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", metavar="", help="Print the effective settings and exit.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Print how much of a GPU a start would use, and exit.")
+    ] = False,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="With --dry-run: memory of the GPU, e.g. 24G; default: this GPU's."),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Serve models: those of --model, or the embedded ones."""
