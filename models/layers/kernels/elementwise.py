@@ -31,8 +31,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     inner = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], inner), device=gate_up.device, dtype=gate_up.dtype)
     total = out.numel()
-    if total == 0:
-        return out
     # Whole blocks inside a row keep the loads wide.
     block = 1024 if inner % 1024 == 0 else 512
     launch(
@@ -70,8 +68,6 @@ def quantize(x: Tensor, scale: int) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel()
-    if count == 0:
-        return out
     launch(_quantize_kernel, (triton.cdiv(count, 512),), x, out, count, SCALE=scale, BLOCK=512, num_warps=4)
     return out
 
@@ -97,8 +93,6 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
     if a.stride(1) != 1 or b.stride(1) != 1:
         raise ValueError(f"concatenate: rows must be contiguous, strides {a.stride()} and {b.stride()}")
     out = torch.empty((rows, 2 * width), device=a.device, dtype=a.dtype)
-    if rows == 0:
-        return out
     launch(
         _concatenate_kernel,
         (rows, triton.cdiv(width, 1024)),

@@ -93,8 +93,6 @@ def rotate_and_cache_latent(
     packed = all(part.stride(2) == 1 and part.stride(1) == part.shape[2] for part in (q, query))
     if not packed or kv.stride(1) != 1:
         raise ValueError("latent attention: heads of q and of the query must lie together, rows of kv be contiguous")
-    if rows == 0:
-        return
     launch(
         _latent_kernel,
         (rows,),
@@ -160,8 +158,6 @@ def head_keys(up: Tensor, k_rope: Tensor, nope_dim: int) -> Tensor:
     if up.stride(2) != 1 or up.stride(1) != width or k_rope.stride(1) != 1:
         raise ValueError("latent attention: heads of the keys must lie together, rows of rotated keys be contiguous")
     out = torch.empty((rows, heads, nope_dim + rope), device=up.device, dtype=up.dtype)
-    if rows == 0:
-        return out
     launch(
         _head_keys_kernel,
         (rows,),

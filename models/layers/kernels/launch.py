@@ -28,10 +28,12 @@ _refused: dict[Any, str] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """kernel[grid](*args, **options), as a dependent launch where kernel and GPU know it.
+    """kernel[grid](*args, **options), as a dependent launch where kernel and GPU know it. An empty grid does nothing.
 
     Raises CannotLaunch for a configuration that this GPU or its compiler does not take; it is asked once only.
     """
+    if 0 in grid:
+        return
     if "PDL" in kernel.arg_names:
         options["PDL"] = dependent_launch()
         if options["PDL"]:

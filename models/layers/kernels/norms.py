@@ -117,8 +117,6 @@ def _launch(
     stride_split: int = 0,
 ) -> None:
     rows, width = x.shape
-    if rows == 0:
-        return
     if x.stride(1) != 1:
         raise ValueError(f"RMSNorm: rows must be contiguous, strides {x.stride()}")
     block = triton.next_power_of_2(width)

@@ -54,8 +54,6 @@ def residual_layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias
     """x [n, width], rows contiguous; residual [n, width] contiguous, updated in place, None for the norm of x alone."""
     rows, width = x.shape
     out = torch.empty((rows, width), device=x.device, dtype=x.dtype)
-    if rows == 0:
-        return out
     if x.stride(1) != 1 or (residual is not None and not residual.is_contiguous()):
         raise ValueError("layer norm: rows of x and the whole residual must be contiguous")
     block = triton.next_power_of_2(width)
@@ -159,8 +157,6 @@ def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None
     rows, _, width = qkv.shape
     if qkv.stride(2) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
         raise ValueError("rotary: heads, cosines and sines must be contiguous")
-    if rows == 0:
-        return
     block_h = min(32, triton.next_power_of_2(num_heads))
     launch(
         _rotate_packed_kernel,
@@ -241,8 +237,6 @@ def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_val
         raise ValueError("lengthened heads: heads, cosines and sines must be contiguous")
     shape = (3 if with_values else 2, rows, heads, width + FEATURES)
     out = torch.empty(shape, device=qkv.device, dtype=qkv.dtype)
-    if rows == 0:
-        return out
     block_h = min(32, triton.next_power_of_2(3 * heads))
     launch(
         _lengthen_kernel,
@@ -283,17 +277,16 @@ def add_quick_gelu(x: Tensor, bias: Tensor) -> Tensor:
     if not x.is_contiguous():
         raise ValueError(f"quick GELU: x must be contiguous, strides {x.stride()}")
     total = x.numel()
-    if total:
-        launch(
-            _add_quick_gelu_kernel,
-            (triton.cdiv(total, 2048),),
-            x,
-            bias,
-            x.shape[0],
-            WIDTH=bias.shape[0],
-            BLOCK=2048,
-            num_warps=4,
-        )
+    launch(
+        _add_quick_gelu_kernel,
+        (triton.cdiv(total, 2048),),
+        x,
+        bias,
+        x.shape[0],
+        WIDTH=bias.shape[0],
+        BLOCK=2048,
+        num_warps=4,
+    )
     return x
 
 
@@ -321,21 +314,20 @@ def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tens
     """pixels uint8 [n, channels * values] contiguous, table [channels, 256] -> [n, width or channels * values]."""
     out = torch.empty((pixels.shape[0], width or pixels.shape[1]), device=pixels.device, dtype=table.dtype)
     total = out.numel()
-    if total:
-        channels = table.shape[0]
-        launch(
-            _byte_lookup_kernel,
-            (triton.cdiv(total, 1024),),
-            pixels,
-            table,
-            out,
-            pixels.shape[0],
-            VALUES=pixels.shape[1] // channels,
-            CHANNELS=channels,
-            WIDTH=out.shape[1],
-            BLOCK=1024,
-            num_warps=4,
-        )
+    channels = table.shape[0]
+    launch(
+        _byte_lookup_kernel,
+        (triton.cdiv(total, 1024),),
+        pixels,
+        table,
+        out,
+        pixels.shape[0],
+        VALUES=pixels.shape[1] // channels,
+        CHANNELS=channels,
+        WIDTH=out.shape[1],
+        BLOCK=1024,
+        num_warps=4,
+    )
     return out
 
 
@@ -368,19 +360,18 @@ def add_table_rows(x: Tensor, table: Tensor, rows: Tensor, weights: Tensor) -> N
     contiguous."""
     if not all(part.is_contiguous() for part in (x, table, rows, weights)) or x.dtype != table.dtype:
         raise ValueError(f"table rows: all must be contiguous, and x {x.dtype} of the table's {table.dtype}")
-    if x.shape[0]:
-        launch(
-            _add_table_rows_kernel,
-            (x.shape[0],),
-            x,
-            table,
-            rows,
-            weights,
-            COUNT=rows.shape[1],
-            WIDTH=x.shape[1],
-            BLOCK=triton.next_power_of_2(x.shape[1]),
-            num_warps=4,
-        )
+    launch(
+        _add_table_rows_kernel,
+        (x.shape[0],),
+        x,
+        table,
+        rows,
+        weights,
+        COUNT=rows.shape[1],
+        WIDTH=x.shape[1],
+        BLOCK=triton.next_power_of_2(x.shape[1]),
+        num_warps=4,
+    )
 
 
 @triton.jit(do_not_specialize=["stride_axis", "stride_row"])
@@ -416,21 +407,20 @@ def rotary_cos_sin(
     """positions [n] or [axes, n] of any strides -> cosines and sines float32 [n, head_dim / 2]."""
     rows, half = positions.shape[-1], frequencies.shape[0]
     cos, sin = (torch.empty((rows, half), device=positions.device) for _ in range(2))
-    if rows:
-        launch(
-            _rotary_cos_sin_kernel,
-            (rows,),
-            positions,
-            frequencies,
-            axes if axes is not None else positions,
-            cos,
-            sin,
-            scale,
-            positions.stride(0) if axes is not None else 0,
-            positions.stride(-1),
-            HALF=half,
-            BLOCK=triton.next_power_of_2(half),
-            AXES=axes is not None,
-            num_warps=1,
-        )
+    launch(
+        _rotary_cos_sin_kernel,
+        (rows,),
+        positions,
+        frequencies,
+        axes if axes is not None else positions,
+        cos,
+        sin,
+        scale,
+        positions.stride(0) if axes is not None else 0,
+        positions.stride(-1),
+        HALF=half,
+        BLOCK=triton.next_power_of_2(half),
+        AXES=axes is not None,
+        num_warps=1,
+    )
     return cos, sin

@@ -63,7 +63,5 @@ def philox_normal(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
         raise ValueError(f"count {count} is not a multiple of 4")
     out = torch.empty((seeds.shape[0], count), dtype=torch.float32, device=seeds.device)
     blocks = triton.next_power_of_2(count // 4)
-    if seeds.shape[0] == 0:
-        return out
     launch(_philox_normal_kernel, (seeds.shape[0],), seeds, steps, out, count, BLOCKS=blocks, TWO_PI=2.0 * math.pi)
     return out

@@ -49,21 +49,20 @@ def resample(lines: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     count, length, values = lines.shape
     new_length, taps = weights.shape
     out = torch.empty((count, new_length, values), dtype=torch.uint8, device=lines.device)
-    if out.numel():
-        launch(
-            _resample_kernel,
-            (triton.cdiv(out.numel(), _BLOCK),),
-            lines,
-            first,
-            weights,
-            out,
-            count * new_length,
-            values,
-            length,
-            new_length,
-            taps,
-            BITS=WEIGHT_BITS,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+    launch(
+        _resample_kernel,
+        (triton.cdiv(out.numel(), _BLOCK),),
+        lines,
+        first,
+        weights,
+        out,
+        count * new_length,
+        values,
+        length,
+        new_length,
+        taps,
+        BITS=WEIGHT_BITS,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
     return out

@@ -178,8 +178,6 @@ class FlowTokens:
         frames, channels = state["last_patch"].shape[1:]
         x, out = self.x, torch.empty((streams, frames, channels), device=self.tokens.device, dtype=self.tokens.dtype)
         self.x = out
-        if streams == 0:
-            return
         noise, mu_lm, mu_res = start if start is not None else (out, out, out)
         launch(
             _flow_tokens_kernel,
@@ -289,8 +287,6 @@ def settle(
     """
     rows, size = x.shape[0], x.shape[1] * x.shape[2]
     results = torch.empty((rows, size + 3), device=x.device)
-    if rows == 0:
-        return results
     launch(
         _settle_kernel,
         (rows,),

@@ -163,8 +163,6 @@ def launch_step_inputs(
     seq_lens, steps = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(2))
     tables = torch.empty((rows, pages), dtype=torch.int32, device=device)
     made = (slot_mapping, tables, seq_lens, cos, sin, seeds, steps, tokens, normed)
-    if rows == 0:
-        return made
     launch(
         _step_inputs_kernel,
         (rows, 1 + frames),

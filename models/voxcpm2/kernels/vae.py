@@ -260,8 +260,6 @@ def residual_unit(
     x = x.transpose(1, 2).contiguous()
     rows, length, width = x.shape
     out = torch.empty_like(x)
-    if x.numel() == 0:
-        return out.transpose(1, 2)
     precision = precision or default_precision()
     chosen = unit_tile or unit_tile_for(rows, width, precision)
     hidden = out if chosen.fused else torch.empty(x.shape, device=x.device, dtype=operand_dtype(precision))
@@ -364,8 +362,6 @@ def snake_samples(
     x = x.transpose(1, 2).contiguous()
     rows, length, width = x.shape
     out = torch.empty((rows, 1, length), device=x.device, dtype=x.dtype)
-    if x.numel() == 0:
-        return out
     stateful = memory is not None and slots is not None
     launch(
         _samples_kernel,
