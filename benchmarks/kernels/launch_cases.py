@@ -146,27 +146,27 @@ def _e4m3_gemm(kind: Kind, x: Tensor, weight: QuantizedWeight, residual: Tensor 
 def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
     cache = empty(64, kv_heads, 128)
     tables, lengths = empty(rows, pages, dtype=torch.int32), empty(rows, dtype=torch.int32)
-    paged_decode.attend_pages(empty(rows, heads, 128), cache, cache, tables, lengths, 16, 0.1)
+    paged_decode.paged_decode_attention(empty(rows, heads, 128), cache, cache, tables, lengths, 16, 0.1)
     q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
     angles = empty(rows, 64, dtype=torch.float32)
     values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
     of_heads = QKNorm(empty(128), empty(128), EPS)
     for angle_pair, qk_norm in (((angles, angles), None), (None, None), ((angles, angles), of_heads)):
         current_kv = CurrentKV(k, v, angle_pair, rows_of_int64(rows), qk_norm)
-        paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
+        paged_decode.paged_decode_attention(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
 def ragged_attention(rows: int, segments: int) -> None:
     ends = empty(segments + 1, dtype=torch.int32)
     q, k, v = empty(rows, 16, 128), empty(rows, 2, 128), empty(rows, 20, 128)[:, 18:]
-    varlen.attend_segments(q, k, v, ends, ends, 0.1, True)
+    varlen.varlen_attention(q, k, v, ends, ends, 0.1, True)
 
 
 def paged_prefill_attention(rows: int, heads: int, kv_heads: int, sequences: int, pages: int) -> None:
     cache = empty(64, kv_heads, 128)
     tables, ends = empty(sequences, pages, dtype=torch.int32), empty(sequences + 1, dtype=torch.int32)
     q = empty(rows, heads, 128)
-    paged_prefill.attend_prefill_pages(q, cache, empty(64, kv_heads, 128), tables, ends, ends[1:], 16, 0.1)
+    paged_prefill.paged_prefill_attention(q, cache, empty(64, kv_heads, 128), tables, ends, ends[1:], 16, 0.1)
 
 
 def rotations(rows: int) -> None:
@@ -228,7 +228,7 @@ def gated_delta_net(rows: int) -> None:
     rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
     current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows), qk_norm)
     tables = empty(rows, 64, dtype=torch.int32)
-    paged_decode.attend_pages(q, cache, values, tables, tables[:, 0], 16, 0.1, current_kv=current_kv)
+    paged_decode.paged_decode_attention(q, cache, values, tables, tables[:, 0], 16, 0.1, current_kv=current_kv)
     x, weight = empty(rows, 2560), empty(2560, dtype=torch.float32)
     norms.rms_norm(x, weight, EPS)
     norms.add_rms_norm(x, x, weight, EPS)
@@ -285,7 +285,7 @@ def grouped_experts(weights: Tensor, chosen: Tensor, num_experts: int) -> None:
 
 def many_experts(rows: int) -> None:
     """The experts of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
-    weights, chosen = moe.route_softmax(router_logits(rows, 128), 8)
+    weights, chosen = moe.route(router_logits(rows, 128), None, 8)
     grouped_experts(weights, chosen, 128)
     if rows <= 4:
         gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
@@ -301,7 +301,7 @@ def windowed_vision(rows: int) -> None:
     one_segment(rows, 80)
     q, k, v = empty(rows, 48, 80).chunk(3, dim=1)
     ends = empty(33, dtype=torch.int32)
-    varlen.attend_segments(q, k, v, ends, ends, 0.1, False, 64)
+    varlen.varlen_attention(q, k, v, ends, ends, 0.1, False, 64)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_deferrable_norm(x, empty(1280, 1280), norm, *after)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")
@@ -481,7 +481,7 @@ def latent_decode(rows: int, dtype: torch.dtype) -> None:
     cache = empty(64, 1, 576, dtype=dtype)
     tables, lengths = empty(rows, 2048, dtype=torch.int32), empty(rows, dtype=torch.int32)
     query = empty(rows, 16, 576, dtype=dtype)
-    paged_decode.attend_pages(query, cache, cache[..., :512], tables, lengths, 16, 0.1)
+    paged_decode.paged_decode_attention(query, cache, cache[..., :512], tables, lengths, 16, 0.1)
 
 
 def paged_decode_of(dtype: torch.dtype, width: int) -> None:
@@ -491,13 +491,13 @@ def paged_decode_of(dtype: torch.dtype, width: int) -> None:
     angles = empty(rows, width // 2, dtype=torch.float32)
     q, k, v = (empty(rows, heads, width, dtype=dtype) for heads in (16, 2, 2))
     current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows))
-    paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
+    paged_decode.paged_decode_attention(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
 def varlen_of(dtype: torch.dtype, width: int, value_width: int, causal: bool) -> None:
     ends = empty(3, dtype=torch.int32)
     q, k = (empty(64, 16, width, dtype=dtype) for _ in range(2))
-    varlen.attend_segments(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
+    varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
 
 
 def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: int) -> None:
@@ -508,7 +508,7 @@ def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: in
     ends = empty(65, dtype=torch.int32)
     for pages in (64, 2048):  # in one share, and split along the keys
         tables = empty(64, pages, dtype=torch.int32)
-        paged_prefill.attend_prefill_pages(q, cache, values, tables, ends, ends[1:], 16, 0.1)
+        paged_prefill.paged_prefill_attention(q, cache, values, tables, ends, ends[1:], 16, 0.1)
 
 
 def dense_of(dtype: torch.dtype) -> None:

@@ -7,8 +7,6 @@ Softmax and accumulation are in float32. Every row of the output is written: row
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,38 +25,23 @@ from models.layers.rotary import rotate_and_cache
 _REFERENCE_BLOCK = 1024
 
 
+@op(cuda="models.layers.kernels.varlen:varlen_attention", cpu=varlen_attention_host)
 def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    *,
     scale: float | None = None,
     causal: bool = False,
+    longest: int | None = None,
 ) -> Tensor:
-    """Attention inside each segment of packed rows.
+    """Attention inside each segment of packed rows: dense, under a segment mask, in blocks of queries; reads no tensor
+    on the host.
 
     q [nq, Hq, D], k [nk, Hkv, D], v [nk, Hkv, Dv]; cu_seqlens int32 [segments + 1], non-decreasing; empty segments
     and a repeated tail are allowed. scale: 1 / sqrt(D) by default. causal aligns the last query with the last key
     (bottom right). Returns [nq, Hq, Dv].
-    """
-    scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
-    return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
-
-
-@op(cuda="models.layers.kernels.varlen:attend_segments", cpu=varlen_attention_host)
-def attend_segments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    scale: float,
-    causal: bool,
-    longest: int | None = None,
-) -> Tensor:
-    """varlen_attention: dense attention under a segment mask, in blocks of queries; reads no tensor on the host.
 
     longest: upper bound on the longest segment of queries. If it fits into one tile of the kernel, as windows do, the
     kernel needs fewer programs, which need not search for their segments.
@@ -79,7 +62,7 @@ def attend_segments(
         allowed = (segment_q[rows, None] == segment_k[None, :]) & inside_q[rows, None]
         if causal:
             allowed &= index_k[None, :] <= (index_q + offset)[rows, None]
-        scores = torch.einsum("qhd,hkd->hqk", upcast(q[rows]), keys) * scale
+        scores = torch.einsum("qhd,hkd->hqk", upcast(q[rows]), keys) * (scale or q.shape[-1] ** -0.5)
         scores = torch.where(allowed, scores, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         weights = torch.where(allowed, weights, 0.0)
@@ -99,6 +82,7 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+@op(cuda="models.layers.kernels.paged_decode:paged_decode_attention", cpu=paged_decode_attention_host)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -106,29 +90,14 @@ def paged_decode_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    *,
     scale: float | None = None,
 ) -> Tensor:
-    """One query per sequence over its pages.
+    """One query per sequence over its pages: dense attention over everything in the tables; reads no tensor on the
+    host.
 
     q [rows, Hq, D], caches [KV slots, Hkv, D or Dv], block_tables int32 [rows, max_pages], seq_lens int32 [rows];
-    rows of length 0 give zeros. Lengths are read on the device. Returns [rows, Hq, Dv].
+    rows of length 0 give zeros. scale: 1 / sqrt(D) by default. Returns [rows, Hq, Dv].
     """
-    scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
-    return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
-
-
-@op(cuda="models.layers.kernels.paged_decode:attend_pages", cpu=paged_decode_attention_host)
-def attend_pages(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    scale: float,
-) -> Tensor:
-    """paged_decode_attention: dense attention over everything in the tables; reads no tensor on the host."""
     rows, heads, _ = q.shape
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
     slot_mapping = block_tables.long()[:, positions // page_size] * page_size + positions % page_size
@@ -137,12 +106,13 @@ def attend_pages(
     values = torch.where(allowed[..., None, None], upcast(v_cache[slot_mapping]), 0.0)
     group = heads // keys.shape[2]
     grouped = upcast(q).view(rows, keys.shape[2], group, -1)
-    scores = torch.einsum("bhgd,bkhd->bhgk", grouped, keys) * scale
+    scores = torch.einsum("bhgd,bkhd->bhgk", grouped, keys) * (scale or q.shape[-1] ** -0.5)
     scores = torch.where(allowed[:, None, None, :], scores, -torch.inf)
     weights = torch.where(allowed[:, None, None, :], torch.softmax(scores, dim=-1), 0.0)
     return torch.einsum("bhgk,bkhd->bhgd", weights, values).reshape(rows, heads, -1).to(q.dtype)
 
 
+@op(cuda="models.layers.kernels.paged_prefill:paged_prefill_attention", cpu=paged_prefill_attention_host)
 def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -151,38 +121,22 @@ def paged_prefill_attention(
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    *,
     scale: float | None = None,
 ) -> Tensor:
-    """Causal attention of packed chunks of sequences over their pages, which hold the chunks' own keys already.
+    """Causal attention of packed chunks of sequences over their pages, which hold the chunks' own keys already: dense
+    attention of all rows over each table in turn; reads no tensor on the host.
 
     q [n, Hq, D]: chunk i is rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [sequences + 1], a repeated tail is
     allowed) and ends at key seq_lens[i] - 1 of its sequence (int32 [sequences]). Caches [KV slots, Hkv, D or Dv],
-    block_tables int32 [sequences, max_pages]. Lengths are read on the device, so cached context is not a size of a
-    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk, and of sequences of length 0, are zero.
+    block_tables int32 [sequences, max_pages]. Cached context is not a size of a captured graph. scale: 1 / sqrt(D) by
+    default. Returns [n, Hq, Dv]; rows behind the last chunk, and of sequences of length 0, are zero.
     """
-    scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
-    return attend_prefill_pages(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, page_size, scale)
-
-
-@op(cuda="models.layers.kernels.paged_prefill:attend_prefill_pages", cpu=paged_prefill_attention_host)
-def attend_prefill_pages(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    scale: float,
-) -> Tensor:
-    """paged_prefill_attention: dense attention of all rows over each table in turn; reads no tensor on the host."""
     chunk, index, inside = row_segments(cu_seqlens_q, q.shape[0])
     sequences = block_tables.shape[0]
     cached = (seq_lens - cu_seqlens_q.diff())[chunk.clamp(max=sequences - 1)]
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
     causal = positions[None, :] <= (cached + index)[:, None]
-    queries = upcast(q)
+    queries, scale = upcast(q), scale or q.shape[-1] ** -0.5
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
     for sequence in range(sequences):
         rows = block_tables[sequence].long()[positions // page_size] * page_size + positions % page_size

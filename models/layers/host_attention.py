@@ -40,8 +40,8 @@ def _shaped_like_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
 
 
 @_operator(
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float scale, bool causal, "
-    "int? longest=None"
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float? scale=None, "
+    "bool causal=False, int? longest=None"
 )
 def varlen_attention_host(
     q: Tensor,
@@ -49,8 +49,8 @@ def varlen_attention_host(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float,
-    causal: bool,
+    scale: float | None = None,
+    causal: bool = False,
     longest: int | None = None,
 ) -> Tensor:
     """models.layers.attention.varlen_attention on the CPU."""
@@ -67,7 +67,9 @@ def varlen_attention_host(
     return out
 
 
-@_operator("Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, int page_size, float scale")
+@_operator(
+    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, int page_size, float? scale=None"
+)
 def paged_decode_attention_host(
     q: Tensor,
     k_cache: Tensor,
@@ -75,7 +77,7 @@ def paged_decode_attention_host(
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    scale: float,
+    scale: float | None = None,
 ) -> Tensor:
     """models.layers.attention.paged_decode_attention on the CPU. Reads only the pages that hold a sequence."""
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
@@ -94,7 +96,7 @@ def paged_decode_attention_host(
 
 @_operator(
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor cu_seqlens_q, Tensor seq_lens, "
-    "int page_size, float scale"
+    "int page_size, float? scale=None"
 )
 def paged_prefill_attention_host(
     q: Tensor,
@@ -104,7 +106,7 @@ def paged_prefill_attention_host(
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    scale: float,
+    scale: float | None = None,
 ) -> Tensor:
     """models.layers.attention.paged_prefill_attention on the CPU. Reads only the pages that hold a sequence."""
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
@@ -120,8 +122,9 @@ def paged_prefill_attention_host(
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """q [n, H, D], k [m, H, D], v [m, H, Dv] -> [n, H, Dv]; causal: the last query sees the last key."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> Tensor:
+    """q [n, H, D], k [m, H, D], v [m, H, Dv] -> [n, H, Dv]; causal: the last query sees the last key.
+    scale: 1 / sqrt(D) by default."""
     queries, keys, values = (upcast(x.transpose(0, 1)[None]) for x in (q, k, v))
     n, m = q.shape[0], k.shape[0]
     mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal and 1 < n < m else None

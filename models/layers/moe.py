@@ -51,7 +51,7 @@ class SoftmaxRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, hidden_size] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
-        return route_softmax(_logits(x, self.weight), self.top_k)
+        return route(_logits(x, self.weight), None, self.top_k)
 
 
 Router = SigmoidRouter | SoftmaxRouter
@@ -71,21 +71,16 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.float(), weight)[None]
 
 
-@op(cuda="models.layers.kernels.moe:route_softmax")
-def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """SoftmaxRouter from its logits float32 [splits, n, experts], which are added; the order of a row's experts is
-    free.
-
-    The softmax of all, normalised over the chosen, is the softmax of the chosen alone.
-    """
-    chosen, experts = torch.topk(logits.sum(0), top_k, dim=-1, sorted=False)
-    return torch.softmax(chosen, dim=-1), experts
-
-
 @op(cuda="models.layers.kernels.moe:route")
-def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
-    """SigmoidRouter from its logits float32 [splits, n, experts], which are added; the order of a row's experts is
-    free."""
+def route(
+    logits: Tensor, bias: Tensor | None, top_k: int, scale: float = 1.0, normalise: bool = True
+) -> tuple[Tensor, Tensor]:
+    """SigmoidRouter from its logits float32 [splits, n, experts], which are added; without a bias SoftmaxRouter. The
+    order of a row's experts is free."""
+    if bias is None:
+        # The softmax of all, normalised over the chosen, is the softmax of the chosen alone.
+        chosen, experts = torch.topk(logits.sum(0), top_k, dim=-1, sorted=False)
+        return torch.softmax(chosen, dim=-1), experts
     scores = torch.sigmoid(logits.sum(0))
     experts = torch.topk(scores + bias, top_k, dim=-1, sorted=False).indices
     weights = scores.gather(-1, experts)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from models.layers.attention import attend_segments
+from models.layers.attention import varlen_attention
 from models.layers.block import add_and_norm
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm
@@ -37,7 +37,7 @@ class RMSTowerBlock(nn.Module):
         rotate_packed(heads, 2 * self.num_heads, *rotary)
         q, k, v = heads.chunk(3, dim=1)
         cu_seqlens, longest = segments
-        return attend_segments(q, k, v, cu_seqlens, cu_seqlens, q.shape[-1] ** -0.5, False, longest).flatten(-2)
+        return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest=longest).flatten(-2)
 
 
 def run_rms_tower(

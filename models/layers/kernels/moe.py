@@ -73,35 +73,24 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     most = min(wanted, triton.cdiv(width, _LOGITS_BLOCK_K))
     splits = 1 << (most.bit_length() - 1)
     out = torch.empty((splits, rows, experts), device=x.device)
-    if rows:
-        launch(
-            _router_logits_kernel,
-            (tiles, splits),
-            x,
-            weight,
-            out,
-            rows,
-            x.stride(0),
-            EXPERTS=experts,
-            WIDTH=width,
-            SPLIT=triton.cdiv(triton.cdiv(width, splits), _LOGITS_BLOCK_K) * _LOGITS_BLOCK_K,
-            BLOCK_M=block_m,
-            BLOCK_N=max(16, triton.next_power_of_2(experts)),
-            BLOCK_K=_LOGITS_BLOCK_K,
-            num_warps=4,
-            num_stages=3,
-        )
+    launch(
+        _router_logits_kernel,
+        (tiles, splits),
+        x,
+        weight,
+        out,
+        rows,
+        x.stride(0),
+        EXPERTS=experts,
+        WIDTH=width,
+        SPLIT=triton.cdiv(triton.cdiv(width, splits), _LOGITS_BLOCK_K) * _LOGITS_BLOCK_K,
+        BLOCK_M=block_m,
+        BLOCK_N=max(16, triton.next_power_of_2(experts)),
+        BLOCK_K=_LOGITS_BLOCK_K,
+        num_warps=4,
+        num_stages=3,
+    )
     return out
-
-
-@triton.jit
-def _sum_of_splits(
-    logits_ptr, row, rows, expert, here, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr
-):
-    logits = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        logits += tl.load(logits_ptr + (split * rows.to(tl.int64) + row) * EXPERTS + expert, mask=here, other=0.0)
-    return logits
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -117,18 +106,28 @@ def _route_kernel(
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
     PADDED_K: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     NORMALISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row."""
+    """One program: one row. SOFTMAX: the first chosen is the largest, so that no power overflows."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     here = expert < EXPERTS
-    bias = tl.load(bias_ptr + expert, mask=here, other=0.0)
+    if not SOFTMAX:
+        bias = tl.load(bias_ptr + expert, mask=here, other=0.0)
     release_next(PDL)
     wait_for_previous(PDL)
-    scores = tl.sigmoid(_sum_of_splits(logits_ptr, row, rows, expert, here, EXPERTS, BLOCK, SPLITS))
-    keys = tl.where(here, scores + bias, float("-inf"))
+    scores = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        scores += tl.load(logits_ptr + (split * rows.to(tl.int64) + row) * EXPERTS + expert, mask=here, other=0.0)
+    if SOFTMAX:
+        scores = tl.where(here, scores, float("-inf"))
+        keys = scores
+        largest = tl.max(scores, 0)
+    else:
+        scores = tl.sigmoid(scores)
+        keys = tl.where(here, scores + bias, float("-inf"))
     place = tl.arange(0, PADDED_K)
     chosen = tl.zeros((PADDED_K,), tl.int64)
     weights = tl.zeros((PADDED_K,), tl.float32)
@@ -137,99 +136,46 @@ def _route_kernel(
         best = tl.min(tl.where(keys == tl.max(keys, 0), expert, BLOCK), 0)
         best = tl.where(best < EXPERTS, best, 0)
         weight = tl.sum(tl.where(expert == best, scores, 0.0), 0)
+        if SOFTMAX:
+            weight = tl.exp(weight - largest)
         chosen = tl.where(place == k, best, chosen)
         weights = tl.where(place == k, weight, weights)
         keys = tl.where(expert == best, float("-inf"), keys)
     if NORMALISE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     tl.store(experts_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
-    tl.store(weights_ptr + row * TOP_K + place, weights * scale, mask=place < TOP_K)
+    if SOFTMAX:
+        weights = weights / tl.sum(weights, 0)
+    else:
+        weights = weights * scale
+    tl.store(weights_ptr + row * TOP_K + place, weights, mask=place < TOP_K)
 
 
-def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, bias: Tensor | None, top_k: int, scale: float = 1.0, normalise: bool = True
+) -> tuple[Tensor, Tensor]:
     """logits float32 [splits, n, experts] -> weights float32 and experts int64 [n, top_k]."""
     splits, rows, experts = logits.shape
     weights = torch.empty((rows, top_k), device=logits.device)
     chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
-    if rows:
-        launch(
-            _route_kernel,
-            (rows,),
-            logits.contiguous(),
-            bias,
-            weights,
-            chosen,
-            rows,
-            scale,
-            SPLITS=splits,
-            EXPERTS=experts,
-            BLOCK=triton.next_power_of_2(experts),
-            TOP_K=top_k,
-            PADDED_K=triton.next_power_of_2(top_k),
-            NORMALISE=normalise,
-            num_warps=1,
-        )
-    return weights, chosen
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _route_softmax_kernel(
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    rows,
-    SPLITS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOP_K: tl.constexpr,
-    PADDED_K: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: one row. The first chosen is the largest, so that no power overflows."""
-    row = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, BLOCK)
-    here = expert < EXPERTS
-    release_next(PDL)
-    wait_for_previous(PDL)
-    logits = _sum_of_splits(logits_ptr, row, rows, expert, here, EXPERTS, BLOCK, SPLITS)
-    logits = tl.where(here, logits, float("-inf"))
-    keys = logits
-    largest = tl.max(logits, 0)
-    place = tl.arange(0, PADDED_K)
-    chosen = tl.zeros((PADDED_K,), tl.int64)
-    weights = tl.zeros((PADDED_K,), tl.float32)
-    for k in tl.static_range(TOP_K):
-        # A NaN is no key: the row takes expert 0 and stays inside the stack.
-        best = tl.min(tl.where(keys == tl.max(keys, 0), expert, BLOCK), 0)
-        best = tl.where(best < EXPERTS, best, 0)
-        weight = tl.exp(tl.sum(tl.where(expert == best, logits, 0.0), 0) - largest)
-        chosen = tl.where(place == k, best, chosen)
-        weights = tl.where(place == k, weight, weights)
-        keys = tl.where(expert == best, float("-inf"), keys)
-    tl.store(experts_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
-    tl.store(weights_ptr + row * TOP_K + place, weights / tl.sum(weights, 0), mask=place < TOP_K)
-
-
-def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """logits float32 [splits, n, experts] -> weights float32 and experts int64 [n, top_k]."""
-    splits, rows, experts = logits.shape
-    weights = torch.empty((rows, top_k), device=logits.device)
-    chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
-    if rows:
-        launch(
-            _route_softmax_kernel,
-            (rows,),
-            logits.contiguous(),
-            weights,
-            chosen,
-            rows,
-            SPLITS=splits,
-            EXPERTS=experts,
-            BLOCK=triton.next_power_of_2(experts),
-            TOP_K=top_k,
-            PADDED_K=triton.next_power_of_2(top_k),
-            num_warps=1,
-        )
+    launch(
+        _route_kernel,
+        (rows,),
+        logits.contiguous(),
+        logits if bias is None else bias,
+        weights,
+        chosen,
+        rows,
+        scale,
+        SPLITS=splits,
+        EXPERTS=experts,
+        BLOCK=triton.next_power_of_2(experts),
+        TOP_K=top_k,
+        PADDED_K=triton.next_power_of_2(top_k),
+        SOFTMAX=bias is None,
+        NORMALISE=normalise and bias is not None,
+        num_warps=1,
+    )
     return weights, chosen
 
 
@@ -298,18 +244,17 @@ def spread_rows(x: Tensor, places: Tensor) -> Tensor:
     """x [n, width] -> [n * top_k, width], where row i lies at each of places[i], int64 [n, top_k]."""
     rows, width = x.shape
     out = torch.empty((places.numel(), width), dtype=x.dtype, device=x.device)
-    if rows:
-        launch(
-            _spread_rows_kernel,
-            (rows, triton.cdiv(width, 512)),
-            x.contiguous(),
-            places,
-            out,
-            WIDTH=width,
-            TOP_K=places.shape[1],
-            BLOCK=512,
-            num_warps=2,
-        )
+    launch(
+        _spread_rows_kernel,
+        (rows, triton.cdiv(width, 512)),
+        x.contiguous(),
+        places,
+        out,
+        WIDTH=width,
+        TOP_K=places.shape[1],
+        BLOCK=512,
+        num_warps=2,
+    )
     return out
 
 
@@ -350,21 +295,20 @@ def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | No
     rows, width = shared.shape
     shared = shared.contiguous()
     out = torch.empty_like(shared)
-    if rows:
-        launch(
-            _sum_experts_kernel,
-            (rows, triton.cdiv(width, 512)),
-            chosen,
-            weights,
-            weights if places is None else places,
-            shared,
-            out,
-            WIDTH=width,
-            TOP_K=weights.shape[1],
-            PLACED=places is not None,
-            BLOCK=512,
-            num_warps=2,
-        )
+    launch(
+        _sum_experts_kernel,
+        (rows, triton.cdiv(width, 512)),
+        chosen,
+        weights,
+        weights if places is None else places,
+        shared,
+        out,
+        WIDTH=width,
+        TOP_K=weights.shape[1],
+        PLACED=places is not None,
+        BLOCK=512,
+        num_warps=2,
+    )
     return out
 
 
@@ -442,24 +386,23 @@ def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
     out = torch.empty((rows, outputs), device=x.device, dtype=x.dtype)
     block_m = 16 if rows <= 16 * experts else 64
     assert read.scale is not None
-    if rows:
-        launch(
-            _grouped_codes_kernel,
-            (outputs // COLUMNS, min(rows, triton.cdiv(rows, block_m) + experts)),
-            x.contiguous(),
-            read.values,
-            read.scale,
-            read.zeros if read.zeros is not None else read.values,
-            ends,
-            out,
-            N=outputs,
-            K=inputs,
-            EXPERTS=experts,
-            PADDED=triton.next_power_of_2(experts),
-            **{**read.constants, "SCALE_GROUP": read.group or inputs},
-            BLOCK_M=block_m,
-            BLOCK_N=COLUMNS,
-            num_warps=4,
-            num_stages=4,
-        )
+    launch(
+        _grouped_codes_kernel,
+        (outputs // COLUMNS, min(rows, triton.cdiv(rows, block_m) + experts)),
+        x.contiguous(),
+        read.values,
+        read.scale,
+        read.zeros if read.zeros is not None else read.values,
+        ends,
+        out,
+        N=outputs,
+        K=inputs,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts),
+        **{**read.constants, "SCALE_GROUP": read.group or inputs},
+        BLOCK_M=block_m,
+        BLOCK_N=COLUMNS,
+        num_warps=4,
+        num_stages=4,
+    )
     return out

@@ -1,6 +1,6 @@
 """Paged decode attention, split along the keys, with norm, rotation and the cache's new row inside where there are any.
 
-References: `attend_pages.reference` and `rotary_paged_decode_attention.reference` of models.layers.attention.
+References: `paged_decode_attention.reference` and `rotary_paged_decode_attention.reference` of models.layers.attention.
 """
 
 from __future__ import annotations
@@ -251,20 +251,20 @@ def _combine_kernel(
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
-def attend_pages(
+def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    scale: float,
+    scale: float | None = None,
     *,
     current_kv: CurrentKV | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """models.layers.attention.attend_pages, of the keys in the cache and, with `current_kv`, of the current step's.
-    v_cache may be the first columns of k_cache (MLA)."""
+    """models.layers.attention.paged_decode_attention, of the keys in the cache and, with `current_kv`, of the current
+    step's. v_cache may be the first columns of k_cache (MLA)."""
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
     new = current_kv or CurrentKV(q, q, None, seq_lens)
@@ -309,7 +309,7 @@ def attend_pages(
         out,
         partial,
         log_sum,
-        scale * _LOG2_E,
+        (scale or width**-0.5) * _LOG2_E,
         q.stride(0),
         new.k.stride(0),
         new.v.stride(0),

@@ -1,6 +1,6 @@
 """Causal attention of prefill chunks over a paged cache, split along the keys where chunks are short.
 
-Reference: models.layers.attention.attend_prefill_pages.
+Reference: models.layers.attention.paged_prefill_attention.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _prefill_combine_kernel(
     tl.store(out_ptr + place * DV + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
-def attend_prefill_pages(
+def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -272,13 +272,13 @@ def attend_prefill_pages(
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    scale: float,
+    scale: float | None = None,
     *,
     tile: tuple[int, int, int, int] | None = None,
     splits: int | None = None,
     least_keys: int = LEAST_KEYS,
 ) -> Tensor:
-    """models.layers.attention.attend_prefill_pages for any head dims. v_cache may be the first columns of k_cache
+    """models.layers.attention.paged_prefill_attention for any head dims. v_cache may be the first columns of k_cache
     (MLA).
 
     tile: rows (queries times heads of a group), keys, warps and pipeline stages of one program. splits: of the keys
@@ -322,7 +322,7 @@ def attend_prefill_pages(
         seq_lens,
         num_rows,
         sequences,
-        scale * _LOG2_E,
+        (scale or width**-0.5) * _LOG2_E,
         q.stride(0),
         k_cache.stride(0),
         v_cache.stride(0),

@@ -17,7 +17,7 @@ from models.layers.kernels.launch import (
     wait_for_previous,
 )
 from models.layers.kernels.norms import weighted
-from models.layers.kernels.paged_decode import attend_pages
+from models.layers.kernels.paged_decode import paged_decode_attention
 from models.layers.norms import QKNorm
 
 _LOG2_E = 1.4426950408889634
@@ -136,8 +136,6 @@ def rotate_and_cache(
     out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
     changed = rotary is not None or qk_norm is not None
     k_out = torch.empty((rows, kv_heads, width), device=k.device, dtype=k.dtype) if changed else k
-    if rows == 0:
-        return out, k_out
     cos, sin = rotary if rotary is not None else (q, q)
     q_norm, k_norm, eps = qk_norm if qk_norm is not None else (q, q, 0.0)
     block_h, block_d = triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)
@@ -189,10 +187,9 @@ def rotary_paged_decode_attention(
     page_size: int,
     qk_norm: QKNorm | None = None,
 ) -> Tensor:
-    """attend_pages, which norms, rotates and stores the current step's k and v itself."""
+    """paged_decode_attention, which norms, rotates and stores the current step's k and v itself."""
     current_kv = CurrentKV(k, v, rotary, slot_mapping, qk_norm)
-    scale = q.shape[-1] ** -0.5
-    return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale, current_kv=current_kv)
+    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size, current_kv=current_kv)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Packed variable-length attention; reference: `models.layers.attention.attend_segments.reference`."""
+"""Packed variable-length attention; reference: `models.layers.attention.varlen_attention.reference`."""
 
 from __future__ import annotations
 
@@ -210,19 +210,19 @@ def _varlen_kernel(
                 tl.store(zeros + rest_columns, zero, mask=(further < num_rows) & (rest_columns < DV))
 
 
-def attend_segments(
+def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float,
-    causal: bool,
+    scale: float | None = None,
+    causal: bool = False,
     longest: int | None = None,
     *,
     tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """models.layers.attention.attend_segments for any head dims; rows of a head must be contiguous.
+    """models.layers.attention.varlen_attention for any head dims; rows of a head must be contiguous.
 
     tile: queries, keys, warps and pipeline stages of one program. The default beats FlashAttention 2 inside PyTorch at
     every measured shape (benchmarks/results/kernels/attention.json).
@@ -251,7 +251,7 @@ def attend_segments(
         cu_seqlens_k,
         num_rows,
         segments,
-        scale * _LOG2_E,
+        (scale or width**-0.5) * _LOG2_E,
         q.stride(0),
         k.stride(0),
         v.stride(0),

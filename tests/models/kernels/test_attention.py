@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.attention import attend_pages, attend_prefill_pages, attend_segments
+from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.support.slow import slow
 
@@ -27,8 +27,8 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
     scale = width**-0.5
-    out = replayed(device, lambda: attend_segments.kernel(q, k, v, cu_q, cu_k, scale, causal))
-    reference = attend_segments.reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
+    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal))
+    reference = varlen_attention.reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[46:].any()
 
@@ -41,8 +41,8 @@ def test_varlen_of_short_segments(device, lengths, padding) -> None:
     packed = torch.randn(total + padding, 6, 24, device=device)
     packed[total:] = float("nan")
     q, k, v = packed.chunk(3, dim=1)
-    out = replayed(device, lambda: attend_segments.kernel(q, k, v, ends, ends, 0.2, False, 32))
-    reference = attend_segments.reference(*wide_in_place(q, k, v.nan_to_num()), ends, ends, 0.2, False)
+    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, ends, ends, 0.2, False, 32))
+    reference = varlen_attention.reference(*wide_in_place(q, k, v.nan_to_num()), ends, ends, 0.2, False)
     assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
     assert not out[total:].any()
 
@@ -56,8 +56,8 @@ def test_varlen_of_windows(padding, dtype) -> None:
     packed = torch.randn(total + padding, 48, 80, device="cuda", dtype=dtype)
     packed[total:] = float("nan")
     q, k, v = packed.chunk(3, dim=1)
-    out = replayed(packed.device, lambda: attend_segments.kernel(q, k, v, ends, ends, 0.1, False, 64))
-    reference = attend_segments.reference(*(t.double().nan_to_num() for t in (q, k, v)), ends, ends, 0.1, False)
+    out = replayed(packed.device, lambda: varlen_attention.kernel(q, k, v, ends, ends, 0.1, False, 64))
+    reference = varlen_attention.reference(*(t.double().nan_to_num() for t in (q, k, v)), ends, ends, 0.1, False)
     assert relative_error(out[:total], reference[:total]) < TOLERANCE[dtype]
     assert not out[total:].any()
 
@@ -89,9 +89,9 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
     scale = width**-0.5
-    out = replayed(device, lambda: attend_segments.kernel(q, k, v, cu_q, cu_k, scale, causal))
+    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal))
     k[total_k:], v[total_k:] = 0, 0
-    reference = attend_segments.reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
+    reference = varlen_attention.reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
     assert relative_error(out[:total_q], reference[:total_q]) < TOLERANCE[dtype]
     assert not out[total_q:].any()
 
@@ -111,9 +111,9 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
     scale = width**-0.5
     out = replayed(
         device,
-        lambda: attend_pages.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
+        lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
     )
-    reference = attend_pages.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
+    reference = paged_decode_attention.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[0].any()
 
@@ -134,9 +134,9 @@ def test_paged_decode(rows, width, value_width, heads, kv_heads) -> None:
     lengths = torch.randint(0, pages * page + 1, (rows,), dtype=torch.int32, device=device)
     lengths[0] = pages * page if rows == 1 else 0
     scale = width**-0.5
-    out = replayed(device, lambda: attend_pages.kernel(q, k_cache, v_cache, tables, lengths, page, scale))
+    out = replayed(device, lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale))
     wide_caches = (k_cache.double(), v_cache.double())
-    reference = attend_pages.reference(q.double(), *wide_caches, tables, lengths, page, scale)
+    reference = paged_decode_attention.reference(q.double(), *wide_caches, tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[dtype]
     assert not out[lengths == 0].any()
 
@@ -184,12 +184,14 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile, s
         v_cache = k_cache[..., :value_width]
     arguments = (tables, cu_q, seq_lens, page, width**-0.5)
     how = {"tile": tile, "least_keys": tile[1]}
-    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=splits, **how))
-    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
+    out = replayed(
+        device, lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=splits, **how)
+    )
+    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[rows:].any()
     # What one program reads has no other value for being launched among splits.
-    whole = attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=1, **how)
+    whole = paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=1, **how)
     assert torch.equal(out[: lengths[0][1]], whole[: lengths[0][1]])
 
 
@@ -198,11 +200,11 @@ def test_rows_without_keys_become_zero_in_splits_too(device) -> None:
     tables = torch.arange(1, 25, device=device, dtype=torch.int32).view(2, 12)
     cu_q, seq_lens = segments(3, 12).to(device), torch.tensor([0, 10], dtype=torch.int32, device=device)
     q, cache = torch.randn(15, 2, 16, device=device), torch.randn(100, 2, 16, device=device)
-    run = lambda: attend_prefill_pages.kernel(  # noqa: E731
+    run = lambda: paged_prefill_attention.kernel(  # noqa: E731
         q, cache, cache, tables, cu_q, seq_lens, 4, 0.25, tile=(16, 16, 4, 1), splits=3, least_keys=16
     )
     out = replayed(device, run)
-    reference = attend_prefill_pages.reference(
+    reference = paged_prefill_attention.reference(
         q.double(), cache.double(), cache.double(), tables, cu_q, seq_lens, 4, 0.25
     )
     assert not out[:5].any()
@@ -212,7 +214,7 @@ def test_rows_without_keys_become_zero_in_splits_too(device) -> None:
 def test_splits_beyond_what_is_combined_are_refused() -> None:
     q, cache, ends = torch.zeros(1, 2, 16), torch.zeros(16, 2, 16), torch.tensor([0, 1], dtype=torch.int32)
     with pytest.raises(ValueError, match="17 splits, but 1 to 16"):
-        attend_prefill_pages.kernel(q, cache, cache, ends.view(1, 2), ends, ends[1:], 16, 0.1, splits=17)
+        paged_prefill_attention.kernel(q, cache, cache, ends.view(1, 2), ends, ends[1:], 16, 0.1, splits=17)
 
 
 @pytest.mark.gpu
@@ -230,11 +232,11 @@ def test_a_short_chunk_behind_a_long_context(width, value_width, heads, kv_heads
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
     arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    run = lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=splits)  # noqa: E731
+    run = lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=splits)  # noqa: E731
     out = replayed(device, run)
     assert torch.equal(out, run())
     few = (tables[:3], cu_q[:4], seq_lens[:3], *arguments[3:])
-    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *few)
+    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *few)
     assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
     assert not out[rows:].any()
 
@@ -255,8 +257,8 @@ def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
     arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments))
+    out = replayed(device, lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments))
     few = (tables[: len(lengths)], cu_q[: len(lengths) + 1], seq_lens[: len(lengths)], *arguments[3:])
-    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *few)
+    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *few)
     assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
     assert not out[rows:].any()

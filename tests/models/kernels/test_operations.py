@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.interfaces.resizing import bicubic_weights
-from models.layers.attention import attend_pages, attend_segments, rotary_paged_decode_attention
+from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention, varlen_attention
 from models.layers.fused import concatenate, quantize, rotary_dense_attention, sigmoid_mul, silu_mul
 from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
@@ -37,7 +37,7 @@ from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
 from models.layers.kv_cache import StateRows
 from models.layers.mla import head_keys, rotate_and_cache_latent
-from models.layers.moe import combine, expert_places, route, route_softmax, router_logits, spread_rows
+from models.layers.moe import combine, expert_places, route, router_logits, spread_rows
 from models.layers.norms import QKNorm, add_rms_norm, rms_norm
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch
@@ -103,7 +103,7 @@ PLACES = [[3, 0], [1, 4], [5, 2]]
 def decoded(current_kv: bool, norm: bool = False, half: int = 8) -> tuple[Tensor, Tensor]:
     cache, values, q = rand(144, 2, 16), rand(144, 2, 16), rand(4, 4, 16)
     if not current_kv:
-        return attend_pages.launch(
+        return paged_decode_attention.launch(
             q, cache, values, ints(TABLES, torch.int32), ints(LENGTHS, torch.int32), 16, 0.25
         ), cache[1:]
     new = (rand(4, 2, 16), rand(4, 2, 16), rotary(half))
@@ -201,7 +201,7 @@ def chosen_experts() -> Tensor:
 
 
 def chosen_by_softmax() -> Tensor:
-    weights, experts = route_softmax.launch(rand(2, 5, 12), 3)
+    weights, experts = route.launch(rand(2, 5, 12), None, 3)
     return torch.zeros(5, 12, device=Draw.device).scatter(1, experts, weights)
 
 
@@ -335,7 +335,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "dense attention": lambda: rotary_dense_attention.launch(
         rand(2, 4, 4, 16), rand(2, 4, 2, 16), rand(2, 4, 2, 16), *rotary()
     ),
-    "ragged attention": lambda: attend_segments.launch(
+    "ragged attention": lambda: varlen_attention.launch(
         rand(7, 4, 16), rand(7, 2, 16), rand(7, 2, 16), *[ints([0, 3, 3, 7], torch.int32)] * 2, 0.25, True
     ),
     "decode attention": lambda: decoded(current_kv=False),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.layers.attention import attend_pages, rotary_paged_decode_attention
+from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
 from models.layers.kernels.current_kv import CurrentKV
 from models.layers.norms import QKNorm, rms_norm
 from models.layers.rotary import rotate_half_split
@@ -39,7 +39,7 @@ class Step:
     page: int
 
     def run(self, **options: Any) -> Tensor:
-        return attend_pages.kernel(
+        return paged_decode_attention.kernel(
             self.q,
             self.k_cache,
             self.v_cache,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import EXACT
 from models.layers import equal_segments
-from models.layers.attention import attend_segments
+from models.layers.attention import varlen_attention
 from models.layers.equal_segments import exact_buckets
 from models.layers.one_segment import attend_packed
 from models.layers.packed import rotate_packed
@@ -37,7 +37,7 @@ def reference(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, length: int) ->
         rotate_packed.reference(turned, 2 * HEADS, *rotary)
     q, k, v = upcast(turned)[0].chunk(3, dim=1)
     ends = torch.arange(0, len(qkv) + 1, length, dtype=torch.int32)
-    return attend_segments.reference(q, k, v, ends, ends, qkv.shape[2] ** -0.5, False)
+    return varlen_attention.reference(q, k, v, ends, ends, qkv.shape[2] ** -0.5, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

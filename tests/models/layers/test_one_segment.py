@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import EXACT
 from models.layers import equal_segments, one_segment
-from models.layers.attention import attend_segments
+from models.layers.attention import varlen_attention
 from models.layers.one_segment import (
     attend_lengthened,
     attend_packed,
@@ -41,7 +41,7 @@ def reference(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tens
     turned = qkv.clone()
     rotate_packed.reference(turned, 2 * HEADS, cos, sin)
     q, k, v = (x.nan_to_num() for x in upcast(turned)[0].chunk(3, dim=1))
-    return attend_segments.reference(q, k, v, cu_seqlens, cu_seqlens, qkv.shape[2] ** -0.5, False)
+    return varlen_attention.reference(q, k, v, cu_seqlens, cu_seqlens, qkv.shape[2] ** -0.5, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -146,7 +146,7 @@ def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtyp
     turned = qkv.clone()
     rotate_packed.reference(turned, 2 * HEADS, cos, sin)
     q, k, v = (x.nan_to_num() for x in turned.double().chunk(3, dim=1))
-    expected = attend_segments.reference(q, k, v, ends, ends, width**-0.5, False)
+    expected = varlen_attention.reference(q, k, v, ends, ends, width**-0.5, False)
 
     def run() -> Tensor:
         return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
@@ -187,5 +187,5 @@ def test_a_replayed_graph_follows_the_length(length: int, monkeypatch) -> None:
     assert not out[length:].any()
     if length:
         q, k, v = turned[:length].double().chunk(3, dim=1)
-        expected = attend_segments.reference(q, k, v, ends, ends, 80**-0.5, False)
+        expected = varlen_attention.reference(q, k, v, ends, ends, 80**-0.5, False)
         assert relative_error(out[:length], expected) < TOLERANCE[torch.bfloat16]
