@@ -50,6 +50,7 @@ settings.register_profile(
     "any machine",
     settings.default,
     deadline=None,
+    max_examples=50,
     suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
 )
 settings.load_profile("any machine")

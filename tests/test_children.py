@@ -12,6 +12,7 @@ import pytest
 from service.cli.bench.run import CLIENT
 from service.system.children import PACKAGE_ROOT, python_command, python_environment
 from tests.support.processes import ROOT
+from tests.support.slow import slow
 
 HOSTILE = ("models.py", "service/__init__.py", "torch.py", "numpy.py", "msgspec.py", "site.py")
 
@@ -32,7 +33,7 @@ def _check(hostile: Path) -> None:
     assert not (hostile.parent / "was_run").exists()
 
 
-@pytest.mark.parametrize("python_path", [None, ":", "../project"])
+@pytest.mark.parametrize("python_path", [slow(None), slow(":"), "../project"])
 def test_the_current_directory_is_no_path(hostile: Path, python_path: str | None) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if python_path is not None:

@@ -21,7 +21,7 @@ from functools import cache
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from fastapi.routing import APIRoute
@@ -51,6 +51,7 @@ from service.metrics.metrics import PREFIX, SPECS
 from service.settings.settings import ENV_PREFIX, Settings
 from tests.support.imports import parsed
 from tests.support.processes import ROOT, ServerProcess
+from tests.support.slow import slow
 
 ADDRESS = "127.0.0.1:8000"
 EXAMPLE_SECONDS = 600
@@ -121,12 +122,6 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
-def example(document: Path) -> Any:
-    """Of a test's parameters. Pages with many commands take long."""
-    marks = [] if document.name == "README.md" and document.parent == ROOT else [pytest.mark.slow]
-    return pytest.param(document, marks=marks, id=name_of(document))
-
-
 @pytest.fixture
 def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str, str]]:
     """A directory and an environment in which examples find what they name: docs, reprise, python, the server."""
@@ -149,7 +144,7 @@ def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", [example(path) for path in DOCUMENTS if blocks(path)])
+@pytest.mark.parametrize("document", [slow(path, id=name_of(path)) for path in DOCUMENTS if blocks(path)])
 def test_examples_run(document: Path, desk: tuple[Path, dict[str, str]], embedded_server: ServerProcess) -> None:
     """In the order of the page, in one directory: later ones may use files of earlier ones."""
     directory, environment = desk

@@ -116,6 +116,7 @@ def names_with_underscores(tree: ast.Module) -> Iterator[str]:
                 yield node.attr
 
 
+@pytest.mark.slow
 def test_nothing_private_is_used_that_is_not_listed() -> None:
     listed = {part for interface in INTERFACES for name in interface.names for part in re.split(r"[.:()]+", name)}
     listed |= OF_PYTHON | {"__future__"}

@@ -137,6 +137,7 @@ async def test_a_request_between_two_looks_keeps_it_awake(monkeypatch: pytest.Mo
         assert not made.client.sleep.due
 
 
+@pytest.mark.slow
 async def test_a_wake_that_fails_is_said_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(monkeypatch, GOOD, BROKEN) as made:
         await made.doze()

@@ -24,6 +24,7 @@ from service.link.messages import ChatRequest, EncodeReference, SpeechRequest
 from service.link.sampling import SamplingParams
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
+from tests.support.slow import slow
 from tests.support.waiting import GENEROUS, wait
 
 FAKE = "tests.support.fake_engine:serve"
@@ -222,7 +223,7 @@ def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
     assert choose(speech("s"), {0: Load(1, 0.0), 1: Load(2, 0.1)}) == (0, "load")
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", [slow("1"), "2"])
 def test_all_processes_choose_alike(seed: str) -> None:
     """Python's own hashes differ from process to process."""
     code = "from service.api.engines.engines import ranked; print(ranked(b'key', range(8)))"

@@ -176,6 +176,7 @@ def test_prompts_are_not_logged(server: ServerProcess, client: OpenAI) -> None:
     assert line["model"] == MODEL and line["outcome"] == "ok" and line["tokens"] == 12
 
 
+@pytest.mark.slow
 def test_the_api_process_needs_no_torch() -> None:
     script = "import sys, service.processes.server, service.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
@@ -191,6 +192,7 @@ def test_a_server_answers_and_ends_without_a_trace(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("reprise-*"))
 
 
+@pytest.mark.slow
 def test_print_config_masks_secrets() -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--print-config", "--api-key", "very-secret"]
     environ = {**os.environ, "REPRISE_MAX_N": "3", "REPRISE_TYPO": "1"}

@@ -263,6 +263,7 @@ def test_without_a_gpu_a_size_is_asked_for() -> None:
     assert done.exit_code == 2 and "name the size of one, as in --gpu-memory 24G" in done.stderr
 
 
+@pytest.mark.slow
 def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows for each slot at least; where these take more than their share, slots are fewer."""
     assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)

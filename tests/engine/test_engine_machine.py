@@ -208,7 +208,7 @@ TestEngineMachine.settings = settings(MANY, max_examples=4)
 
 
 TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
-TestRecurrentEngineMachine.settings = settings(MANY, max_examples=4)
+TestRecurrentEngineMachine.settings = settings(MANY, max_examples=2)
 
 
 TestDraftingMachine = DraftingMachine.TestCase

@@ -105,6 +105,7 @@ async def test_each_restart_runs_in_the_standby_process(begin: Begin, tmp_path: 
     await life.end()
 
 
+@pytest.mark.slow
 async def test_the_first_start_runs_in_the_standby_process(begin: Begin, tmp_path: Path) -> None:
     """Its age is part of the start, unlike that of a process that waited."""
     standby = Standby(CONFIG, "entry_of_test:serve")

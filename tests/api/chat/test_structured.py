@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tests.support.processes import ROOT, ServerProcess
 
+pytestmark = pytest.mark.slow
 MODEL = "reprise/qwen2_vl"
 
 
@@ -75,7 +76,6 @@ def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: s
 PICTURE = ROOT / "docs/images/shapes.png"
 
 
-@pytest.mark.slow
 def test_a_picture_that_a_tool_returns_is_seen_and_cached(client: OpenAI) -> None:
     url = f"data:image/png;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}"
     call: Any = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}

@@ -113,6 +113,7 @@ def test_it_is_the_same_after_a_restart_and_not_made_again(heard: Heard, directo
         assert same(before, again.speak("nova")) and again.made >= 1, "the fixed seed makes it once more"
 
 
+@pytest.mark.slow
 def test_other_weights_in_a_folder_of_the_same_name_have_a_voice_of_their_own(
     heard: Heard, directory: Path, tmp_path: Path
 ) -> None:

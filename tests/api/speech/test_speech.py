@@ -18,9 +18,8 @@ import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
-from service.hub.catalog import OPENAI_PCM_RATE
+from service.api.speech.speaker import OPENAI_VOICES
 from service.link.messages import SpeechRequest
-from service.media.audio_formats import FORMATS
 from tests.api.speech.conftest import MAX_CHARS
 from tests.support.servers import RunningServer
 from tests.support.sse import sse_events
@@ -61,25 +60,6 @@ def reference(http: httpx.Client) -> np.ndarray:
     return audio
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_stream_has_the_bytes_of_the_whole_file(http: httpx.Client, reference: np.ndarray, name: str) -> None:
-    """But for what only the end tells: the header of a wav or flac, and the random serial number of an Ogg stream."""
-    streamed = speak(http, response_format=name)
-    whole = speak(http, response_format=name, stream=False)
-    assert "content-length" in whole.headers and "content-length" not in streamed.headers
-    assert streamed.headers["content-type"] == whole.headers["content-type"]
-    if name in ("wav", "flac"):
-        assert (len(streamed.content), streamed.content[44:]) == (len(whole.content), whole.content[44:])
-        samples, rate = soundfile.read(io.BytesIO(whole.content), dtype="float32")
-        assert rate == RATE and soundfile.info(io.BytesIO(whole.content)).frames == len(reference)
-        np.testing.assert_allclose(samples, reference, atol=1.01 / 32767)
-        assert streamed.content[:44] != whole.content[:44], "bytes that were sent cannot be changed"
-    elif name == "opus":
-        assert len(streamed.content) == len(whole.content)
-    else:
-        assert streamed.content == whole.content
-
-
 def test_audio_comes_while_it_is_made(http: httpx.Client) -> None:
     body = {"input": "Hello.", "response_format": "pcm", "max_len": 8, "min_len": 8}
     with http.stream("POST", "/v1/audio/speech", json=body) as answer:
@@ -116,30 +96,6 @@ def test_the_openai_client_speaks(speaking: RunningServer, reference: np.ndarray
         with pytest.raises(BadRequestError) as error:
             client.audio.speech.create(model="tts-1", voice="alloy", input=" ")
         assert error.value.param == "input"
-
-
-RATES: list[tuple[dict[str, Any], int, int]] = [
-    ({"response_format": "pcm"}, 24_000, 16),
-    ({"response_format": "pcm", "sample_rate": 48_000}, 48_000, 16),
-    ({"response_format": "pcm", "sample_rate": 16_000}, 16_000, 16),
-    ({"response_format": "ulaw"}, 8_000, 8),
-    ({"response_format": "alaw", "stream": False}, 8_000, 8),
-    *(({"response_format": name}, 48_000, 16) for name in ("wav", "flac", "mp3", "opus", "aac")),
-]
-
-
-def test_rates_of_the_formats(
-    speaking: RunningServer, http: httpx.Client, reference: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
-    monkeypatch.setattr(speaking.context, "pcm_rate", OPENAI_PCM_RATE)
-    for fields, rate, bits in RATES:
-        answer = speak(http, **fields)
-        headers = answer.headers
-        assert (headers["x-sample-rate"], headers["x-bits-per-sample"]) == (str(rate), str(bits)), fields
-        if fields["response_format"] in ("pcm", "ulaw", "alaw"):
-            assert headers["content-type"].endswith(f";rate={rate};channels=1")
-            assert abs(len(answer.content) * 8 // bits - len(reference) * rate / RATE) < 100
 
 
 def test_what_is_asked_for_changes_the_audio(http: httpx.Client, reference: np.ndarray) -> None:
@@ -262,9 +218,7 @@ def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
 
 def test_the_voices_that_the_openai_client_knows(http: httpx.Client, reference: np.ndarray) -> None:
     names = next(typing.get_args(part) for part in typing.get_args(Voice) if typing.get_origin(part) is typing.Literal)
-    assert "alloy" in names
-    for name in names:
-        assert speak(http, voice=name, max_len=1).status_code == 200, name
+    assert "alloy" in names and set(names) <= set(OPENAI_VOICES)
     for name in ("", "Default"):
         np.testing.assert_allclose(pcm(speak(http, voice=name).content), reference, atol=3e-4)
 

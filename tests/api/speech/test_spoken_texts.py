@@ -22,6 +22,8 @@ import soundfile
 from websockets.sync.client import connect
 
 from service.api.speech.request import RETRIES
+from service.hub.catalog import OPENAI_PCM_RATE
+from service.media.audio_formats import FORMATS
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
@@ -260,6 +262,45 @@ def test_a_server_does_not_start_with_a_lexicon_that_does_not_fit(tmp_path: Path
     settings = load_settings({"lexicon": tmp_path / "nowhere.yaml", "voices_dir": tmp_path})
     with pytest.raises(SettingsError, match=r"lexicon: .+ cannot be read"):
         create_server(settings, talking_catalog())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_stream_has_the_bytes_of_the_whole_file(talking: RunningServer, name: str) -> None:
+    """But for what only the end tells: the header of a wav or flac, and the random serial number of an Ogg stream."""
+    streamed = speak(talking, response_format=name)
+    whole = speak(talking, response_format=name, stream=False)
+    assert "content-length" in whole.headers and "content-length" not in streamed.headers
+    assert streamed.headers["content-type"] == whole.headers["content-type"]
+    if name in ("wav", "flac"):
+        assert (len(streamed.content), streamed.content[44:]) == (len(whole.content), whole.content[44:])
+        assert streamed.content[:44] != whole.content[:44], "bytes that were sent cannot be changed"
+        assert soundfile.info(io.BytesIO(whole.content)).frames == round(END * RATE)
+    elif name == "opus":
+        assert len(streamed.content) == len(whole.content)
+    else:
+        assert streamed.content == whole.content
+
+
+RATES: list[tuple[dict[str, Any], int, int]] = [
+    ({"response_format": "pcm"}, 24_000, 16),
+    ({"response_format": "pcm", "sample_rate": 48_000}, 48_000, 16),
+    ({"response_format": "pcm", "sample_rate": 16_000}, 16_000, 16),
+    ({"response_format": "ulaw"}, 8_000, 8),
+    ({"response_format": "alaw", "stream": False}, 8_000, 8),
+    *(({"response_format": name}, 48_000, 16) for name in ("wav", "flac", "mp3", "opus", "aac")),
+]
+
+
+def test_rates_of_the_formats(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
+    monkeypatch.setattr(talking.context, "pcm_rate", OPENAI_PCM_RATE)
+    for fields, rate, bits in RATES:
+        answer = speak(talking, **fields)
+        headers = answer.headers
+        assert (headers["x-sample-rate"], headers["x-bits-per-sample"]) == (str(rate), str(bits)), fields
+        if fields["response_format"] in ("pcm", "ulaw", "alaw"):
+            assert headers["content-type"].endswith(f";rate={rate};channels=1")
+            assert abs(len(answer.content) * 8 // bits - END * rate) < 100
 
 
 def test_encoders_are_set_up_outside_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

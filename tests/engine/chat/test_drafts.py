@@ -49,7 +49,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftLength, "choose", lambda self, rows, costs: self._most if rows else 0)
 
 
-@pytest.mark.parametrize("make", [tiny_model, recurrent_model])
+@pytest.mark.parametrize("make", [tiny_model, slow(recurrent_model)])
 def test_answers_and_what_later_turns_find_in_the_cache_are_those_without_drafts(make: Callable[[], TinyChat]) -> None:
     engines = [InlineEngine(make(), drafts=drafts, num_pages=90, page_size=16, max_step_tokens=64) for drafts in DRAFTS]
     for plain_or_not in engines:
@@ -87,6 +87,7 @@ def test_the_last_delta_counts_drafts() -> None:
     assert steps.accepted == engine.counter("accepted_tokens_total") == 40 - steps.steps > 0
 
 
+@pytest.mark.slow
 def test_batches_with_a_grammar_have_no_drafts() -> None:
     engines = [InlineEngine(drafts=drafts) for drafts in DRAFTS]
     for engine in engines:
@@ -102,7 +103,7 @@ def test_batches_with_a_grammar_have_no_drafts() -> None:
 
 @pytest.mark.parametrize(
     ("name", "drafts"),
-    [("qwen3_5", "mtp"), slow("qwen3_5", "lookup"), slow("qwen3_5_moe", "mtp"), ("qwen2_vl", "lookup")],
+    [slow("qwen3_5", "mtp"), slow("qwen3_5", "lookup"), slow("qwen3_5_moe", "mtp"), ("qwen2_vl", "lookup")],
 )
 def test_greedy_answers_of_published_models_are_those_of_the_references(name: str, drafts: str) -> None:
     """One by one: batches of other sizes round differently. The draft heads of the fixtures were trained."""
@@ -120,6 +121,7 @@ def test_greedy_answers_of_published_models_are_those_of_the_references(name: st
             assert engine.counter("accepted_tokens_total") - before >= int(trace.sum()) - 1
 
 
+@pytest.mark.slow
 def test_preempted_answers_are_those_without_drafts() -> None:
     """Pages for drafts count: with few of them, sequences are preempted and go on."""
     engines = [InlineEngine(recurrent_model(), drafts=drafts, num_pages=17, page_size=16) for drafts in DRAFTS]

@@ -44,8 +44,7 @@ def answer(made: InlineEngine, name: str, prompt: Prompt, **sampling: Any) -> li
     return made.tokens(name)
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("length", [200, 232])
+@pytest.mark.parametrize(("graphs", "length"), [(True, 200), (False, 232), slow(True, 232), slow(False, 200)])
 @pytest.mark.parametrize("family", [None, slow("qwen3_5"), slow("qwen3_5_moe")])
 def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs: bool, length: int) -> None:
     """At every boundary, the last one twice; the rest takes the bucket of 16 tokens or that of 64. Both compute pieces
@@ -65,7 +64,7 @@ def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs:
         made.assert_nothing_left()
 
 
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_conversations_give_the_same_texts_with_the_cache_and_without(graphs: bool) -> None:
     """Three of four turns about a picture at once. Each turn leaves out the end of the prompt before it, as templates
     leave out reasoning."""
@@ -124,7 +123,7 @@ def test_copies_of_a_prompt_compute_what_follows_its_snapshot() -> None:
         )
 
 
-@pytest.mark.parametrize("ended", ["length", "stop", "abort", "preempted"])
+@pytest.mark.parametrize("ended", [slow("length"), "stop", slow("abort"), "preempted"])
 def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     alone = answer(engine(graphs=False), "it", text(100), max_tokens=60)
     made = engine()
@@ -150,8 +149,7 @@ def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     made.assert_nothing_left()
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize(("guided", "graphs"), [(True, True), (False, False), slow(True, False), slow(False, True)])
 def test_a_repeated_launch_advances_no_state_twice(monkeypatch: pytest.MonkeyPatch, graphs: bool, guided: bool) -> None:
     """Every pass of chunks runs out of memory after it has written everything, beside rows that decode."""
     asked = {"grammar": GRAMMAR} if guided else {}
