@@ -4,7 +4,7 @@ with caches and with short dense sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.interfaces.rule import Rule
 from models.layers.deferred_norm import Normed
-from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
+from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
@@ -133,19 +133,6 @@ class Block(nn.Module):
 
 
 def run_blocks(
-    blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor] = ()
-) -> Tensor:
-    """Runs [..., n, hidden_size] through all blocks and the final norm. `attend` rotates q and k and writes the cache.
-
-    features: tensors of x's shape; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
-    """
-    layers = list(blocks)
-    if x.is_cuda and x.shape.numel() == x.shape[-1]:
-        return _run_vector(layers, x, final_norm, attend, features)
-    return run_rows(layers, x, final_norm, attend, features=features)
-
-
-def run_rows(
     layers: Sequence[Block],
     x: Tensor,
     final_norm: RMSNorm,
@@ -156,11 +143,12 @@ def run_rows(
     features: Sequence[Tensor] = (),
     lora: StackLora | None = None,
 ) -> Tensor:
-    """run_blocks for any number of rows.
+    """Runs [..., n, hidden_size] through all blocks and the final norm. `attend` rotates q and k and writes the cache.
 
     keep: the rows of the result. The last layer computes q, k and v for all rows, but everything after them only for
         these.
     first_norm: attention_norm(x) of the first layer, if the caller has computed it.
+    features: tensors of x's shape; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
     lora: adapters of the attentions.
     """
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
@@ -185,26 +173,6 @@ def add_and_norm(
     which may apply it itself."""
     add = gemm_add_deferrable_norm if deferrable else gemm_add_norm
     return add(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora)
-
-
-def _run_vector(
-    layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor]
-) -> Tensor:
-    """run_blocks for a single row on a GPU: norms, SwiGLU and residual sums are part of the GEMVs."""
-    shape, x = x.shape, x.reshape(1, -1)
-    for index, block in enumerate(layers):
-        attention, mlp, norms = block.attention, block.mlp, (block.attention_norm, block.mlp_norm)
-        before_attention, before_mlp = ((norm.weight, norm.eps) for norm in norms)
-        qkv = gemv(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
-        attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
-        x = gemv(attended, attention.out.weight, attention.out.bias, residual=x)
-        residual = x + features[index].reshape(1, -1) if index < len(features) else x
-        if isinstance(mlp, MixtureOfExperts):
-            x = mlp.added_to(residual, block.mlp_norm(x))
-            continue
-        hidden = gemv(x, mlp.gate_up.weight, norm=before_mlp, silu_mul=True)
-        x = gemv(hidden, mlp.down.weight, residual=residual)
-    return final_norm(x.view(shape))
 
 
 def block_rules(config: BlockConfig, published: str, ours: str, *, experts: ExpertLayout = "published") -> list[Rule]:

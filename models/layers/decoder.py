@@ -175,7 +175,7 @@ class CausalDecoder(nn.Module):
         if hidden.shape[-1] == width:
             return run_blocks(layers, hidden, self.norm, attend)
         x, *features = hidden.unflatten(-1, (-1, width)).unbind(-2)
-        return run_blocks(layers, x.contiguous(), self.norm, attend, features)
+        return run_blocks(layers, x.contiguous(), self.norm, attend, features=features)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size]."""

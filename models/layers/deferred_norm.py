@@ -1,4 +1,4 @@
-"""An RMSNorm that is finished by the GEMM that reads it."""
+"""RMSNorms that are finished, or wholly made, by the GEMM that reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from models.layers.norms import rms_norm
 
 
 class DeferredNorm(NamedTuple):
@@ -27,5 +29,23 @@ class DeferredNorm(NamedTuple):
         return (self.rows.float() * scale.view(*self.rows.shape[:-1], 1)).to(self.rows.dtype)
 
 
-Normed = Tensor | DeferredNorm
+class VectorNorm(NamedTuple):
+    """The RMSNorm of a single row x [..., K], which each GEMV that reads it makes for itself: weight [K], and eps."""
+
+    rows: Tensor
+    weight: Tensor
+    eps: float
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.rows.is_cuda
+
+    def normed(self) -> Tensor:
+        """The norm itself, like rows."""
+        return rms_norm(self.rows, self.weight, self.eps)
+
+
+TileRows = Tensor | DeferredNorm
+"""The x that a tiled kernel can read."""
+Normed = TileRows | VectorNorm
 """The x that a GEMM can read."""

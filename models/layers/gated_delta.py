@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from models.interfaces.capturable import BufferSpec
 from models.layers.attention import row_segments
 from models.layers.deferred_norm import Normed
-from models.layers.gemm import gemm
+from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import STATE_INTERVAL as CHUNK
 from models.layers.kv_cache import PagedBatch, StateRows
 from models.layers.op import op
@@ -93,7 +93,7 @@ class GatedDeltaNet(nn.Module):
         assert rows is not None
         state = rows.layers[layer]
         qkv, z = gemm(normed, self.in_qkvz.weight).split(self.widths, dim=-1)
-        gates = gemm(normed, self.in_ba.weight)
+        gates = narrow_gemm(normed, self.in_ba.weight)
         norm = z, self.norm, self.eps
         if rows.inputs:
             inputs = rows.inputs[layer]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import Normed
 from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
 from models.layers.norms import add_rms_norm, rms_norm
@@ -44,7 +44,7 @@ def gemm(
     x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "", lora: GemmLora | None = None
 ) -> Tensor:
     """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]. lora: adapters, of a GEMM without an epilogue."""
-    y = linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
+    y = linear(x if isinstance(x, Tensor) else x.normed(), weight, bias)
     if lora is not None:
         return add_lora(y, x, lora.pair, lora.rows)
     match epilogue:
@@ -56,9 +56,9 @@ def gemm(
 
 
 @op(cuda="models.layers.kernels.gemm:narrow_gemm")
-def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def narrow_gemm(x: Normed, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """gemm to few outputs, which is bound by reading the inputs, so that many thread blocks share the rows."""
-    return F.linear(x, weight, bias)
+    return gemm.reference(x, weight, bias)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm_add_norm")
@@ -85,7 +85,7 @@ def gemm_add_deferrable_norm(
     eps: float,
     lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
-    """gemm_add_norm whose norm only `gemm` reads, so that it may be a DeferredNorm."""
+    """gemm_add_norm whose norm only `gemm` and `narrow_gemm` read, so that they may finish it."""
     return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import Normed
 from models.layers.op import op
 
 TILE_UNITS = 16
@@ -153,7 +153,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
 
 def _flat(y: Tensor, x: Normed, rows: LoraRows) -> tuple[Tensor, Tensor, Tensor]:
     """x [n, K], y [n, N] as a view, and the slot of every row [n]."""
-    x = x.normed() if isinstance(x, DeferredNorm) else x
+    x = x if isinstance(x, Tensor) else x.normed()
     inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
     units = rows.slots.shape[0]
     return inputs, outputs, rows.slots.repeat_interleave(inputs.shape[0] // units if units else 1)

@@ -1,4 +1,4 @@
-"""A local stack on the CPU: models.layers.block.run_rows for a few short sequences in float32, where the GEMMs of a
+"""A local stack on the CPU: models.layers.block.run_blocks for a few short sequences in float32, where the GEMMs of a
 layer take no longer than the operations between them. Queries and keys are rotated together, and no operation is
 dispatched through Python.
 """

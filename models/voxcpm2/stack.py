@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.layers.block import Attend, Block, BlockConfig, run_rows
+from models.layers.block import Attend, Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
 from models.layers.lora import StackLora
 from models.layers.norms import RMSNorm
@@ -37,8 +37,8 @@ class Stack(nn.Module):
         first_norm: Tensor | None = None,
         lora: StackLora | None = None,
     ) -> Tensor:
-        """[..., n, hidden_size] -> like x, or its rows `keep` alone. first_norm, lora: as run_rows takes them."""
-        return run_rows(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm, lora=lora)
+        """[..., n, hidden_size] -> like x, or its rows `keep` alone. first_norm, lora: as run_blocks takes them."""
+        return run_blocks(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm, lora=lora)
 
 
 class LocalStack(nn.Module):

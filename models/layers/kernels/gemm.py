@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import DeferredNorm, Normed, VectorNorm
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -159,6 +159,10 @@ def gemm(
     """models.layers.gemm.gemm."""
     if lora is not None:
         return _adapted_gemm(x, weight, bias, lora)
+    if isinstance(x, VectorNorm):
+        if kernels_take(weight):
+            return vector_gemm(x.rows, weight, bias, norm=(x.weight, x.eps), silu_mul=epilogue == "silu_mul")
+        x = x.normed()
     kind: Kind = epilogue or "plain"
     weight = _weight_for(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if isinstance(x, DeferredNorm):
@@ -184,6 +188,8 @@ def gemm(
 
 def _adapted_gemm(x: Normed, weight: Weight, bias: Tensor | None, lora: GemmLora) -> Tensor:
     """gemm with adapters, in its kernel where that is a tiled one."""
+    if isinstance(x, VectorNorm):
+        x = x.normed()
     rows = x.rows if isinstance(x, DeferredNorm) else x
     way = way_of("plain", rows, weight)
     deferred = isinstance(x, DeferredNorm)
@@ -216,8 +222,10 @@ def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | Non
     return Variant(e4m3_tile(rows.numel() // rows.shape[-1], gated=kind == "silu_mul"))
 
 
-def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def narrow_gemm(x: Normed, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """models.layers.gemm.narrow_gemm."""
+    if not isinstance(x, Tensor) or isinstance(weight, QuantizedWeight):
+        return gemm(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] <= _MOST_VECTORS:
         return gemv(rows, weight, bias).view(*x.shape[:-1], -1)
@@ -269,9 +277,13 @@ def gemm_add_deferrable_norm(
     eps: float,
     lora: GemmLora | None = None,
 ) -> tuple[Normed, Tensor]:
-    """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
+    """models.layers.gemm.gemm_add_deferrable_norm: made by the GEMVs of a single row, and deferred where that was
+    measured to be faster."""
     weight = _weight_for(x, weight)
     way = way_of("add_norm", x, weight)
+    if lora is None and way.kernel == "gemv":
+        total = vector_gemm(x, weight, bias, residual=residual)
+        return VectorNorm(total, norm_weight, eps), total
     if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
         way = Way("tiled", _LORA_TILE, Variant(_LORA_TILE, deferred=True))
     if way.variant is None or not way.variant.deferred:

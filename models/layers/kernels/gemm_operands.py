@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.e4m3 import quantise_rows
 
 
@@ -29,7 +29,7 @@ class Operand(NamedTuple):
     before: DeferredNorm | None = None
 
 
-def operand_of(x: Normed, *, eight_bit: bool) -> tuple[Operand, torch.Size, torch.dtype]:
+def operand_of(x: TileRows, *, eight_bit: bool) -> tuple[Operand, torch.Size, torch.dtype]:
     """x's operand, shape and dtype."""
     plain = x.rows if isinstance(x, DeferredNorm) else x
     if eight_bit:

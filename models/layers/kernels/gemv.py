@@ -257,12 +257,13 @@ def vector_gemm(
     weight: Weight,
     bias: Tensor | None = None,
     *,
+    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
     silu_mul: bool = False,
 ) -> Tensor:
     """gemv of the one vector in x [..., K] -> [..., N]."""
     flat = residual.reshape(1, -1) if residual is not None else None
-    out = gemv(x.reshape(1, -1), weight, bias, residual=flat, silu_mul=silu_mul)
+    out = gemv(x.reshape(1, -1), weight, bias, norm=norm, residual=flat, silu_mul=silu_mul)
     return out.view(*x.shape[:-1], -1)
 
 

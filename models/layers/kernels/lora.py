@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
 from models.layers.lora import TILE_UNITS, LoraPair, LoraRows
 
@@ -186,7 +186,7 @@ def _expand_kernel(
         tl.store(place, y.to(kind), mask=here[:, None])
 
 
-def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
+def add_lora(y: Tensor, x: TileRows, pair: LoraPair, rows: LoraRows) -> Tensor:
     """models.layers.lora.add_lora. Layers' widths are multiples of 16, and so is the rank, a power of two."""
     plain = x.rows if isinstance(x, DeferredNorm) else x
     if plain.numel() == 0 or rows.tiles.shape[0] == 0:
@@ -222,7 +222,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
     return y
 
 
-def _shrink(x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
+def _shrink(x: TileRows, pair: LoraPair, rows: LoraRows) -> Tensor:
     """A x in shares of K, float32 [shares, rows, width]."""
     before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
     inputs = x.reshape(-1, x.shape[-1])

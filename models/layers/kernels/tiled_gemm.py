@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
 from models.layers.kernels.e4m3 import Parts, parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
@@ -30,7 +30,7 @@ from models.layers.quantized import GROUP, QuantizedWeight, Weight
 
 
 def tiled_gemm(
-    x: Normed,
+    x: TileRows,
     weight: Weight,
     bias: Tensor | None = None,
     tile: Tile | None = None,

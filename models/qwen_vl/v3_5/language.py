@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
-from models.layers.block import ExpertLayout, block_rules, swiglu_rules
+from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
 from models.layers.decoder import DecoderConfig
+from models.layers.deferred_norm import Normed
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
-from models.layers.gemm import gemm, gemm_add_norm
+from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
@@ -88,25 +89,29 @@ class HybridBlock(nn.Module):
 
     def forward(
         self,
-        normed: Tensor,
+        normed: Normed,
         x: Tensor,
         following: RMSNorm,
         rotary: tuple[Tensor, Tensor],
         index: int,
         batch: PagedBatch,
-    ) -> tuple[Tensor, Tensor]:
+        *,
+        last: bool = False,
+    ) -> tuple[Normed, Tensor]:
         """x [n, hidden_size] and attention_norm of it -> (following of the output, the output). index: into
-        batch.caches, or batch.states.layers."""
+        batch.caches, or batch.states.layers. last: others than a mixer read the norm."""
         if self.attention is not None:
             mixed, out = self.attention(normed, rotary, index, batch), self.attention.out
         else:
             assert self.delta is not None
             mixed, out = self.delta(normed, index, batch), self.delta.out
-        normed, x = gemm_add_norm(mixed, out.weight, None, x, self.mlp_norm.weight, self.mlp_norm.eps)
-        norm = following.weight, following.eps
+        # More rows would need measured tiles for every GEMM that reads a norm.
+        vector, dense = x.shape[0] == 1, isinstance(self.mlp, SwiGLU)
+        normed, x = add_and_norm(out, mixed, x, self.mlp_norm, deferrable=vector and dense)
         if isinstance(self.mlp, SwiGLU):
-            return gemm_add_norm(self.mlp.gated(normed), self.mlp.down.weight, None, x, *norm)
-        return add_rms_norm(self.mlp(normed), x, *norm)
+            return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, following, deferrable=vector and not last)
+        assert isinstance(normed, Tensor)
+        return add_rms_norm(self.mlp(normed), x, following.weight, following.eps)
 
 
 class Drafter(nn.Module):
@@ -128,7 +133,9 @@ class Drafter(nn.Module):
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         normed, x = self._inputs(hidden, embeddings)
-        return self.layer(normed, x, self.norm, self.rotary(positions), self.cache, batch)[0]
+        out, _ = self.layer(normed, x, self.norm, self.rotary(positions), self.cache, batch, last=True)
+        assert isinstance(out, Tensor)
+        return out
 
     def cache_keys(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> None:
         assert self.layer.attention is not None
@@ -181,10 +188,11 @@ class HybridDecoder(nn.Module):
         rotary = self.rotary(positions)
         layers = cast("Sequence[HybridBlock]", self.layers)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
-        normed = layers[0].attention_norm(hidden)
+        normed: Normed = layers[0].attention_norm(hidden)
         for number, (layer, following) in enumerate(zip(layers, norms, strict=True)):
-            index = self.config.full[:number].count(self.config.full[number])
-            normed, hidden = layer(normed, hidden, following, rotary, index, batch)
+            index, last = self.config.full[:number].count(self.config.full[number]), following is self.norm
+            normed, hidden = layer(normed, hidden, following, rotary, index, batch, last=last)
+        assert isinstance(normed, Tensor)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.layers import block
 from models.layers.block import BlockConfig, run_blocks
+from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs
 from models.layers.kernels.gemm import vocabulary_tile
@@ -102,6 +103,25 @@ def test_norm_whose_scale_comes_after_the_next_product(device: torch.device, row
     product = normed @ given.next.double().T
     assert relative_error(plain, product[:, : given.weight.shape[0]] + given.bias.double()) < LIMIT
     assert relative_error(gated, silu_mul.reference(product)) < LIMIT
+
+
+def test_norm_of_one_row_in_the_vectors_products_that_read_it(device: torch.device) -> None:
+    """Also where its weight is float32, which multiplies before the cast."""
+    given = Operands(device, 1)
+    for weight in (given.norm, given.norm.float() + 1e-3):
+        normed, total = replayed(
+            device,
+            lambda weight=weight: gemm.gemm_add_deferrable_norm(
+                given.x, given.weight, given.bias, given.residual, weight, EPS
+            ),
+        )
+        assert isinstance(normed, VectorNorm)
+        assert relative_error(total, given.product + given.residual.double()) < LIMIT
+        product = rms_norm.reference(total.double(), weight.double(), EPS) @ given.next.double().T
+        out = replayed(device, lambda normed=normed: gemm.gemm(normed, given.next, None, "silu_mul"))
+        assert relative_error(out, silu_mul.reference(product)) < LIMIT
+        narrow = replayed(device, lambda normed=normed: gemm.narrow_gemm(normed, given.next[:16]))
+        assert relative_error(narrow, product[:, :16]) < LIMIT
 
 
 def test_an_odd_number_of_column_tiles(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Both routes of a stack, for many positions and for one on a GPU, compute its blocks one after the other."""
+"""A stack, whose sums and norms are computed together, equals its blocks one after the other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers import block
-from models.layers.block import Block, BlockConfig, ExpertsConfig
+from models.layers.block import Block, BlockConfig, ExpertsConfig, run_blocks
 from models.layers.norms import RMSNorm
 
 WIDTH = 32
@@ -22,7 +21,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
 @pytest.mark.parametrize("experts", [None, ExpertsConfig(4, 2, 16)], ids=["dense", "mixture"])
 def test_one_position(experts: ExpertsConfig | None, levels: int) -> None:
-    """Features join the output of their block: neither route's MLP reads them."""
+    """Features join the output of their block: its MLP does not read them."""
     torch.manual_seed(3)
     config = BlockConfig(WIDTH, 48, 4, 2, 8, EPS, experts=experts)
     layers = [Block(config) for _ in range(3)]
@@ -36,5 +35,4 @@ def test_one_position(experts: ExpertsConfig | None, levels: int) -> None:
             expected = one(expected, attend, index)
             expected = expected + features[index] if index < levels else expected
         expected = norm(expected)
-        torch.testing.assert_close(block.run_rows(layers, x, norm, attend, features=features), expected)
-        torch.testing.assert_close(block._run_vector(layers, x, norm, attend, features), expected)
+        torch.testing.assert_close(run_blocks(layers, x, norm, attend, features=features), expected)
