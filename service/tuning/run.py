@@ -17,6 +17,8 @@ from models.checkpoints.registry import family_of, resolve
 from models.layers.block import Block, SelfAttention
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.fused import silu_mul
+from models.layers.gated_attention import GatedAttention
+from models.layers.gated_delta import GatedDeltaNet
 from models.layers.kernels import gemm, gemm_configs, tiled_gemm
 from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Table, Variant
@@ -26,6 +28,7 @@ from models.layers.mlp import MLP, SwiGLU
 from models.layers.norms import rms_norm
 from models.layers.op import FALLBACKS
 from models.layers.quantized import QuantizedWeight, Weight
+from models.qwen_vl.v3_5.language import HybridBlock
 from service.engine.startup.precompile import compiling
 
 EPS = 1e-5
@@ -153,7 +156,7 @@ def tasks_of(directory: Path) -> list[Task]:
     tasks: dict[Task, None] = {}
     networks: Sequence[nn.Module] = model.local_networks if family.kind == "speech" else ()
     local = {module for network in networks for module in network.modules()}
-    of_blocks = {module.mlp for module in modules if isinstance(module, Block)}
+    of_blocks = {module.mlp for module in modules if isinstance(module, Block | HybridBlock)}
     for module in modules:
         if shapes := _shapes(module, in_block=module in of_blocks):
             largest = _MAX_ROWS["local" if module in local else "decoder"]
@@ -173,8 +176,10 @@ def _modules(model: object) -> Iterator[nn.Module]:
 
 def _shapes(module: nn.Module, *, in_block: bool) -> tuple[Shape, ...]:
     """The projections of a block are followed by residual and norm, those of other modules by nothing."""
-    if isinstance(module, SelfAttention):
+    if isinstance(module, SelfAttention | GatedAttention):
         return (_shape("plain", module.qkv), _shape("add_norm", module.out))
+    if isinstance(module, GatedDeltaNet):
+        return (_shape("plain", module.in_qkvz), _shape("add_norm", module.out))
     if isinstance(module, SwiGLU):
         gate_up = module.gate_up
         after: Kind = "add_norm" if in_block else "plain"
