@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.gpu import Capability, current_gpu, interpreted
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.quantized import COLUMNS, E4M3, GROUP, PARTS, QuantizedWeight, Weight
@@ -110,10 +110,9 @@ def wide_part(units, zero, PART: tl.constexpr, FORM: tl.constexpr):
     return value
 
 
-def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> tl.constexpr:
+def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> str:
     """Two codes of 4 bits in two values of 16: the bits behind those of a power of two, from which $2 is taken."""
-    return tl.constexpr(
-        f"""{{
+    return f"""{{
         .reg .b32 codes, magic, one;
         shr.b32 codes, $1, {shift};
         mov.b32 magic, {magic:#x};
@@ -121,22 +120,37 @@ def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> tl.constexpr:
         mov.b32 one, {one:#x};
         fma.rn.{kind} $0, codes, one, $2;
         }}"""
-    )
 
 
 # 128 and 1 in bfloat16; 1024 and 1 in float16.
-_BF16_0, _BF16_1, _BF16_2, _BF16_3 = (_narrow_u4(4 * p, 0x43004300, 0x3F803F80, "bf16x2") for p in range(4))
-_F16_0, _F16_1, _F16_2, _F16_3 = (_narrow_u4(4 * p, 0x64006400, 0x3C003C00, "f16x2") for p in range(4))
+_BF16_U4 = tl.constexpr(tuple(_narrow_u4(4 * part, 0x43004300, 0x3F803F80, "bf16x2") for part in range(4)))
+_F16_U4 = tl.constexpr(tuple(_narrow_u4(4 * part, 0x64006400, 0x3C003C00, "f16x2") for part in range(4)))
 
 
-@triton.jit
-def _asm_bf16(units, minus, ASM: tl.constexpr):
-    return tl.inline_asm_elementwise(ASM, "=r,r,r", [units, minus], dtype=tl.bfloat16, is_pure=True, pack=2)
+def _narrow_e4m3(low: bool, shift: int, mask: int, factor: int, product: str) -> tl.constexpr:
+    """The low or the high bytes of two units in two values of 16 bits: the bits in their places, then the exponents'
+    biases made equal (by 2^120 and by 2^8)."""
+    return tl.constexpr(
+        f"""{{
+        .reg .b32 bits, sign, factor, zero;
+        {"shl" if low else "shr"}.b32 bits, $1, {shift};
+        {"shl.b32 sign, $1, 8;" if low else ""}
+        and.b32 bits, bits, {mask:#x};
+        lop3.b32 bits, {"sign" if low else "$1"}, 0x80008000, bits, 0xea;
+        mov.b32 factor, {factor:#x};
+        mov.b32 zero, 0x80008000;
+        {product};
+        }}"""
+    )
 
 
-@triton.jit
-def _asm_f16(units, minus, ASM: tl.constexpr):
-    return tl.inline_asm_elementwise(ASM, "=r,r,r", [units, minus], dtype=tl.float16, is_pure=True, pack=2)
+_BF16_LOW, _BF16_HIGH = (
+    _narrow_e4m3(low, 4, 0x07F007F0, 0x7B807B80, "fma.rn.bf16x2 $0, bits, factor, zero") for low in (True, False)
+)
+_F16_LOW, _F16_HIGH = (
+    _narrow_e4m3(low, shift, 0x3F803F80, 0x5C005C00, "mul.rn.f16x2 $0, bits, factor")
+    for low, shift in ((True, 7), (False, 1))
+)
 
 
 @triton.jit
@@ -145,24 +159,12 @@ def narrow_part(units, zero, kind: tl.constexpr, PART: tl.constexpr, FORM: tl.co
     if FORM == "u4":
         if kind == tl.bfloat16:
             minus = (tl.zeros(units.shape, tl.float32) - 128.0 - zero).to(kind)
-            if PART == 0:
-                value = _asm_bf16(units, minus, _BF16_0)
-            elif PART == 1:
-                value = _asm_bf16(units, minus, _BF16_1)
-            elif PART == 2:
-                value = _asm_bf16(units, minus, _BF16_2)
-            else:
-                value = _asm_bf16(units, minus, _BF16_3)
+            value = tl.inline_asm_elementwise(
+                _BF16_U4[PART], "=r,r,r", [units, minus], tl.bfloat16, is_pure=True, pack=2
+            )
         else:
             minus = (tl.zeros(units.shape, tl.float32) - 1024.0 - zero).to(kind)
-            if PART == 0:
-                value = _asm_f16(units, minus, _F16_0)
-            elif PART == 1:
-                value = _asm_f16(units, minus, _F16_1)
-            elif PART == 2:
-                value = _asm_f16(units, minus, _F16_2)
-            else:
-                value = _asm_f16(units, minus, _F16_3)
+            value = tl.inline_asm_elementwise(_F16_U4[PART], "=r,r,r", [units, minus], tl.float16, is_pure=True, pack=2)
     elif FORM == "u4_portable" or FORM == "u8":
         value = wide_part(units, zero, PART, FORM).to(kind)
     else:
@@ -275,73 +277,12 @@ def narrow_halves(units, kind: tl.constexpr, FORM: tl.constexpr):
     if FORM == "portable":
         wide_low, wide_high = wide_halves(units, FORM)
         low, high = wide_low.to(kind), wide_high.to(kind)
-    # Two units at a time: the bits in their places, then the exponents' biases made equal (by 2^120 and by 2^8).
     elif kind == tl.bfloat16:
-        low = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bits, sign, factor, zero;
-            shl.b32 bits, $1, 4;
-            shl.b32 sign, $1, 8;
-            and.b32 bits, bits, 0x07f007f0;
-            lop3.b32 bits, sign, 0x80008000, bits, 0xea;
-            mov.b32 factor, 0x7b807b80;
-            mov.b32 zero, 0x80008000;
-            fma.rn.bf16x2 $0, bits, factor, zero;
-            }""",
-            "=r,r",
-            [units],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
-        high = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bits, factor, zero;
-            shr.b32 bits, $1, 4;
-            and.b32 bits, bits, 0x07f007f0;
-            lop3.b32 bits, $1, 0x80008000, bits, 0xea;
-            mov.b32 factor, 0x7b807b80;
-            mov.b32 zero, 0x80008000;
-            fma.rn.bf16x2 $0, bits, factor, zero;
-            }""",
-            "=r,r",
-            [units],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=2,
-        )
+        low = tl.inline_asm_elementwise(_BF16_LOW, "=r,r", [units], tl.bfloat16, is_pure=True, pack=2)
+        high = tl.inline_asm_elementwise(_BF16_HIGH, "=r,r", [units], tl.bfloat16, is_pure=True, pack=2)
     else:
-        low = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bits, sign, factor;
-            shl.b32 bits, $1, 7;
-            shl.b32 sign, $1, 8;
-            and.b32 bits, bits, 0x3f803f80;
-            lop3.b32 bits, sign, 0x80008000, bits, 0xea;
-            mov.b32 factor, 0x5c005c00;
-            mul.rn.f16x2 $0, bits, factor;
-            }""",
-            "=r,r",
-            [units],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
-        high = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bits, factor;
-            shr.b32 bits, $1, 1;
-            and.b32 bits, bits, 0x3f803f80;
-            lop3.b32 bits, $1, 0x80008000, bits, 0xea;
-            mov.b32 factor, 0x5c005c00;
-            mul.rn.f16x2 $0, bits, factor;
-            }""",
-            "=r,r",
-            [units],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
+        low = tl.inline_asm_elementwise(_F16_LOW, "=r,r", [units], tl.float16, is_pure=True, pack=2)
+        high = tl.inline_asm_elementwise(_F16_HIGH, "=r,r", [units], tl.float16, is_pure=True, pack=2)
     return low, high
 
 
@@ -380,7 +321,7 @@ def _quantise_rows_kernel(
     tl.store(scale_ptr + row, scale)
 
 
-def quantise_rows(x: Normed) -> tuple[Tensor, Tensor]:
+def quantise_rows(x: TileRows) -> tuple[Tensor, Tensor]:
     """models.layers.quantized.quantise_rows of [..., K] as rows: e4m3 [rows, K] and float32 [rows, 1]. A deferred
     norm's scale goes into the factors."""
     before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
@@ -389,22 +330,21 @@ def quantise_rows(x: Normed) -> tuple[Tensor, Tensor]:
     values = torch.empty((count, width), device=x.device, dtype=E4M3)
     scale = torch.empty((count, 1), device=x.device, dtype=torch.float32)
     parts_of_squares = before.squares.shape[1] if before is not None else 0
-    if count:
-        launch(
-            _quantise_rows_kernel,
-            (count,),
-            rows,
-            before.squares if before is not None else scale,
-            values,
-            scale,
-            rows.stride(0),
-            before.eps if before is not None else 0.0,
-            WIDTH=width,
-            BLOCK=triton.next_power_of_2(width),
-            SQUARES=parts_of_squares,
-            PADDED=triton.next_power_of_2(max(1, parts_of_squares)),
-            num_warps=4 if width <= 4096 else 8,
-        )
+    launch(
+        _quantise_rows_kernel,
+        (count,),
+        rows,
+        before.squares if before is not None else scale,
+        values,
+        scale,
+        rows.stride(0),
+        before.eps if before is not None else 0.0,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        SQUARES=parts_of_squares,
+        PADDED=triton.next_power_of_2(max(1, parts_of_squares)),
+        num_warps=4 if width <= 4096 else 8,
+    )
     return values, scale
 
 
@@ -460,7 +400,7 @@ def dequantise(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     return made
 
 
-def eight_bit_gemm(x: Normed, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def eight_bit_gemm(x: TileRows, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """F.linear by cuBLAS of x quantised row by row: bfloat16 [..., K] -> [..., N]."""
     plain = x.rows if isinstance(x, DeferredNorm) else x
     values, scale = quantise_rows(x)

@@ -296,8 +296,6 @@ def gemv(
     outputs = weight.shape[-2] // (2 if silu_mul else 1)
     vectors = x.shape[0] if index is None else index.shape[0]
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
-    if vectors == 0:
-        return out
     if blocks is None and read.group:
         blocks = _CODES
     if blocks is None and scale is not None:
