@@ -29,9 +29,7 @@ SPEECH = "voxcpm2"
 def loads(server: Server, names: Sequence[str], rate: float, seconds: float, tiny: bool, seed: int) -> list[AnyLoad]:
     side = 56 if tiny else 448
     common: dict[str, Any] = {"url": server.url, "requests": max(1, round(rate * seconds)), "rate": rate, "warmup": 0}
-    chat = ChatLoad(
-        model=names[0], seed=seed, width=side, height=side, text_words=32, output_tokens=16, text_characters=0, **common
-    )
+    chat = ChatLoad(model=names[0], seed=seed, width=side, height=side, text_words=32, output_tokens=16, **common)
     return [chat, SpeechLoad(model=names[1], seed=seed, text_words=8, seconds=1.28, **common)]
 
 

@@ -66,7 +66,6 @@ def first_request(server: Server, model: str, side: int) -> AnyLoad:
         width=side,
         height=side,
         text_words=32,
-        text_characters=0,
         output_tokens=8,
     )
 

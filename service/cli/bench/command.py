@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
+from msgspec.structs import fields
 from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -21,7 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
-from service.cli.bench.traffic import AnyLoad, ChatLoad, Record, SpeechLoad
+from service.cli.bench.traffic import AnyLoad, ChatLoad, Load, Record, SpeechLoad
 from service.cli.client import (
     DEFAULT_URL,
     ApiClient,
@@ -34,7 +36,6 @@ from service.cli.client import (
     counted,
     key_for,
 )
-from service.media.audio_formats import NAMES
 
 LATE_SECONDS = 0.05
 _SEEDS = 1_000_000_000
@@ -90,106 +91,52 @@ class Options:
         }
 
 
-def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., AnyLoad]], Callable[..., AnyLoad]]:
-    """Registers `reprise bench KIND` from a function that builds the load; adds the shared Options to its own."""
-
-    def register(make: Callable[..., AnyLoad]) -> Callable[..., AnyLoad]:
-        shared = list(inspect.signature(Options, eval_str=True).parameters.values())
-        own = list(inspect.signature(make, eval_str=True).parameters.values())[1:]
-
-        def command(**given: Any) -> None:
-            options = Options(**{option.name: given.pop(option.name) for option in shared})
-            check_writable(options.out)
-            with connect(options.url, options.key) as client:
-                _measure(make(options.load(client, kind), **given), options.processes, options.out)
-
-        # Typer reads the options from this.
-        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-        bench.command(kind, help=make.__doc__)(command)
-        return make
-
-    return register
+def own_options(kind: type[AnyLoad]) -> list[Parameter]:
+    """An option for each field that this kind of load has beside those of Load."""
+    hints, keyword = get_type_hints(kind, include_extras=True), Parameter.KEYWORD_ONLY
+    options = []
+    for one in fields(kind)[len(fields(Load)) :]:
+        annotation, meta = get_args(hints[one.name])
+        flags = filter(None, [meta.extra["flag"]])
+        option = typer.Option(*flags, min=meta.ge, max=meta.le, help=meta.description)
+        annotation = list[str] if get_origin(annotation) is tuple else annotation
+        default = [*one.default] if isinstance(one.default, tuple) else one.default
+        options.append(Parameter(one.name, keyword, default=default, annotation=Annotated[annotation, option]))
+    return options
 
 
-@load_command("chat")
-def chat(
-    load: dict[str, Any],
-    images: Annotated[int, typer.Option(min=0, help="Pictures in a request.")] = 1,
-    width: Annotated[int, typer.Option(min=28, help="Width of a picture in pixels.")] = 448,
-    height: Annotated[int, typer.Option(min=28, help="Height of a picture in pixels.")] = 448,
-    text: Annotated[int, typer.Option(min=1, help="Characters of random text in a request.")] = 128,
-    words: Annotated[int, typer.Option(min=0, help="Ordinary words in a request, instead of --text.")] = 0,
-    system_tokens: Annotated[
-        int, typer.Option(min=0, help="Words of a system prompt that all requests share, about a token each.")
-    ] = 0,
-    system: Annotated[
-        bool, typer.Option(help="Send a system message; without one the model's template applies.")
-    ] = True,
-    turns: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Turns of a conversation about its pictures; counts and rates then count conversations."
-        ),
-    ] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Exact number of tokens of each answer.")] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=2, help="Sampling temperature; 0: the most probable token.")
-    ] = 0.0,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A file with the JSON schema that all answers follow."),
-    ] = None,
-) -> ChatLoad:
-    """Chat: time to first token, time between tokens, tokens per second."""
-    if system_tokens and not system:
-        raise typer.BadParameter("a system prompt (--system-tokens) and none (--no-system) exclude each other")
-    return ChatLoad(
-        **load,
-        images=images,
-        width=width,
-        height=height,
-        text_characters=text,
-        text_words=words,
-        system_tokens=system_tokens,
-        system_message=system,
-        turns=turns,
-        output_tokens=tokens,
-        temperature=temperature,
-        json_schema=_schema_in(json_schema) if json_schema else "",
-    )
+def register(name: Literal["chat", "speech"], kind: type[AnyLoad], summary: str) -> None:
+    """Registers `reprise bench NAME`, with the shared Options and those of the load."""
+    shared = list(inspect.signature(Options, eval_str=True).parameters.values())
+
+    def command(**given: Any) -> None:
+        options = Options(**{option.name: given.pop(option.name) for option in shared})
+        if given.get("system_tokens") and not given["system_message"]:
+            raise typer.BadParameter("a system prompt (--system-tokens) and none (--no-system) exclude each other")
+        if given.get("json_schema"):
+            given["json_schema"] = _schema_in(given["json_schema"])
+        check_writable(options.out)
+        with connect(options.url, options.key) as client:
+            load = msgspec.convert(options.load(client, name) | given, kind)
+            _measure(load, options.processes, options.out)
+
+    # Typer reads the options from this.
+    command.__signature__ = inspect.Signature([*shared, *own_options(kind)])  # type: ignore[attr-defined]
+    bench.command(name, help=summary)(command)
 
 
-def _schema_in(file: Path) -> str:
+register("chat", ChatLoad, "Chat: time to first token, time between tokens, tokens per second.")
+register("speech", SpeechLoad, "Speech: time to first audio, real-time factor, gaps in playback.")
+
+
+def _schema_in(file: str) -> str:
     try:
-        msgspec.json.decode(schema := file.read_text(encoding="utf-8"))
+        msgspec.json.decode(schema := Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--json-schema") from error
     except ValueError as error:
         raise typer.BadParameter(f"{file} is not JSON: {error}", param_hint="--json-schema") from error
     return schema
-
-
-@load_command("speech")
-def speech(
-    load: dict[str, Any],
-    words: Annotated[int, typer.Option(min=1, help="Words in a text.")] = 12,
-    seconds: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds of audio in each answer, if the text is long enough; 0: the model decides."),
-    ] = 0.0,
-    response_format: Annotated[str, typer.Option("--format", help=f"{NAMES}.")] = "pcm",
-    steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
-    voices: Annotated[
-        list[str] | None, typer.Option("--voice", help="Voice; of several, one is drawn for each request.")
-    ] = None,
-) -> SpeechLoad:
-    """Speech: time to first audio, real-time factor, gaps in playback."""
-    return SpeechLoad(
-        **load,
-        text_words=words,
-        seconds=seconds,
-        response_format=response_format,
-        solver_steps=steps,
-        voices=tuple(voices or ("default",)),
-    )
 
 
 def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:

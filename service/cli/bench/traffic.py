@@ -10,14 +10,18 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import h11
 import httpx
 import msgspec
 import numpy as np
+from msgspec import Meta
 from PIL import Image
+
+from service.media.audio_formats import NAMES
 
 
 class Load(msgspec.Struct, frozen=True, tag_field="endpoint"):
@@ -38,40 +42,48 @@ class Load(msgspec.Struct, frozen=True, tag_field="endpoint"):
     timeout: float = 300.0
 
 
+def _option(description: str, flag: str = "", *, ge: float | None = None, le: float | None = None) -> Meta:
+    """Of a field that is an option of `reprise bench`, named as the field unless there is a flag."""
+    return Meta(description=description, ge=ge, le=le, extra={"flag": flag})
+
+
 class ChatLoad(Load, frozen=True, tag="chat"):
     """Chat requests of new random JPEG pictures and new random text each, so that no cache can hit but for what a load
-    asks for: a system prompt that all requests share, and conversations.
-
-    text_words: ordinary words in the place of `text_characters` random letters and digits.
-    system_tokens: words of the system prompt of all requests, about a token each; 0: a short one for each request.
-    system_message: False: none, so that the chat template puts its own where it has one.
-    turns: questions of a conversation about its pictures, each with the answers so far before it; `requests` and the
-    arrivals of an open loop then count conversations, and each turn has a Record.
-    temperature: of the sampler. json_schema: the schema that answers follow, as text; "": none.
+    asks for: a system prompt that all requests share, and conversations, each turn of which has a Record.
     """
 
-    images: int = 1
-    width: int = 448
-    height: int = 448
-    text_characters: int = 128
-    text_words: int = 0
-    system_tokens: int = 0
-    system_message: bool = True
-    turns: int = 1
-    output_tokens: int = 64
-    temperature: float = 0.0
-    json_schema: str = ""
+    images: Annotated[int, _option("Pictures in a request.", ge=0)] = 1
+    width: Annotated[int, _option("Width of a picture in pixels.", ge=28)] = 448
+    height: Annotated[int, _option("Height of a picture in pixels.", ge=28)] = 448
+    text_characters: Annotated[int, _option("Characters of random text in a request.", "--text", ge=1)] = 128
+    text_words: Annotated[int, _option("Ordinary words in a request, instead of --text.", "--words", ge=0)] = 0
+    system_tokens: Annotated[
+        int, _option("Words of a system prompt that all requests share, about a token each.", ge=0)
+    ] = 0
+    system_message: Annotated[
+        bool, _option("Send a system message; without one the model's template applies.", "--system/--no-system")
+    ] = True
+    turns: Annotated[
+        int, _option("Turns of a conversation about its pictures; counts and rates then count conversations.", ge=1)
+    ] = 1
+    output_tokens: Annotated[int, _option("Exact number of tokens of each answer.", "--tokens", ge=1)] = 64
+    temperature: Annotated[float, _option("Sampling temperature; 0: the most probable token.", ge=0, le=2)] = 0.0
+    json_schema: Annotated[str, _option("A file with the JSON schema that all answers follow.")] = ""
+    """The schema itself, as text."""
 
 
 class SpeechLoad(Load, frozen=True, tag="speech"):
-    """Speech requests with new random text each; `seconds` caps the audio of one (0: the server decides). voices: one
-    of them is drawn for each request."""
+    """Speech requests with new random text each."""
 
-    text_words: int = 12
-    seconds: float = 0.0
-    response_format: str = "pcm"
-    solver_steps: int | None = None
-    voices: tuple[str, ...] = ("default",)
+    text_words: Annotated[int, _option("Words in a text.", "--words", ge=1)] = 12
+    seconds: Annotated[
+        float, _option("Seconds of audio in each answer, if the text is long enough; 0: the model decides.", ge=0)
+    ] = 0.0
+    response_format: Annotated[str, _option(f"{NAMES}.", "--format")] = "pcm"
+    solver_steps: Annotated[int | None, _option("Solver steps (inference_timesteps).", "--steps")] = None
+    voices: Annotated[tuple[str, ...], _option("Voice; of several, one is drawn for each request.", "--voice")] = (
+        "default",
+    )
 
 
 AnyLoad = ChatLoad | SpeechLoad
@@ -118,33 +130,7 @@ class Assignment(msgspec.Struct, frozen=True):
     until: float = 0.0
 
 
-_LIST = """
-able about above across after again against air along always animal answer apple area arm around art ask autumn away
-baby back ball bank base beach bear beautiful because bed before begin behind below best better between big bird black
-blue boat body book both bottom box boy bread break bridge bright bring brother brown build bus business buy call
-camera car care carry case cat catch cause center certain chair chance change child church circle city class clean
-clear climb clock close cloud coast coat cold color come common company complete copper corner country course cover
-cross cut dark daughter day deep desk different dinner direction distance doctor dog door down draw dream dress drink
-drive dry during each early earth east easy eat edge egg eight end engine enough evening every example eye face fact
-falcon family far farm fast father field fight figure fill find finger finish fire first fish five floor flower follow
-food foot forest form forward four free friend front fruit full game garden general girl give glass gold good grass
-gray great green ground group grow guess hair half hand happy hard hat head hear heart heat heavy help high hill
-history hold home horse hospital hot hour house hundred ice idea inside island join keep kitchen know lake land
-language large last late laugh lead leaf learn leave left leg less letter level light line listen little live long
-look low lunch machine main make map mark market matter mean measure meet middle mile milk mind minute money month
-moon more morning mother mountain mouth move music name near neck never new next night nine north nose note number
-ocean office old open orange order other outside over page paint paper park part party pass past path pattern people
-person picture piece place plain plan plant plate play point poor power present print problem public pull purple push
-question quick quiet rain reach read ready real reason red remember rest rich ride right ring river road rock roof
-room round rule run same sand school science sea seat second see sentence seven shape shirt shoe shop short shoulder
-show side sign signal silver simple sing sister six size sky sleep slow small smile snow soft son song soon sound
-south space speak spring square stand star start station stay step stone stop store storm story street strong student
-study summer sun surface table tail take talk tall teach team tell ten test thing third three through time today
-together tomorrow tool top touch toward town train travel tree triangle true turn under until use valley village visit
-voice wait walk wall warm wash watch water way weather week west wheel white whole wide wild wind window winter wish
-woman wood word work world write year yellow young
-"""
-WORDS: tuple[str, ...] = tuple(_LIST.split())
+WORDS = tuple(Path(__file__).with_name("english.words").read_text("utf-8").split())
 
 
 def text(rng: np.random.Generator, count: int) -> str:
