@@ -25,8 +25,7 @@ from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
-from service.link.engine_link import CONFIGURATION_ERROR, STANDBY
-from service.link.engine_socket import SUPERVISOR
+from service.link.engine_link import CONFIGURATION_ERROR, STANDBY, SUPERVISOR
 from service.link.messages import (
     Abort,
     Attach,

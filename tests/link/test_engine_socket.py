@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from service.link import wire
-from service.link.engine_socket import EngineSocket
+from service.link.engine_link import EngineSocket
 from service.link.messages import Attach, Command, EncodeReference, Outputs
 from tests.support.waiting import GENEROUS
 
@@ -96,7 +96,7 @@ async def test_what_reading_raises_ends_it(ends: Ends) -> None:
 
 SHORT = """
 import os, resource, sys
-from service.link.engine_socket import EngineSocket
+from service.link.engine_link import EngineSocket
 used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
 for more in range(40):
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))

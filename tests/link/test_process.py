@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_socket import SUPERVISOR, EngineSocket
+from service.link.engine_link import SUPERVISOR, EngineSocket
 from service.system.children import python_command, python_environment
 from tests.support.processes import ROOT
 from tests.support.waiting import GENEROUS

@@ -10,8 +10,7 @@ import torch
 
 from service.api.engines import engine_client as client_module
 from service.api.engines.engine_client import EngineClient
-from service.link.engine_link import EngineExit
-from service.link.engine_socket import OnOutputs
+from service.link.engine_link import EngineExit, OnOutputs
 from service.link.messages import Command, EngineState, Outputs
 from service.metrics.metrics import Metrics
 from tests.support.inline_engine import InlineEngine

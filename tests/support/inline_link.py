@@ -10,8 +10,7 @@ from collections.abc import Callable
 from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link.config import Channel, ConfigurationError, EngineConfig
-from service.link.engine_link import ENTRY, EngineExit
-from service.link.engine_socket import OnOutputs
+from service.link.engine_link import ENTRY, EngineExit, OnOutputs
 from service.link.messages import Command, Outputs, Stop
 
 EngineEntry = Callable[[EngineConfig, Channel], None]
