@@ -44,10 +44,9 @@ from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, EngineLink
 from service.media.audio_out import EncoderPool
-from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.image_header import MOST_BYTES
-from service.media.loader import MediaLoader
+from service.media.image_decode import MOST_BYTES
+from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.metrics.metrics import Metrics
 from service.settings.reading import SettingsError

@@ -11,8 +11,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel, allow_cpu, confine
-from service.media.image_decode import load_decoders, open_image, upright_picture
-from service.media.image_header import decoding_bytes
+from service.media.image_decode import decoding_bytes, load_decoders, open_image, upright_picture
 from service.media.messages import (
     DecodeAudio,
     Done,

@@ -11,7 +11,7 @@ import soundfile
 from PIL import Image
 
 from models.interfaces.resizing import FrameResizer
-from service.media.decode import Choose
+from service.media.loader import Choose
 
 
 def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:

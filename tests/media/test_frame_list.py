@@ -13,8 +13,8 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.media import image_decode
-from service.media.decode import Choose, decode_frame_list
 from service.media.image_decode import upright_picture
+from service.media.loader import Choose, decode_frame_list
 from service.media.messages import ImageLimits, VideoLimits
 from tests.media import samples
 from tests.media.samples import chosen, every

@@ -13,9 +13,8 @@ import pytest
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import DIGEST_BYTES, VideoFrames
-from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.loader import MediaLoader
+from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import MediaLimits, RequestLimits
 from tests.media.samples import chosen, encoded, picture, sound, tone, video
 from tests.support.slow import slow

@@ -15,8 +15,7 @@ from PIL import Image, ImagePalette
 
 from models.interfaces.errors import InputError
 from service.media import image_decode as module
-from service.media.image_decode import decode_image, open_image, to_rgb
-from service.media.image_header import SCAN, components_of_first_scan, decoding_bytes
+from service.media.image_decode import SCAN, components_of_first_scan, decode_image, decoding_bytes, open_image, to_rgb
 from service.media.messages import ImageLimits
 from tests.media.samples import encoded
 from tests.support.slow import slow
@@ -141,7 +140,7 @@ import sys
 
 from service.media.image_decode import decode_image
 from service.media.messages import ImageLimits
-from service.media.image_header import UPRIGHT
+from service.media.image_decode import UPRIGHT
 
 
 def kibibytes(name: str) -> int:

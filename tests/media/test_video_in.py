@@ -12,7 +12,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.confined.workers import WorkerLimits, WorkerPool
-from service.media.decode import Choose, decode_video, decode_workers
+from service.media.loader import Choose, decode_video, decode_workers
 from service.media.messages import VideoLimits
 from tests.media import samples
 from tests.media.samples import chosen, every

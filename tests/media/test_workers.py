@@ -19,7 +19,7 @@ from benchmarks.servers.footprint import inspect
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel
 from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment
-from service.media.decode import decode_audio, decode_workers
+from service.media.loader import decode_audio, decode_workers
 from service.media.messages import AudioLimits, DecodeAudio
 from tests.media.samples import sound, tone
 from tests.support.processes import stand_still

@@ -15,12 +15,12 @@ from models.interfaces.media import VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from service.api.http.admission import Admission, Decoding, Ticket
 from service.api.http.errors import ApiError
-from service.media.decode import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.loader import MediaLoader
+from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import MIB, MediaLimits
 from service.metrics.metrics import Metrics
 from tests.media.samples import chosen, encoded, picture, sound, tone, video
+from tests.support.slow import slow
 from tests.support.victims import data_url
 from tests.support.waiting import until
 
@@ -35,7 +35,7 @@ def ticket_of(admission: Admission, size: int) -> Ticket:
     return ticket
 
 
-@pytest.fixture(params=["shared", "isolated"])
+@pytest.fixture(params=["shared", slow("isolated")])
 async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
     pool = decode_workers(1)
     images = decode_workers(1) if request.param == "isolated" else None
@@ -82,20 +82,20 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
 
 async def test_a_video_is_charged_by_its_resized_frames() -> None:
     """A legal video does not wait because another chat goes on, nor keeps others waiting while it is decoded."""
-    frame, resized, count = 3 * 1920 * 1080, 3 * 84 * 140, 16
+    frame, resized, count = 3 * 640 * 360, 3 * 28 * 56, 16
     pool, admission = decode_workers(1), Admission(10, 10 * frame, Metrics())
     loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(), image_threads=1)
     other, ticket, seen = ticket_of(admission, 100), ticket_of(admission, 100), list[int]()
 
     def choose(metadata: VideoMetadata) -> tuple[list[int], FrameResizer]:
-        return list(range(count)), FrameResizer(84, 140)
+        return list(range(count)), FrameResizer(28, 56)
 
     async def prepared(video: VideoFrames) -> tuple[np.ndarray, ...]:
         seen.append(ticket.decoding)
         ticket_of(admission, frame).release()  # a body that comes meanwhile
         return video.frames
 
-    url = data_url(video("mp4", "mpeg4", frames=count, size=(1920, 1080)))
+    url = data_url(video("mp4", "mpeg4", frames=count, size=(640, 360)))
     with Decoding(ticket) as decoding:
         kept = await loader.video(
             url, choose, prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), charge=decoding.take
