@@ -16,7 +16,6 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
-MixedRoute = Literal["auto", "eager"]
 Drafts = Literal["off", "lookup", "mtp"]
 
 
@@ -84,9 +83,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """How the next tokens of chat answers are drafted, which decode steps then verify (docs/drafts.md)."""
     draft_tokens: int = 3
     """Drafts of a sequence in a step."""
-    mixed_route: MixedRoute = "auto"
-    """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
-    faster. eager: all of them run eagerly."""
     graph_memory: int | None = None
     """Bytes; None: by the size of the GPU (`graph_bytes`)."""
     encoder_cache: int | None = None

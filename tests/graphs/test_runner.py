@@ -20,7 +20,7 @@ from models.interfaces.media import MediaItem
 from service.graphs.buckets import cheapest, cost_of
 from service.graphs.buffers import Layout
 from service.graphs.observations import Observations
-from service.graphs.pool import Capture, CaptureError, GraphPool
+from service.graphs.pool import Capture, CaptureError, GraphPool, Interrupted
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
@@ -298,6 +298,26 @@ def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
         assert runner.run(plan).route == ("replay" if parts >= 3 else "eager")
         assert runner.num_untried == 2 - parts // 3
     assert parts == 6 and len(runner.captured) == 2
+
+
+def test_a_capture_that_is_given_up_for_a_request_begins_anew() -> None:
+    class Busy(PartedPool):
+        arrivals = iter((True, False, False))
+
+        def capture(self, capturable: Capturable, bucket: Bucket, fill: Fill) -> Generator[None, None, Capture]:
+            yield
+            if next(self.arrivals):
+                raise Interrupted
+            return (yield from super().capture(capturable, bucket, fill))
+
+    observations = Observations()
+    runner = GraphRunner(
+        "tiny", "decode", Counter("cpu"), [{"rows": 2}], Busy(torch.device("cpu"), LIMIT), observations
+    )
+    assert [runner.capture_next(idle=True) for _ in range(7)] == [True] * 6 + [False]
+    assert runner.captured == [{"rows": 2}]
+    (made,) = [event for event in observations.drain() if event.name == "graph_captures_total"]
+    assert (made.value, made.labels["outcome"]) == (1, "captured")
 
 
 def test_a_busy_runner_serves_between_the_parts_of_a_capture() -> None:

@@ -18,7 +18,7 @@ from models.layers.resample import resized
 from models.protocol import VisionEncoder
 from service.engine.chat.sequence import ChatSequence
 from service.engine.core.faults import LaunchError, repeatable_launch, with_second_try
-from service.engine.core.readback import mark
+from service.engine.core.readback import Mark, mark
 from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory.memory import peak_bytes
@@ -152,8 +152,8 @@ class Encoded:
     route: Route
     bucket: Bucket | None
     """The captured bucket that holds it, if any, whichever route was taken."""
-    begun: torch.cuda.Event | None
-    """Recorded before the pass; None on a CPU."""
+    begun: Mark
+    """The mark before the pass."""
     waiting: tuple[RequestStats, ...]
     """Statistics of the sequences that wait for its items."""
 
@@ -182,8 +182,9 @@ class VisionStage:
         self._embeds_width = embeds_width
         self._context = context
         self.cache = EncoderCache(config.encoder_cache_bytes)
-        # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others,
-        # and then the dense buckets.
+        # Every second bucket, from the largest down, is captured before readiness, then the others and the dense ones.
+        # After a restart dense buckets wait for a call that fills one: cuDNN plans each of them, and takes a second for
+        # the first, for which other requests would have to wait.
         self.runner = GraphRunner(
             name,
             "encoder",
@@ -194,7 +195,7 @@ class VisionStage:
             enabled=config.graphs,
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
             dense_buckets=dense_buckets,
-            on_demand=rare_buckets,
+            on_demand=[*rare_buckets, *(dense_buckets if config.restarted else ())],
             measured=True,
         )
         self._pending: OrderedDict[bytes, PendingItem] = OrderedDict()
@@ -346,8 +347,8 @@ class VisionStage:
             self._finish(part)
         return Encoded(run.route, run.bucket, begun, tuple(waiting))
 
-    def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, torch.cuda.Event | None]:
-        """The pass, and the event before it."""
+    def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, Mark]:
+        """The pass, and the mark before it."""
         with repeatable_launch():
             plan = self._encoder.plan([part.item for part in parts])
             begun = mark(self._context.device)

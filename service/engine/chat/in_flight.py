@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.engine.chat.encoder import Encoded
-from service.engine.chat.guided.masks import MaskJob, Unread
+from service.engine.chat.guided.guidance import MaskJob, Unread
 from service.engine.chat.pacing import ChunkBudget, ChunkWork
 from service.engine.chat.runner import PendingSampling
 from service.engine.chat.scheduler_output import Chunk

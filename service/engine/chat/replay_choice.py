@@ -18,7 +18,6 @@ from service.engine.chat.scheduler_output import Chunk
 from service.graphs.observations import EagerReason
 from service.graphs.pool import Capture, RouteSeconds
 from service.graphs.runner import CapturedGraph, GraphRunner
-from service.link.config import MixedRoute
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +69,11 @@ class PrefillChoice:
 class PrefillRoutes:
     """Chooses between the captured prefills and eager execution."""
 
-    def __init__(self, fresh: GraphRunner, cached: GraphRunner, mixed_route: MixedRoute, feature_levels: int) -> None:
+    def __init__(self, fresh: GraphRunner, cached: GraphRunner, feature_levels: int) -> None:
         """fresh: captured prefills of chunks without cached context. cached: those of any chunks. feature_levels:
         Decoder.feature_levels."""
         self._fresh = fresh
         self._cached = cached
-        self._mixed_route = mixed_route
         self._feature_levels = feature_levels
         self.pair_seconds = RouteSeconds(0.0, 0.0)
         """Seconds of a pair of a query and a cached key on each route."""
@@ -87,8 +85,6 @@ class PrefillRoutes:
         there is one."""
         if not self._cached.enabled:
             return PrefillChoice(None, "disabled")
-        if self._mixed_route == "eager":
-            return PrefillChoice(None, "mixed_route")
         required = required_prefill(chunks, self._feature_levels)
         continued = any(chunk.start for chunk in chunks)
         runners = (self._cached,) if continued else (self._fresh, self._cached)

@@ -16,7 +16,7 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.guided.masks import MaskJob, MaskTable
+from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
     STATE_BUFFERS,
     admission_arrays,
@@ -114,9 +114,7 @@ class ChatRunner:
         )
         self._masks = MaskTable(self._state, masks)
         self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
-        self._routes = PrefillRoutes(
-            self.graphs.prefill, self.graphs.cached_prefill, config.mixed_route, self._decoder.feature_levels
-        )
+        self._routes = PrefillRoutes(self.graphs.prefill, self.graphs.cached_prefill, self._decoder.feature_levels)
 
     def measure(self, state_rows: int) -> MemoryRequirements:
         return self._scratch.measure(state_rows)
@@ -126,9 +124,7 @@ class ChatRunner:
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
-        """Tokens of the captured prefills that any chunks may take, ascending; none where chunks always run eagerly."""
-        if self._context.config.mixed_route == "eager":
-            return ()
+        """Tokens of the captured prefills that any chunks may take, ascending."""
         return tuple(sorted({bucket["tokens"] for bucket in self.graphs.cached_prefill.captured}))
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:

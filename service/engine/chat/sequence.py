@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from models.interfaces.media import MediaItem, Prompt
-from service.engine.chat.guide import Guide
 from service.engine.core.request_stats import RequestStats
 from service.link.messages import ChatDelta, ChatRequest, TokenInfo
 from service.link.sampling import SamplingParams
+
+
+class Guide:
+    """The state of a matcher that a mask server has.
+
+    number: by which the server knows it. server: index of that server.
+    """
+
+    def __init__(self, number: int, server: int) -> None:
+        self.number = number
+        self.server = server
+        self.built = False
+        """Whether the matcher was built, or failed: see `problem`."""
+        self.problem = ""
+        """Why there are no masks; empty if there are."""
+        self.begun = time.monotonic()
+        """When building the matcher was requested."""
+        self.ended = False
+        """Whether the answer needs no more masks."""
+        self.num_consumed = 0
+        """Tokens of the answer that were sent to the matcher."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since building the matcher was requested."""
+        return time.monotonic() - self.begun
+
 
 _MEDIA = struct.Struct("<qqq")
 """The first position of a page with rows of an item, the first of the rows, and their number."""

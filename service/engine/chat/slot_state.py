@@ -53,7 +53,7 @@ class SlotState:
     where unused), block_tables int32 [rows, max_pages]; for the sampler with penalties and filters bias_ids int64 and
     bias_values float32 [rows, MAX_BIASES], prompt_seen bool and output_counts int32 [rows, vocabulary].
 
-    Two tables are not by slot, but of a step with guided rows (service.engine.chat.guided.masks.MaskTable).
+    Two tables are not by slot, but of a step with guided rows (service.engine.chat.guided.guidance.MaskTable).
     allowed int32 [rows, ceil(vocabulary / 32)]: masks, bit i % 32 of word i // 32 for token i; row 0 allows every
     token. sampled int64 [2, rows]: slot and row of `allowed` of each row of the step, 0 in padding.
 

@@ -409,7 +409,7 @@ class SampleStep:
 class GuidedSampleStep:
     """Sampling for a batch with guided rows, whose hidden states are in `held_hidden`. When it is launched the layers
     may have ended, and the GPU is idle, so it must not wait for an upload: slots, mask rows and masks are copied to the
-    slot state while the layers run (service.engine.chat.guided.masks.MaskTable). Rows without a mask, and padding,
+    slot state while the layers run (service.engine.chat.guided.guidance.MaskTable). Rows without a mask, and padding,
     use mask 0. Bucket: rows. Output: that of Sampling.
     """
 

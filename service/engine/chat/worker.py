@@ -22,12 +22,10 @@ from models.layers.kv_cache import STATE_INTERVAL
 from models.protocol import ChatModel
 from service.engine.chat.drafts import NOT_DRAFTED, DraftLength
 from service.engine.chat.encoder import EncodeError, VisionStage
-from service.engine.chat.guided.guidance import Guidance
-from service.engine.chat.guided.masks import MaskJob, hosts_of
+from service.engine.chat.guided.guidance import Guidance, MaskJob, hosts_of
 from service.engine.chat.in_flight import InFlight, Launch
-from service.engine.chat.outbox import Outbox, phase_times, token_infos, with_times
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.requests import ChatLimits, ChatRequests
+from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, phase_times, token_infos, with_times
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.scheduler_output import Step

@@ -1,12 +1,31 @@
-"""Asynchronous copies of results from the device to the host."""
+"""Asynchronous copies of results from the device to the host, and how long launches take there."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Mark = torch.cuda.Event | float
+
+
+def mark(device: torch.device) -> Mark:
+    """A moment in the order of launches: an event on a GPU, wall time on a CPU, where a launch returns when it is
+    done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Any) -> float:
+    """Seconds between two marks of one device that have both passed."""
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
 
 
 class Readback:
@@ -15,10 +34,8 @@ class Readback:
     of launches and reads.
     """
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], device: torch.device, begun: torch.cuda.Event | None = None
-    ) -> None:
-        """begun: the event that `mark` recorded before the launch, for `seconds`."""
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device, begun: Mark | None = None) -> None:
+        """begun: the mark before the launch, for `seconds`."""
         self._host: dict[str, Tensor] = {}
         self._event: torch.cuda.Event | None = None
         self._waited = False
@@ -41,22 +58,10 @@ class Readback:
         self._waited = True
 
     def seconds(self) -> float | None:
-        """Seconds on the device from the event `begun` to the end of the launch. Call it once ready; None without that
-        event."""
-        if self._begun is None or self._event is None:
-            return None
-        return self._begun.elapsed_time(self._event) / 1e3
+        """Seconds on a GPU from `begun` to the end of the launch, once it is ready; None on a CPU and without that."""
+        return None if self._begun is None or self._event is None else seconds_between(self._begun, self._event)
 
     def read(self) -> dict[str, np.ndarray]:
         """The results by name; only when ready."""
         assert self.ready()
         return {name: host.numpy() for name, host in self._host.items()}
-
-
-def mark(device: torch.device) -> torch.cuda.Event | None:
-    """An event that fires where the work that is launched next starts on a GPU; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from service.engine.core.readback import Readback
-from service.engine.speech.clock import Mark
+from service.engine.core.readback import Mark, Readback
 from service.engine.speech.costs import Kind
 from service.engine.speech.sequence import SpeechSequence
 
@@ -23,7 +22,7 @@ _WEIGHT = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """A timed part of a launch, under the key of its cost, with clock marks at begin and end."""
+    """A timed part of a launch, under the key of its cost, with marks at begin and end."""
 
     kind: Kind
     solver_steps: int

@@ -11,12 +11,56 @@ from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.core.worker import WorkerContext
-from service.engine.speech.retry_buffer import UnsentAudio
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
 from service.link.messages import Failed, SpeechAppend, SpeechDelta, SpeechRequest
+
+LEAST_IN_HAND = 1.0
+"""Seconds of audio that a listener must have left to wait longer: enough to begin a retry in the meantime."""
+MAX_BYTES = 256 << 20
+"""Bytes of held-back audio of one model at most. Audio that would exceed it is sent, and its segment cannot be
+generated again."""
+
+
+class UnsentAudio:
+    """Retry buffer: the audio of one model, by sequence, that is held back where that delays no listener, so that a
+    segment that runs to its cap can be generated again before it is heard. Without a live listener that is the whole
+    segment; with one, a later segment while there is enough audio of earlier ones, never the first."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._deltas: dict[SpeechSequence, list[SpeechDelta]] = {}
+        self._bytes = 0
+
+    def add(self, sequence: SpeechSequence, delta: SpeechDelta) -> None:
+        self._deltas.setdefault(sequence, []).append(delta)
+        self._bytes += delta.audio.nbytes
+
+    def may_wait(self, sequence: SpeechSequence, now: float) -> bool:
+        """Whether holding back the audio is of use and delays no listener."""
+        stream = sequence.stream
+        return (
+            sequence.may_retry
+            and self._bytes <= self._max_bytes
+            and (not stream.live or stream.playback.in_hand(now) > LEAST_IN_HAND)
+        )
+
+    def due(self, now: float) -> list[SpeechSequence]:
+        """Sequences whose audio cannot be held back any longer."""
+        return [sequence for sequence in self._deltas if not self.may_wait(sequence, now)]
+
+    def take(self, sequence: SpeechSequence) -> list[SpeechDelta]:
+        """The held-back audio in order, to be sent now."""
+        sequence.heard = True
+        sequence.stream.playback.send()
+        return self.discard(sequence)
+
+    def discard(self, sequence: SpeechSequence) -> list[SpeechDelta]:
+        deltas = self._deltas.pop(sequence, [])
+        self._bytes -= sum(delta.audio.nbytes for delta in deltas)
+        return deltas
 
 
 class SpeechRequests:
@@ -42,7 +86,7 @@ class SpeechRequests:
         self._sequences: dict[str, SpeechSequence] = {}
         self._unsent = UnsentAudio()
         self._deltas: list[SpeechDelta] = []
-        self._failed: list[Failed] = []
+        self.failed: list[Failed] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -55,8 +99,8 @@ class SpeechRequests:
 
     def drain(self) -> tuple[tuple[SpeechDelta, ...], tuple[Failed, ...]]:
         """Audio and failures since the last call."""
-        deltas, failed = tuple(self._deltas), tuple(self._failed)
-        self._deltas, self._failed = [], []
+        deltas, failed = tuple(self._deltas), tuple(self.failed)
+        self._deltas, self.failed = [], []
         return deltas, failed
 
     # Commands
@@ -66,7 +110,7 @@ class SpeechRequests:
         model = self._model
         if request.adapter and request.adapter not in self._adapters:
             message = f"model {self._name!r} has no adapter {request.adapter!r}"
-            self.fail(request.request_id, 404, "voice_not_found", message, field="voice")
+            self.failed.append(Failed(request.request_id, 404, "voice_not_found", message, "voice"))
             return
         try:
             sequence = SpeechSequence(
@@ -78,7 +122,7 @@ class SpeechRequests:
                 page_size=self._context.config.page_size,
             )
         except InputError as error:
-            self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
+            self.failed.append(Failed(request.request_id, 400, "invalid_value", str(error), error.field))
             return
         sequence.submitted = self._context.clock()
         refusal = self._scheduler.submit(sequence.stream, sequence.submitted)
@@ -86,11 +130,11 @@ class SpeechRequests:
             self._sequences[request.request_id] = sequence
             return
         self.count_rejection(refusal.reason)
-        if refusal.reason == "too_long":
-            self.fail(request.request_id, 400, "context_length_exceeded", refusal.message, field="input")
-        else:
+        failure = Failed(request.request_id, 400, "context_length_exceeded", refusal.message, "input")
+        if refusal.reason != "too_long":
             message = f"the server is overloaded: {refusal.message}"
-            self.fail(request.request_id, 503, "overloaded", message, retry_after=refusal.retry_after)
+            failure = Failed(request.request_id, 503, "overloaded", message, retry_after=refusal.retry_after)
+        self.failed.append(failure)
 
     def append(self, sequence: SpeechSequence, command: SpeechAppend) -> None:
         """More segments for a request whose text is still being written."""
@@ -113,7 +157,7 @@ class SpeechRequests:
         late = [sequence for sequence in waiting if sequence.segment == 0 and sequence.submitted < limit]
         for sequence in late:
             self.release(sequence)
-            self.fail_queue_timeout(sequence.request.request_id)
+            self.failed.append(queue_timeout(sequence.request.request_id))
         return bool(late)
 
     def note_start(self, stream: Stream, now: float) -> None:
@@ -137,7 +181,7 @@ class SpeechRequests:
             return
         if not outcome.finite:
             self.release(sequence)
-            self._failed.append(corrupted(request_id, self._name, self._context.observations))
+            self.failed.append(corrupted(request_id, self._name, self._context.observations))
             return
         sequence.keep(outcome.patch)
         first = sequence.stream.playback.started is None
@@ -216,35 +260,17 @@ class SpeechRequests:
     def count_rejection(self, reason: str) -> None:
         self._context.observations.count("speech_rejections_total", model=self._name, reason=reason)
 
-    def fail(
-        self,
-        request_id: str,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        field: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        self._failed.append(Failed(request_id, status, code, message, field, retry_after))
-
-    def fail_queue_timeout(self, request_id: str) -> None:
-        self._failed.append(queue_timeout(request_id))
-
-    def fail_launch(self, request_id: str, error: LaunchError) -> None:
-        self._failed.append(launch_failure(request_id, error))
-
     def abandon_all(self, streams: Sequence[Stream], error: LaunchError) -> None:
         """Fails the streams of a failed launch."""
         for stream in streams:
             self.release(self._sequences[stream.request_id])
-            self.fail_launch(stream.request_id, error)
+            self.failed.append(launch_failure(stream.request_id, error))
 
     def _abandon(
         self, sequence: SpeechSequence, status: int, code: str, message: str, field: str | None = None
     ) -> None:
         self.release(sequence)
-        self.fail(sequence.request.request_id, status, code, message, field=field)
+        self.failed.append(Failed(sequence.request.request_id, status, code, message, field))
 
     def release(self, sequence: SpeechSequence) -> None:
         """Frees slot and pages at once: later launches run later and overwrite them before reading."""

@@ -22,10 +22,9 @@ from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import SpeechModel
 from service.engine.core.faults import repeatable_launch, with_second_try
 from service.engine.core.pages import pages_for
-from service.engine.core.readback import Readback
+from service.engine.core.readback import Mark, Readback, mark
 from service.engine.core.worker import WorkerContext
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
-from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
@@ -150,7 +149,6 @@ class SpeechRunner:
         self.device, self.dtype = context.device, context.dtype
         self.page_size = context.config.page_size
         self._max_pages = pages_for(model.max_positions, self.page_size)
-        self.clock = DeviceClock(context.device)
         self.caches, self._pages_of_layers = allocate_together(
             model.cache_specs(), num_pages, self.page_size, context.device, context.dtype
         )
@@ -199,11 +197,11 @@ class SpeechRunner:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         sequences = sorted(sequences, key=adapter_slot)
         slots = slots_of(sequences)
-        start = self.clock.mark()
+        start = mark(self.device)
         adapters = adapter_slots_of(sequences)
         graphs = self._graphs_of(adapters)
         run = graphs.decode[solver_steps].run(graphs.plan(slots, adapters))
-        timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
+        timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, mark(self.device))]
         rows = list(range(len(sequences)))
         return self._deliver(sequences, slots, [(run, rows)], timings, "decode", run.route)
 
@@ -238,7 +236,7 @@ class SpeechRunner:
             self._context.observations.count_eager_step(reason, model=self._name, kind=kind)
         else:
             part, size = replayed_cost_key(graph.bucket)
-        timings = [Timing(part, 0, size, start, self.clock.mark())]
+        timings = [Timing(part, 0, size, start, mark(self.device))]
         emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
@@ -255,7 +253,7 @@ class SpeechRunner:
         required: Bucket | None,
     ) -> tuple[Mark, Tensor]:
         """The mark before the pass, and its conditioning; see _run_prompts."""
-        start = self.clock.mark()
+        start = mark(self.device)
         with repeatable_launch():
             self._write_rows(
                 upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
@@ -275,7 +273,7 @@ class SpeechRunner:
             graphs = self._graphs_of(adapters)
             runs.append((graphs.tail[solver_steps].run(graphs.plan(slots_of(group), adapters)), rows))
             size = self._bucket(len(rows))
-            timings.append(Timing("tail", solver_steps, size, timings[-1].end, self.clock.mark()))
+            timings.append(Timing("tail", solver_steps, size, timings[-1].end, mark(self.device)))
         return runs
 
     def _deliver(
@@ -295,11 +293,11 @@ class SpeechRunner:
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
         with self.codec.after_steps():
-            start = self.clock.mark()
+            start = mark(self.device)
             plan = slots_plan(slots[order])
             plan.tensors["results"] = [results]
             run = self.vae.run(plan)
-            end = self.clock.mark()
+            end = mark(self.device)
             down = torch.cat([results[:, :-1], run.outputs["audio"][: len(order)]], dim=1)
             readback = Readback({"packed": down}, self.device)
         self.codec.keep(results)

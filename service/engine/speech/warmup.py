@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import SpeechModel
+from service.engine.core.readback import mark, seconds_between
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.graphs import SpeechGraphs
@@ -53,12 +54,12 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
 def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
     """Seconds of the second run, since the first may compile or allocate."""
     launch()
-    start = runner.clock.mark()
+    start = mark(runner.device)
     launch()
-    end = runner.clock.mark()
+    end = mark(runner.device)
     if runner.device.type == "cuda":
         torch.cuda.synchronize(runner.device)
-    return runner.clock.seconds(start, end)
+    return seconds_between(start, end)
 
 
 def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterator[None]:

@@ -16,9 +16,9 @@ import torch
 
 from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
+from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.core.pages import PagePool, pages_for
-from service.engine.core.readback import Readback
+from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.engine.memory.memory import peak_bytes
 from service.engine.speech import warmup as scratch
@@ -37,6 +37,7 @@ from service.graphs.runner import GraphRunner
 from service.link.messages import (
     Abort,
     EncodeReference,
+    Failed,
     ModelState,
     Outputs,
     Pause,
@@ -179,7 +180,7 @@ class SpeechWorker:
         if self._references.full:
             self._requests.count_rejection("queue_full")
             message = "the server is overloaded: too many reference audio clips are waiting to be encoded"
-            self._requests.fail(request.request_id, 503, "overloaded", message, retry_after=1.0)
+            self._requests.failed.append(Failed(request.request_id, 503, "overloaded", message, retry_after=1.0))
             return
         self._references.submit(request)
 
@@ -204,7 +205,7 @@ class SpeechWorker:
             self._planned = None
         for request_id in self._references.arrived_before(limit):
             self._references.abort(request_id)
-            self._requests.fail_queue_timeout(request_id)
+            self._requests.failed.append(queue_timeout(request_id))
 
     # Stepping
 
@@ -304,19 +305,19 @@ class SpeechWorker:
             return False
         self._reference_share.count(predicted, served=1.0, waits=True)
         request_id = self._references.next_id
-        start = self._runner.clock.mark()
+        start = mark(self._context.device)
         try:
             with launch_errors():
                 patches = self._references.launch()
         except LaunchError as error:
             log.exception("encoding reference audio failed")
             self._references.abort(request_id)
-            self._requests.fail_launch(request_id, error)
+            self._requests.failed.append(launch_failure(request_id, error))
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
         launch = Launch([], Readback({"patches": arrives}, self._context.device), "clip", "eager")
         if patches is None:
-            launch.timings = [Timing("clip", 0, 1, start, self._runner.clock.mark())]
+            launch.timings = [Timing("clip", 0, 1, start, mark(self._context.device))]
         else:
             launch.reference_id = request_id
         self._in_flight.add(launch, now, predicted)
@@ -377,7 +378,7 @@ class SpeechWorker:
         """Takes the measured costs of a launch whose results have arrived, and counts it in metrics."""
         observe, actual = self._context.observations.observe, 0.0
         for timing in launch.timings:
-            seconds = self._runner.clock.seconds(timing.start, timing.end)
+            seconds = seconds_between(timing.start, timing.end)
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
             part = "prefill" if timing.kind in REPLAYED_PREFILLS else timing.kind
             observe("speech_part_duration_seconds", seconds, model=self.name, part=part)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from service.engine.chat import runner as chat_runner
+from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
@@ -264,7 +265,8 @@ def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
     monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
-    engine = InlineEngine(graphs=graphs, mixed_route="eager")
+    run_chunks_eagerly(monkeypatch)
+    engine = InlineEngine(graphs=graphs)
     engine.submit("running", TEXT, max_tokens=20, logprobs=1)
     for _ in range(4):
         engine.turn()
@@ -427,22 +429,30 @@ def test_prompts_are_prefilled_in_chunks_beside_running_rows() -> None:
     assert not any(route == "eager" for _, route, _ in steps)
 
 
+def run_chunks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where eager passes were measured to be faster, which a CPU does not measure."""
+    monkeypatch.setattr(PrefillRoutes, "choose", lambda *_: PrefillChoice(None, "measured"))
+
+
 @pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_mixed_route_eager_sends_every_batch_with_chunks_to_eager_execution(graphs: bool) -> None:
+def test_batches_with_chunks_run_eagerly_where_that_was_measured_to_be_faster(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = {}
-    for mixed_route in ("auto", "eager"):
-        engine = InlineEngine(max_step_tokens=8, mixed_route=mixed_route, graphs=graphs)
+    for route in ("replay", "eager"):
+        if route == "eager":
+            run_chunks_eagerly(monkeypatch)
+        engine = InlineEngine(max_step_tokens=8, graphs=graphs)
         engine.submit("running", TEXT, max_tokens=30)
         for _ in range(4):
             engine.turn()
         engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
         engine.run()
-        tokens[mixed_route] = {name: engine.tokens(name) for name in ("running", "long")}
+        tokens[route] = {name: engine.tokens(name) for name in ("running", "long")}
         engine.assert_nothing_left()
     steps = engine.steps()
-    assert tokens["auto"] == tokens["eager"]
-    reason = "mixed_route" if graphs else "disabled"
-    assert steps["prefill", "eager", reason] == 1 and steps["mixed", "eager", reason] == 9
+    assert tokens["replay"] == tokens["eager"]
+    assert steps["prefill", "eager", "measured"] == 1 and steps["mixed", "eager", "measured"] == 9
     assert not any(kind in ("prefill", "cached_prefill") and route == "replay" for kind, route, _ in steps)
     # Decode rows alone, and sampling behind an eager pass, keep their route.
     assert {route for kind, route, _ in steps if kind in ("decode", "sample")} == {"replay" if graphs else "eager"}

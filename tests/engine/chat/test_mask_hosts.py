@@ -14,9 +14,8 @@ import pytest
 
 from models.qwen_vl.processor import load_processor
 from service.engine.chat.guided import guidance as guidance_module
-from service.engine.chat.guided.guidance import Guidance
+from service.engine.chat.guided.guidance import Guidance, MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.guided.mask_server import BROKEN
-from service.engine.chat.guided.masks import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.hub import EMBEDDED
 from service.link.config import EngineConfig, ModelConfig
 from service.system.children import PACKAGE_ROOT

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from service.api.structured.grammar import MAX_GRAMMAR_BYTES, choice_grammar, regex_grammar
-from service.engine.chat.guide import Guide
-from service.engine.chat.guided.guidance import Guidance
+from service.engine.chat.guided.guidance import Guidance, MaskTable, MaskThread, Unread
 from service.engine.chat.guided.mask_server import (
     BROKEN,
     COMPLETE,
@@ -27,10 +26,9 @@ from service.engine.chat.guided.mask_server import (
     Ready,
     Reply,
 )
-from service.engine.chat.guided.masks import MaskTable, MaskThread, Unread
 from service.engine.chat.guided.matchers import build_tokenizer
-from service.engine.chat.outbox import Outbox
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.requests import Outbox
+from service.engine.chat.sequence import ChatSequence, Guide
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
 from service.link.messages import ChatRequest

@@ -9,7 +9,7 @@ import pytest
 
 from service.api.structured.grammar import regex_grammar
 from service.engine.chat.encoder import Encoded, Part
-from service.engine.chat.guided import masks
+from service.engine.chat.guided import guidance
 from service.engine.chat.scheduler_output import Step
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
@@ -184,7 +184,7 @@ def test_an_encoder_pass_runs_while_a_step_is_held(monkeypatch: pytest.MonkeyPat
     engine.turn()
     picture = tiny_prompt([[1], tiny_item(1, [8, 6]), [2]])
     with monkeypatch.context() as patch:
-        patch.setattr(masks.MaskJob, "done", False)
+        patch.setattr(guidance.MaskJob, "done", False)
         hold(engine)
         engine.submit("picture", picture)
         for _ in range(4):

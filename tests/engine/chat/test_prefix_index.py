@@ -47,12 +47,12 @@ def launched(engine: InlineEngine, monkeypatch: pytest.MonkeyPatch) -> list[list
     ("prompt", "settings"),
     [
         (TEXT, {"max_step_tokens": 512}),
-        slow(TEXT, {"mixed_route": "eager"}),
+        slow(TEXT, {"graphs": False}),
         (PICTURE, {"max_step_tokens": 24}),
         slow(PICTURE, {"graphs": False}),
         slow(PICTURE, {"max_step_tokens": 512}),
     ],
-    ids=["replayed", "mixed", "picture in chunks", "picture, eager", "picture, replayed"],
+    ids=["replayed", "eager", "picture in chunks", "picture, eager", "picture, replayed"],
 )
 def test_one_prompt_is_computed_once_for_all_that_come_together(
     device: str, settings: dict[str, Any], prompt: Prompt, monkeypatch: pytest.MonkeyPatch

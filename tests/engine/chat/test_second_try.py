@@ -64,7 +64,7 @@ def answers(engine: InlineEngine, *, guided: bool) -> dict[str, list[int]]:
     ("settings", "guided"),
     [
         ({}, False),
-        *(slow(settings, True) for settings in ({"mixed_route": "eager"}, {"graphs": False}, {"num_pages": 60})),
+        *(slow(settings, True) for settings in ({"graphs": False}, {"num_pages": 60})),
     ],
     ids=str,
 )

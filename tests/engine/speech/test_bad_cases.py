@@ -15,7 +15,7 @@ import torch
 
 from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.in_flight import Launch
-from service.engine.speech.retry_buffer import UnsentAudio
+from service.engine.speech.requests import UnsentAudio
 from service.engine.speech.runner import Outcome
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig
