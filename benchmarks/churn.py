@@ -4,8 +4,7 @@
 
 The requests are those of benchmarks/loads/mixed_traffic.py, an equal number of each kind: answers, aborts, uploads of
 voices, bad media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files
-must be the same as before; resident memory may grow by GROWTH_RATIO, or must not grow in a further round. A soak looks
-for growth with time, this one for growth with requests.
+must be the same as before; resident memory may grow by GROWTH_RATIO, or must not grow in a further round.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from benchmarks.measure.record import table, write
 from benchmarks.servers.footprint import Footprint, footprint
 from benchmarks.servers.process import Server, serve
 
-TOKENS, PATCHES = 6, 4
-"""Tokens of the longest answers: short, since requests are counted, not work."""
 WARM_REQUESTS = 1280
 """Number of requests after which pools and caches have reached their final size."""
 GROWTH_RATIO = 0.05
@@ -86,12 +83,12 @@ def faults(before: Footprint, after: Footprint) -> list[str]:
 async def run(server: Server, temporary: Path, requests: int, clients: int) -> dict[str, Any]:
     """The result of a churn: rows by kind, both footprints, faults."""
     warm = min(WARM_REQUESTS, requests)
-    await drive(MixedTraffic(server, 1, tokens=TOKENS, patches=PATCHES), server.url, warm, clients)
+    await drive(MixedTraffic(server, 1), server.url, warm, clients)
     await asyncio.to_thread(server.wait_for_captures)
     before = start = await settled(server, temporary)
     problems: list[str] = []
     for seed in range(2, 2 + ROUNDS):
-        traffic = MixedTraffic(server, seed, tokens=TOKENS, patches=PATCHES)
+        traffic = MixedTraffic(server, seed)
         began = time.monotonic()
         await drive(traffic, server.url, requests, clients)
         seconds = time.monotonic() - began

@@ -137,7 +137,6 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.engines",
     ),
     Command("the same with half the load on one GPU", "engines_per_gpu", "python -m benchmarks.engines --per-gpu"),
-    Command("reading a chat request's body", "request_body", "python -m benchmarks.request_body", on_cpu=True),
     Command("what Ray Serve adds to a request", "ray_hop", "python -m benchmarks.ray_hop", on_cpu=True),
     Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
