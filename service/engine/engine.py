@@ -47,8 +47,8 @@ EARLY_CAPTURE_SECONDS = 15.0
 2B on an H200 they suffice for the whole list: its longest parts (plans of cuDNN, passes over large pictures, prefills
 of speech) take 50 to 160 ms, for which later a request would have to wait."""
 QUIET_BEFORE_CAPTURE = 0.25
-"""Seconds without work before an idle engine does the next part of a capture or of a warm-up, for whose end a request
-that comes meanwhile has to wait."""
+"""Seconds without work before an idle engine does the next part of a capture or of a warm-up. A request that comes
+meanwhile has to wait for the end of a warm-up's run, or of a replay."""
 MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
@@ -79,6 +79,8 @@ class Engine:
         self._overlapped = overlapped
         self._clock = clock
         self._arbiter = Arbiter(workers, fair_share=0.0 if overlapped else CPU_SHARE)
+        self._received: list[Command] = []
+        """Commands that came during a part of a capture."""
         self._refused: list[Failed] = []
         self._phase = "capturing"
         self._stopped = False
@@ -182,8 +184,14 @@ class Engine:
         self._occupied(partial(self._timed, runner.capture_missed))
 
     def _capture_or_warm_up(self) -> bool:
-        """Do one part of a capture or, when none is wanted, one run of a warm-up; False when there is neither."""
-        return self._capture_part() or self._warm_up_next()
+        """Do one part of a capture, which a command interrupts, or, when none is wanted, one run of a warm-up; False
+        when there is neither."""
+        self._pool.arrived = self._has_arrived
+        try:
+            captured = self._capture_part()
+        finally:
+            self._pool.arrived = None
+        return captured or self._warm_up_next()
 
     def _capture_part(self) -> bool:
         return any(worker.capture_next(idle=True) for worker in self.workers.values())
@@ -223,8 +231,14 @@ class Engine:
         min(launches, key=lambda launch: launch[0])[1].wait()
         return True
 
+    def _has_arrived(self) -> bool:
+        """Whether a command has come, which the next turn handles."""
+        self._received += self._channel.receive(0.0)
+        return bool(self._received)
+
     def _receive(self, timeout: float) -> None:
-        for command in self._channel.receive(timeout):
+        received, self._received = self._received, []
+        for command in (*received, *self._channel.receive(timeout)):
             self._handle(command)
 
     def _handle(self, command: Command) -> None:

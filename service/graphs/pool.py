@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from models.interfaces.capturable import Bucket, Capturable
 from service.graphs.buffers import StaticBuffers
@@ -132,6 +133,8 @@ TIMED_REPLAYS = 3
 """Of which the fastest counts."""
 _LONG_REPLAY = 0.02
 """Seconds; a longer replay is timed once, since requests would wait for another, which would tell little more."""
+_LOOK_EVERY = 0.005
+"""Seconds of forward passes between two looks for requests."""
 _MAX_BYTES_OUTSIDE = 16 << 20
 """Bytes that a graph is assumed to use at most outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2
 use 0 to 8 MiB each once the pool holds their largest. If free memory shrinks by more, another process took it."""
@@ -145,6 +148,10 @@ class CaptureError(Exception):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class Interrupted(Exception):
+    """A part of a capture was given up for a request; the capture can be made again."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,8 @@ class GraphPool:
         self.static_bytes = 0
         self._pools: dict[torch.cuda.Stream, _MemoryPool] = {}
         self._abandoned: list[torch.cuda.CUDAGraph] = []
+        self.arrived: Callable[[], bool] | None = None
+        """Whether a request has arrived for which a capture is given up; None: it is not."""
 
     @property
     def num_bytes(self) -> int:
@@ -223,7 +232,7 @@ class GraphPool:
         of a stream must be replayed one after the other, on it or on another.
         fill: fill the static buffers with finite values and return them; called at the start of each part.
 
-        Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
+        Raises CaptureError when forward cannot be captured or the pool would outgrow its limit, and Interrupted.
         """
         if self.device.type != "cuda":
             return self._capture_call(capturable, bucket, fill())
@@ -235,6 +244,31 @@ class GraphPool:
             gc.collect()
             release_cached(self.device)
             raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
+
+    @contextlib.contextmanager
+    def _interruptible(self, *, recording: bool = False) -> Iterator[None]:
+        """Raise Interrupted between two modules of a forward pass once a request has arrived. Outside of a recording,
+        where it is illegal, wait for the GPU at each look, so that little is left that a request would wait for."""
+        arrived, looked = self.arrived, time.monotonic()
+        if arrived is None:
+            yield
+            return
+
+        def look(*_: object) -> None:
+            nonlocal looked
+            if time.monotonic() - looked < _LOOK_EVERY:
+                return
+            if not recording:
+                torch.cuda.synchronize(self.device)
+            if arrived():
+                raise Interrupted
+            looked = time.monotonic()
+
+        hook = register_module_forward_pre_hook(look)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _abandon(self, stream: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
         """Drops the stream's memory pool after a failed capture; the next capture makes a new one.
@@ -275,7 +309,8 @@ class GraphPool:
 
         # The eager run does what is illegal in a capture: it compiles and loads kernels of Triton, and cuBLAS and cuDNN
         # load theirs, plan and take workspaces. It also tells how much memory the graph may take.
-        self._check_room(run)
+        with self._interruptible():
+            self._check_room(run)
         yield
         started = time.perf_counter()
         outputs = {name: make() for name, make in makers.items()}
@@ -304,12 +339,17 @@ class GraphPool:
         try:
             with (
                 _no_garbage_collection(),
+                self._interruptible(recording=True),
                 torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"),
             ):
                 started = time.perf_counter()
                 for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
                 launching = time.perf_counter() - started
+        except Interrupted:
+            self.static_bytes -= _num_bytes(outputs)
+            self.graph_bytes += torch.cuda.memory_reserved(self.device) - reserved  # which the next attempt will find
+            raise
         except CAPTURE_ERRORS:
             self.static_bytes -= _num_bytes(outputs)
             self._abandon(stream, graph)

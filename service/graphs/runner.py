@@ -24,7 +24,7 @@ from models.interfaces.capturable import Bucket, Capturable, Plan
 from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size, round_up
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.observations import EagerReason, Observations, Route
-from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
+from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, Interrupted, RouteSeconds, seconds_of
 
 log = logging.getLogger(__name__)
 
@@ -408,7 +408,8 @@ class GraphRunner:
     def capture_next(self, *, idle: bool) -> bool:
         """Capture the next wanted bucket, or while the engine idles a part of it; False when none is wanted.
 
-        Nothing may be in flight; requests may be served between two parts.
+        Nothing may be in flight; requests may be served between two parts. A part is given up once GraphPool.arrived,
+        and the capture begins anew.
 
         A bucket whose capture failed or did not fit under the byte limit is not tried again.
         """
@@ -477,6 +478,10 @@ class GraphRunner:
         except StopIteration as made:
             outcome = "captured"
             self._graphs[key_of(bucket)] = made.value
+        except Interrupted:
+            log.debug("a capture of %s at %s is given up for a request", self.capturable.name, dict(bucket))
+            self._unfinished = None
+            return
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
             (self._refused if error.refused else self._failed)[key_of(bucket)] = bucket

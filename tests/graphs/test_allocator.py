@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from service.graphs import pool as pool_module
 from service.graphs.pool import (
     CaptureError,
     GraphPool,
+    Interrupted,
     PeakMemory,
     RouteSeconds,
     Segment,
@@ -136,6 +137,33 @@ def test_larger_captures_do_not_outgrow_the_limit(monkeypatch: pytest.MonkeyPatc
     assert captured(pool, Work(cuda, 200, [20] * 10))
     assert not captured(pool, Work(cuda, sum(segments), segments))
     assert captured(pool, Work(cuda, 165, [55] * 3)) and pool.num_bytes < pool.limit_bytes
+
+
+class Layered(Work):
+    """Allocates in its first module, before its second one."""
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        outputs = super().forward(buffers, bucket)
+        return {name: torch.nn.Identity()(value) for name, value in outputs.items()}
+
+
+def test_a_request_ends_an_eager_run_and_a_recording_which_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    monkeypatch.setattr(pool_module, "_LOOK_EVERY", 0.0)
+    pool, work = GraphPool(GPU, 300 * MIB), Layered(cuda, 100, [100])
+    assert captured(pool, Work(cuda, 60, [60])) and pool.graph_bytes == 60 * MIB
+    before = pool.static_bytes
+    for done in range(2):
+        parts = pool.capture(work, {"rows": 1}, dict)
+        deque(islice(parts, done), maxlen=0)
+        pool.arrived = lambda: True
+        with pytest.raises(Interrupted):
+            next(parts)
+        work.forward({}, {"rows": 1})  # looks no more
+        pool.arrived = lambda: False
+        assert pool.static_bytes == before
+    assert captured(pool, work) and pool.static_bytes == 2 * before
+    assert pool.graph_bytes == 160 * MIB, "what a recording that was given up has added to the pool counts once"
 
 
 class Scratch:

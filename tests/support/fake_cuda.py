@@ -115,6 +115,8 @@ class FakeCuda:
     @contextmanager
     def graph(self, graph: object, *, pool: tuple[int, int], **options: object) -> Iterator[None]:
         self._capturing = pool
-        yield
-        self._capturing = None
+        try:
+            yield
+        finally:
+            self._capturing = None
         self._used_outside += self.outside

@@ -80,6 +80,25 @@ def test_a_restarted_engine_captures_the_smallest_first_and_answers_the_same(mon
     assert before and not any(route == "eager" and reason == "no_bucket" for _, route, reason in restarted.steps())
 
 
+def test_a_command_interrupts_the_capture_of_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine()
+    monkeypatch.setattr(loop, "QUIET_BEFORE_CAPTURE", 0.0)
+
+    def capture(*, idle: bool) -> bool:
+        arrived = engine.pool.arrived
+        assert idle and arrived is not None and not arrived()
+        engine.submit("it", tiny_prompt([[9, 9, 9]]))
+        assert arrived() and arrived() and not engine.channel.commands
+        return True
+
+    monkeypatch.setattr(engine.worker, "capture_next", capture)
+    assert engine.turn() and not engine.worker._requests
+    assert engine.turn() and engine.pool.arrived is None
+    monkeypatch.undo()
+    engine.run()
+    assert len(engine.tokens("it")) == 8
+
+
 def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:
     config = engine_config(load_settings({}), Catalog([]))
     standby = Standby(config)
