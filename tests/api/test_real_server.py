@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
 from benchmarks.servers.footprint import children
 from models.checkpoints.registry import family_of, resolve
@@ -123,20 +122,6 @@ def test_values_end_in_json_though_digits_are_biased(client: OpenAI) -> None:
         fields = {"logit_bias": bias, "max_tokens": 200, "extra_body": {"guided_json": schema}}
         answer = ask(client, text_part("Go on."), **fields).choices[0]
         assert answer.finish_reason == "stop", (part, answer)
-
-
-async def test_answers_in_a_batch_are_the_answers_alone(server: ServerProcess) -> None:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
-
-        async def one(index: int) -> str:
-            parts = [picture_part(), text_part(f"Question {index}?")] if index % 2 else [text_part(f"Tell {index}.")]
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": parts}], **GREEDY
-            )
-            return str(answer.choices[0].message.content)
-
-        together = await asyncio.gather(*map(one, range(6)))
-        assert [await one(index) for index in range(6)] == together
 
 
 @pytest.mark.slow

@@ -47,13 +47,6 @@ def test_an_answer_that_calls(client: OpenAI, choice: Any) -> None:
     assert called(one.message) == [("get_weather", {"city": "Rome"})]
 
 
-def test_several_calls_after_a_text(client: OpenAI) -> None:
-    (one,) = ask(client, f"I will look.\n\n{ROME}\n{SUM}").choices
-    assert one.message.content == "I will look."
-    assert called(one.message) == [("get_weather", {"city": "Rome"}), ("add", {"a": 2, "b": 40})]
-    assert len({call.id for call in one.message.tool_calls}) == 2
-
-
 @pytest.mark.parametrize("stop", ["\n", "<", "get_weather", '"'])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str, streamed: bool) -> None:

@@ -115,15 +115,6 @@ def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest
         assert read_to_end(connection) == b""
 
 
-def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 0.3)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{"
-    with running_server() as server, send(server, head) as connection:
-        answer = read_answer(connection)
-        assert answer.status == 408 and answer.headers["connection"] == "close"
-        assert read_to_end(connection) == b""
-
-
 def test_requests_that_come_together_are_answered_in_order(server: RunningServer) -> None:
     requests = [chat_request(f"number {index}") for index in range(5)]
     with send(server, b"".join(requests) + GET_HEALTH) as connection:
@@ -253,10 +244,6 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
 
 CONTINUED, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
 CLOSED = b"\x88" + (1008).to_bytes(2, "big")
-SPEECH_HANDSHAKE = (
-    b"GET /v1/audio/speech/stream HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 
 
 def begun(size: int, sent: int) -> bytes:
@@ -272,7 +259,7 @@ def frame(kind: int, data: bytes = b"", *, last: bool = True) -> bytes:
 
 @contextmanager
 def opened(server: RunningServer) -> Iterator[socket.socket]:
-    with send(server, SPEECH_HANDSHAKE) as connection:
+    with send(server, HANDSHAKE + b"\r\n") as connection:
         assert read_answer(connection).status == 101
         yield connection
 

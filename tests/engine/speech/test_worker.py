@@ -150,21 +150,6 @@ def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatc
     assert graphs or {labels["reason"] for labels in steps} == {"disabled"}
 
 
-@pytest.mark.slow
-def test_the_server_names_the_numbers_of_solver_steps(model: VoxCPM2) -> None:
-    """Those that are captured; streams of different numbers share prefills and go in decode steps of their own."""
-    rig = WorkerRig(model, golden.processor(), solver_steps=(5, 32), capture_all=True)
-    both = [request("few", solver_steps=5), request("many", solver_steps=32)]
-    heard = rig.run({0: both})
-    for name, steps in (("few", 5), ("many", 32)):
-        alone = WorkerRig(model, golden.processor(), solver_steps=(steps,), graphs=False)
-        expected = alone.run({0: [request(name, solver_steps=steps)]})[name]
-        np.testing.assert_allclose(np.stack(heard[name].patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
-        alone.assert_clean()
-    assert np.abs(np.stack(heard["few"].patches) - np.stack(heard["many"].patches)).max() > 10 * HIDDEN
-    rig.assert_clean()
-
-
 def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
     rig = WorkerRig(model, golden.processor())
     rig.worker.submit(request("fast", segment(TEXTS[0], 40), speed=4.0))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from models.voxcpm2.solver import euler_times, sinusoid, time_span
-from tests.models.voxcpm2.golden import CONFIG, INPUTS, MODES, PREFILLS, captured, clip, expected, model, utterance
+from tests.models.voxcpm2.golden import CONFIG, INPUTS, MODES, captured, clip, expected, model, utterance
 from tests.support.paged import PagedCache
-from tests.support.slow import slow
 from tests.support.speech import SpeechRig
 
 HIDDEN, AUDIO = 1e-4, 2e-4
@@ -142,37 +141,6 @@ def test_prompt_layout_and_hidden_states_agree_with_the_reference(mode: str) -> 
     close(lm, f"{mode}.step_lm_hidden", HIDDEN)
     close(residual, f"{mode}.step_res_hidden", HIDDEN)
     close(network.stop_logits(lm), f"{mode}.stop_logits", HIDDEN)
-
-
-@pytest.mark.parametrize(
-    ("rows", "buckets"), [slow(0, (), id="exact"), slow(8, (), id="padded"), pytest.param(0, (2, 4), id="replayed")]
-)
-@pytest.mark.parametrize("mode", MODES)
-def test_speech_of_each_mode_agrees_with_the_reference(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
-    rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
-    patches, audio = rig.speak({5: utterance(mode)}, rows)
-    close(patches[5], f"{mode}.patches", HIDDEN)
-    for name in captured(rf"{mode}\.audio(_first\d+)?"):
-        close(audio[5][: expected()[name[0]].shape[-1]], name[0], AUDIO)
-
-
-@pytest.mark.parametrize(
-    ("rows", "buckets"), [slow(0, (), id="exact"), pytest.param(7, (), id="padded"), slow(0, (3, 8), id="replayed")]
-)
-def test_all_modes_in_one_batch_agree_with_the_reference(rows: int, buckets: tuple[int, ...]) -> None:
-    slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
-    rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
-    patches, _ = rig.speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
-    for slot, mode in slots.items():
-        close(patches[slot], f"{mode}.patches", HIDDEN)
-
-
-def test_speech_stops_where_the_reference_stops() -> None:
-    case = INPUTS["stop_case"]
-    rig = SpeechRig(model())
-    patches, _ = rig.speak({2: utterance(case["mode"], min_patches=case["min_len"])})
-    close(patches[2], "stop_case.patches", HIDDEN)
-    assert not rig.state["active"][2]
 
 
 def test_the_codec_encodes_as_the_reference() -> None:

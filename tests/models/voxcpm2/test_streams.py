@@ -17,7 +17,6 @@ from models.voxcpm2.network import ScalarQuantizer
 from tests.models.voxcpm2.golden import DIRECTORY, MODES, PATCH_SHAPE, utterance
 from tests.support.audit import audit
 from tests.support.golden import fact_of_own_fixture
-from tests.support.slow import slow
 from tests.support.speech import SpeechRig, Utterance
 
 TOLERANCE = {"atol": 2e-4, "rtol": 0.0}
@@ -34,23 +33,6 @@ def request(number: int) -> Utterance:
     made = utterance(MODES[number % 4], max_patches=2 + number % 4, min_patches=9)
     made.seed, made.cfg, made.temperature = 1000 + number, 1.5 + 0.25 * (number % 5), 1.0 - 0.05 * (number % 8)
     return made
-
-
-@pytest.mark.parametrize("replay", [slow(False, id="eager"), pytest.param(True, id="replayed")])
-@pytest.mark.parametrize("shares", [(0, 0.75, -1), slow((0.2, 0.2, -1)), slow((0.8, -1))])
-def test_a_prefill_in_chunks_equals_one_pass(shares: tuple[float, ...], replay: bool) -> None:
-    """Of the longest of the prompts."""
-    asked = max(map(request, range(4)), key=lambda one: len(one.layout.token_ids))
-    whole = SpeechRig(voice())
-    whole.admit(1, asked)
-    _, expected = whole.prefill({1: -1})
-    rig = SpeechRig(voice(), prefills=PREFILL_BUCKETS if replay else ())
-    rig.admit(2, asked)
-    for share in shares:
-        size = -1 if share < 0 else max(1, int(share * len(asked.layout.token_ids)))
-        ready, conditioning = rig.prefill({2: size})
-        assert bool(ready) == (size < 0)
-    torch.testing.assert_close(conditioning, expected, **TOLERANCE)
 
 
 PROMPTS = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8), st.booleans()), min_size=1, max_size=16)
