@@ -1,13 +1,11 @@
-"""Encoded audio -> mono samples. Runs in a decode worker: soundfile for WAV, FLAC, Ogg and MP3, PyAV for the rest."""
+"""Encoded audio -> mono samples, with PyAV. Runs in a decode worker."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 import av
 import numpy as np
-import soundfile
 from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
@@ -18,9 +16,9 @@ from service.media.video_decode import open_container
 
 # Whether audio was cut short, where its container tells how much there was.
 #
-# libsndfile and FFmpeg read what is left of a WAV, MP3, Matroska or WebM file silently; they refuse cut FLAC, AAC
-# and M4A themselves. Nothing is known of what was streamed: MP3 without a Xing header, WebM of unknown size. Nor of
-# Ogg: its last page should have a flag, but valid files lack it, Android's recordings among them.
+# FFmpeg reads what is left of a WAV, MP3, Matroska or WebM file silently; it refuses cut FLAC, AAC and M4A itself.
+# Nothing is known of what was streamed: MP3 without a Xing header, WebM of unknown size. Nor of Ogg: its last page
+# should have a flag, but valid files lack it, Android's recordings among them.
 
 # From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
 UNKNOWN_WAV_SIZE = 0x7FFF_0000
@@ -91,16 +89,14 @@ def _frames_of_mp3(data: bytes) -> Extent | None:
     return None
 
 
-# The codecs are those of browser and phone recordings.
+# The codecs are those of browser and phone recordings, and of WAV files.
 CODECS = {
     *("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"),
-    *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le"),
+    *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le", "pcm_f64le"),
+    *("pcm_alaw", "pcm_mulaw", "adpcm_ms", "adpcm_ima_wav"),
 }
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
-BLOCK_FRAMES = 16_384
-# libsndfile reports such lengths for unfinished FLAC streams, of which it cannot read more than the first block.
-UNKNOWN_LENGTH = 1 << 40
 SILENCE = 10 ** (-80 / 20)
 
 Block = tuple[int, np.ndarray]
@@ -138,41 +134,6 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
     if is_cut_short(data):
         raise InputError(field, "the audio is damaged or truncated")
-    if _for_soundfile(data):
-        try:
-            file = soundfile.SoundFile(io.BytesIO(data))
-        except soundfile.LibsndfileError:
-            pass  # FFmpeg may be able to read it, e.g. AAC after an ID3 tag
-        else:
-            with file:
-                if file.frames < UNKNOWN_LENGTH:
-                    yield from _read_soundfile(file, field)
-                    return
-    yield from _read_av(data, field)
-
-
-def _for_soundfile(data: bytes) -> bool:
-    """Only these four formats are passed to libsndfile, which would guess among dozens."""
-    if data[:4] in (b"RIFF", b"RF64"):
-        return data[8:12] == b"WAVE"
-    mpeg_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
-    return data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3" or mpeg_frame
-
-
-def _read_soundfile(file: soundfile.SoundFile, field: str) -> Iterator[Block]:
-    # Before the first block: a header with a thousand channels would make blocks of gigabytes.
-    _check_format(file.samplerate, file.channels, field)
-    while True:
-        try:
-            block = file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)
-        except (soundfile.LibsndfileError, RuntimeError) as error:
-            raise InputError(field, "the audio is damaged") from error
-        if not len(block):
-            return
-        yield file.samplerate, block
-
-
-def _read_av(data: bytes, field: str) -> Iterator[Block]:
     with open_container(data, "audio", CODECS, field) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:

@@ -22,7 +22,7 @@ def version_of(package: str) -> str:
         return ""
 
 
-IMPORTED_LATER = ("PIL.Image", "av", "soundfile", "lameenc", "simplejpeg", "tokenizers", "llguidance")
+IMPORTED_LATER = ("PIL.Image", "av", "lameenc", "simplejpeg", "tokenizers", "llguidance")
 """Modules that are first imported in other processes or for the first request."""
 OTHERS = ("torch", "zmq", "safetensors", "fastapi", "uvicorn", "websockets", "multipart", "prometheus_client", "jinja2")
 """Further packages that are looked for, but not imported beside the server."""

@@ -11,7 +11,7 @@ import pytest
 from models.interfaces.errors import InputError
 from service.media.audio_decode import decode_samples
 from service.media.audio_out import StreamingEncoder
-from service.media.decode import decode_audio, decode_workers
+from service.media.loader import decode_audio, decode_workers
 from service.media.messages import AudioLimits
 from tests.media.samples import mutations, sound, sound_by_av, tone
 
@@ -61,11 +61,12 @@ def main_frequency(samples: np.ndarray, sample_rate: int) -> float:
 @pytest.mark.parametrize(
     ("format", "subtype"),
     [
-        *(("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "PCM_U8"), ("WAV", "ULAW"), ("FLAC", "PCM_16")),
+        *(("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "DOUBLE"), ("WAV", "PCM_U8"), ("WAV", "ULAW"), ("WAV", "ALAW")),
+        *(("WAV", "IMA_ADPCM"), ("WAV", "MS_ADPCM"), ("WAV", "PCM_24"), ("WAV", "PCM_32"), ("FLAC", "PCM_16")),
         *(("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")),
     ],
 )
-def test_formats_of_soundfile(format: str, subtype: str) -> None:
+def test_formats_without_a_container_of_video(format: str, subtype: str) -> None:
     stereo = np.stack([tone(440, 48_000), tone(440, 48_000)], axis=1)
     samples = decode(sound(stereo, 48_000, format, subtype))
     assert samples.dtype == np.float32
@@ -78,7 +79,7 @@ def test_formats_of_soundfile(format: str, subtype: str) -> None:
     ("container", "codec"),
     [("mp4", "aac"), ("adts", "aac"), ("webm", "libopus"), ("mov", "alac"), ("mp4", "libmp3lame")],
 )
-def test_formats_of_pyav(container: str, codec: str) -> None:
+def test_formats_of_containers_of_video(container: str, codec: str) -> None:
     samples = decode(sound_by_av(tone(440, 48_000), 48_000, container, codec))
     assert samples.size == pytest.approx(16_000, abs=1200)
     assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
