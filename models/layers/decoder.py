@@ -12,7 +12,7 @@ from models.interfaces.capturable import BufferSpec
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
 from models.layers.attention import cached_attention
-from models.layers.block import Block, BlockConfig, ExpertsConfig, block_rules, run_blocks
+from models.layers.block import Block, BlockConfig, ExpertLayout, ExpertsConfig, block_rules, run_blocks
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
@@ -137,9 +137,7 @@ class CausalDecoder(nn.Module):
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
         self.tied_head: QuantizedWeight | None = None
-        frequencies, self.rope_scale = scaled_frequencies(
-            config.scaling, config.block.head_dim, config.rope_theta, config.max_positions
-        )
+        frequencies, self.rope_scale = scaled_frequencies(config.scaling, config.block.head_dim, config.rope_theta)
         axes = None
         if config.mrope_section:
             sections, count = config.mrope_section, len(frequencies)
@@ -193,21 +191,25 @@ class CausalDecoder(nn.Module):
             self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
 
 
-def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "decoder.") -> list[Rule]:
-    """Rules for a causal language model whose published names start with `published` ("", "llm.",
-    "language_model.")."""
+def decoder_rules(
+    config: DecoderConfig,
+    *,
+    published: str = "model.",
+    head: str = "lm_head.weight",
+    experts: ExpertLayout = "published",
+) -> list[Rule]:
+    """Rules for a causal language model: names of its stack start with `published`, its head's is `head`."""
     return [
-        Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}model.embed_tokens.weight", f"{ours}tied_head", shared=True),
-        *block_rules(config.block, f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."),
-        Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
-        Rule(f"{published}lm_head.weight", f"{ours}head.weight"),
+        Rule(f"{published}embed_tokens.weight", "decoder.embed_tokens.weight"),
+        Rule(f"{published}embed_tokens.weight", "decoder.tied_head", shared=True),
+        *block_rules(config.block, f"{published}layers.{{i}}.", "decoder.layers.{i}.", experts=experts),
+        Rule(f"{published}norm.weight", "decoder.norm.weight"),
+        Rule(head, "decoder.head.weight"),
     ]
 
 
-def decoder_ignored(config: DecoderConfig, *, published: str = "") -> list[str]:
+def decoder_ignored(config: DecoderConfig, *, published: str = "model.", head: str = "lm_head.weight") -> list[str]:
     """Patterns of published tensors that are not needed: rotary tables, which old tools wrote, and the copy of a tied
     head, which some tools write."""
-    tied = [f"{published}lm_head.weight"] if config.tied else []
-    tables = [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", f"{published}model.rotary_emb.inv_freq"]
-    return [*tables, *tied]
+    tables = [f"{published}{part}rotary_emb.inv_freq" for part in ("layers.{i}.self_attn.", "")]
+    return [*tables, *([head] if config.tied else [])]

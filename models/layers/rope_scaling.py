@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 
 from models.interfaces.errors import CheckpointError
-from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies
+from models.layers.rotary import inverse_frequencies
 
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE (arXiv:2402.13753): factors of the rotary frequencies, each a list of head_dim / 2 numbers."""
+    """LongRoPE (arXiv:2402.13753) as Llama-form MiniCPM4 uses it: frequencies are divided by `factors`, head_dim / 2
+    numbers, and cosines and sines multiplied by `scale`."""
 
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_positions: int
-    factor: float | None = None
+    factors: tuple[float, ...]
+    scale: float
+
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        """float32 [head_dim / 2]."""
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+        return 1.0 / (torch.tensor(self.factors, dtype=torch.float32, device="cpu") * theta**exponents)
 
 
 @dataclass(frozen=True)
@@ -128,28 +132,13 @@ def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> Lon
                 f"config.json: rope_scaling.{name} has {len(rope[name])} numbers, expected {head_dim // 2} for a "
                 f"head_dim of {head_dim}"
             )
-    return LongRope(
-        short_factor=tuple(rope["short_factor"]),
-        long_factor=tuple(rope["long_factor"]),
-        original_max_positions=original,
-        factor=float(factor) if factor is not None else None,
-    )
+    stretch = max_positions / original if factor is None else float(factor)
+    scale = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return LongRope(tuple(rope["short_factor"]), scale)
 
 
-def scaled_frequencies(
-    scaling: LongRope | Yarn | None, head_dim: int, theta: float, max_positions: int
-) -> tuple[Tensor, float]:
+def scaled_frequencies(scaling: LongRope | Yarn | None, head_dim: int, theta: float) -> tuple[Tensor, float]:
     """Frequencies float32 [head_dim / 2], and the factor of cosines and sines."""
     if scaling is None:
         return inverse_frequencies(head_dim, theta), 1.0
-    if isinstance(scaling, Yarn):
-        return scaling.frequencies(head_dim, theta), scaling.scale
-    return longrope_inverse_frequencies(
-        head_dim,
-        theta,
-        short_factor=scaling.short_factor,
-        long_factor=scaling.long_factor,
-        max_positions=max_positions,
-        original_max_positions=scaling.original_max_positions,
-        factor=scaling.factor,
-    )
+    return scaling.frequencies(head_dim, theta), scaling.scale

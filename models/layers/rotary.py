@@ -6,7 +6,6 @@ computed once per forward and shared by all layers. Frequencies are built on the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -21,31 +20,6 @@ def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
     """theta^(-2j / head_dim), float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     return 1.0 / theta**exponents
-
-
-def longrope_inverse_frequencies(
-    head_dim: int,
-    theta: float,
-    *,
-    short_factor: Sequence[float],
-    long_factor: Sequence[float],
-    max_positions: int,
-    original_max_positions: int,
-    factor: float | None = None,
-) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv:2402.13753) as Llama-form MiniCPM4 and VoxCPM2 use it: frequencies, and the scale of cos and sin.
-
-    The long factors apply to models with more than original_max_positions positions. `factor` is the config's own
-    stretch; None means max_positions / original_max_positions. A stretch of 1 or less does not scale cos and sin.
-    """
-    factors = long_factor if max_positions > original_max_positions else short_factor
-    if len(factors) != head_dim // 2:
-        raise ValueError(f"longrope: {len(factors)} factors for head_dim {head_dim}, expected {head_dim // 2}")
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    frequencies = 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * theta**exponents)
-    stretch = factor if factor is not None else max_positions / original_max_positions
-    scale = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions)) if stretch > 1 else 1.0
-    return frequencies, scale
 
 
 def section_axes(sections: Sequence[int], *, interleaved: bool = False, count: int | None = None) -> Tensor:

@@ -15,8 +15,8 @@ from models.minicpmv.encoder import MiniCPMVEncoder
 from models.minicpmv.resampler import resampler_rules
 from models.minicpmv.tower import tower_rules
 
-_LANGUAGE = "llm."
-"""Prefix of the language model's tensors."""
+_LANGUAGE, _HEAD = "llm.model.", "llm.lm_head.weight"
+"""Prefix of the language model's tensors, and its head."""
 
 
 @torch.inference_mode()
@@ -34,8 +34,8 @@ def load_model(
         directory,
         device,
         load_format,
-        head=f"{_LANGUAGE}lm_head.weight",
-        embeddings=[f"{_LANGUAGE}model.embed_tokens.weight"],
+        head=_HEAD,
+        embeddings=[f"{_LANGUAGE}embed_tokens.weight"],
     )
     dropped = range(config.vision.num_layers, config.published_vision_layers)
     model = load_chat_model(
@@ -43,12 +43,12 @@ def load_model(
         [
             *tower_rules(config.vision, "encoder.tower."),
             *resampler_rules("encoder.resampler."),
-            *decoder_rules(decoder, published=_LANGUAGE, ours="decoder."),
+            *decoder_rules(decoder, published=_LANGUAGE, head=_HEAD),
         ],
         *(directory, device, dtype, load_format, quantization),
         ignore=[
             *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
-            *decoder_ignored(decoder, published=_LANGUAGE),
+            *decoder_ignored(decoder, published=_LANGUAGE, head=_HEAD),
         ],
     )
     model.encoder.prepare()

@@ -11,10 +11,13 @@ from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule
-from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
-from models.layers.decoder import CausalDecoder, DecoderConfig
+from models.layers.block import ExpertLayout, ExpertsConfig
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
 from models.qwen_vl.v3.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
+
+LANGUAGE = "model.language_model."
+"""Prefix of the language model's tensors."""
 
 
 def load_model(
@@ -30,7 +33,7 @@ def load_model(
     layout = expert_layout(directory, decoder) if load_format == "published" else "published"
     return load_chat_model(
         lambda: (Qwen3VLEncoder(config.tower, config.images), CausalDecoder(decoder)),
-        [*vision_rules(config.tower), *decoder_rules(decoder, layout)],
+        [*vision_rules(config.tower), *decoder_rules(decoder, published=LANGUAGE, experts=layout)],
         *(directory, device, dtype, load_format, quantization),
         ignore=["lm_head.weight"] if decoder.tied else [],
     )
@@ -54,7 +57,7 @@ def expert_layout(directory: Path, decoder: DecoderConfig) -> ExpertLayout:
     if sizes is None:
         return "published"
     layer = next(layer for layer in range(decoder.num_layers) if layer not in decoder.dense_layers)
-    prefix = f"model.language_model.layers.{layer}.mlp.experts."
+    prefix = f"{LANGUAGE}layers.{layer}.mlp.experts."
     if tensor_shape(directory, *(f"{prefix}0.gate_proj.{codes}" for codes in WEIGHT_NAMES)) is not None:
         return "apart"  # as quantised files and converters of other tools have them
     saved = {"gate_up_proj": (2 * sizes.intermediate_size, hidden), "down_proj": (hidden, sizes.intermediate_size)}
@@ -88,14 +91,3 @@ def vision_rules(config: TowerConfig) -> list[Rule]:
             Rule(f"{published}{merger}linear_{{rest}}", f"{ours}{our_merger}mlp.{{rest}}"),
         ]
     return rules
-
-
-def decoder_rules(config: DecoderConfig, layout: ExpertLayout = "published") -> list[Rule]:
-    published, ours = "model.language_model.", "decoder."
-    return [
-        Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", shared=True),
-        *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", experts=layout),
-        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
-        Rule("lm_head.weight", f"{ours}head.weight"),
-    ]

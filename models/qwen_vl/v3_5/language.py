@@ -50,9 +50,7 @@ class Rotary(nn.Module):
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         decoder = config.decoder
-        frequencies, self.scale = scaled_frequencies(
-            decoder.scaling, config.rotary_dim, decoder.rope_theta, decoder.max_positions
-        )
+        frequencies, self.scale = scaled_frequencies(decoder.scaling, config.rotary_dim, decoder.rope_theta)
         axes = section_axes(decoder.mrope_section, interleaved=True, count=len(frequencies))
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)

@@ -18,8 +18,9 @@ from models.checkpoints import checkpoint, weight_files
 from models.checkpoints.checkpoint import published_shapes
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
+from models.layers.decoder import decoder_rules
 from models.qwen_vl.v3.config import load_config
-from models.qwen_vl.v3.model import decoder_config, decoder_rules, vision_rules
+from models.qwen_vl.v3.model import LANGUAGE, decoder_config, vision_rules
 from tests.models.families.family import FAMILIES, META, QWEN, Family, families
 from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import generate, largest_difference
@@ -231,7 +232,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("family", families("qwen3_vl", "qwen3_vl_moe"))
 def test_rules_name_the_tensors_of_the_files_and_no_other(family: Family) -> None:
     config = load_config(family.directory)
-    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config))]
+    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config), published=LANGUAGE)]
     found = {name: tuple(value.shape) for name, value in tensors_of(family.directory).items()}
     assert published_shapes(family.model, rules) == found
 
@@ -394,7 +395,7 @@ def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     change(directory, "config.json", large, "text_config")
     change(directory, "config.json", {"out_hidden_size": 512}, "vision_config")
     config = load_config(directory)
-    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config))]
+    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config), published=LANGUAGE)]
     shapes = published_shapes(family.fresh("meta", torch.bfloat16, directory, "random"), rules)
     groups: dict[str, dict[str, Tensor]] = {}
     for name, shape in shapes.items():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from models.layers.norms import RMSNorm
+from models.layers.rope_scaling import read_rope_scaling, scaled_frequencies
 from models.layers.rotary import (
     inverse_frequencies,
-    longrope_inverse_frequencies,
     rotary_cos_sin,
     rotate_half_split,
     section_axes,
@@ -43,16 +43,12 @@ def test_mrope_takes_each_section_from_its_axis() -> None:
 
 
 def test_longrope() -> None:
-    short, long = [1.0, 2.0], [3.0, 4.0]
-    factors = {"short_factor": short, "long_factor": long, "original_max_positions": 100}
-    frequencies, scale = longrope_inverse_frequencies(4, 100.0, max_positions=100, **factors)
-    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.05]))
-    assert scale == 1.0
-    frequencies, scale = longrope_inverse_frequencies(4, 100.0, max_positions=400, **factors)
-    torch.testing.assert_close(frequencies, torch.tensor([1 / 3, 0.025]))
-    assert scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(100)))
-    with pytest.raises(ValueError, match="2 factors for head_dim 8, expected 4"):
-        longrope_inverse_frequencies(8, 100.0, max_positions=100, **factors)
+    rope = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0]}
+    rope["original_max_position_embeddings"] = 100
+    for positions, expected in ((100, 1.0), (400, math.sqrt(1 + math.log(4) / math.log(100)))):
+        frequencies, scale = scaled_frequencies(read_rope_scaling(rope, 4, positions)[1], 4, 100.0)
+        torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.05]))
+        assert scale == pytest.approx(expected)
 
 
 def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
