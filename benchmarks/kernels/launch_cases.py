@@ -68,9 +68,9 @@ def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> N
     attended = empty(rows, (heads - 2 * kv_heads) * 128)
     after = residual, norm, EPS
     gemm.gemm(x, qkv, None)
-    normed, _ = gemm.gemm_add_deferrable_norm(attended, empty(width, attended.shape[1]), None, *after)
+    normed, _ = gemm.gemm_add_norm(attended, empty(width, attended.shape[1]), None, *after, deferrable=True)
     hidden = gemm.gemm(normed, gate_up, None, "silu_mul")
-    gemm.gemm(gemm.gemm_add_deferrable_norm(hidden, down, None, *after)[0], qkv, None)
+    gemm.gemm(gemm.gemm_add_norm(hidden, down, None, *after, deferrable=True)[0], qkv, None)
 
 
 def e4m3_weight(*shape: int) -> QuantizedWeight:
@@ -95,7 +95,7 @@ def codes(rows: int, scheme: Scheme) -> None:
     else:
         gemm.gemm(x, weight(4608, 3584), empty(4608))
         hidden = gemm.gemm(x, gate_up, None, "silu_mul")
-        gemm.gemm_add_deferrable_norm(hidden, down, None, residual, norm, EPS)
+        gemm.gemm_add_norm(hidden, down, None, residual, norm, EPS, deferrable=True)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), experts[0], index=chosen, fan_out=8, silu_mul=True)
         gemv.gemv(hidden, experts[1], index=chosen)
@@ -138,7 +138,7 @@ def _e4m3_gemm(kind: Kind, x: Tensor, weight: QuantizedWeight, residual: Tensor 
     if gemm.way_of(kind, x, weight).kernel == "eight_bit":
         e4m3.quantise_rows(x)
     elif residual is not None:
-        gemm.gemm_add_deferrable_norm(x, weight, None, residual, empty(weight.shape[0]), EPS)
+        gemm.gemm_add_norm(x, weight, None, residual, empty(weight.shape[0]), EPS, deferrable=True)
     else:
         gemm.gemm(x, weight, None, "silu_mul" if kind == "silu_mul" else "")
 
@@ -303,7 +303,7 @@ def windowed_vision(rows: int) -> None:
     ends = empty(33, dtype=torch.int32)
     varlen.varlen_attention(q, k, v, ends, ends, 0.1, False, 64)
     after = residual, norm, EPS
-    normed, _ = gemm.gemm_add_deferrable_norm(x, empty(1280, 1280), norm, *after)
+    normed, _ = gemm.gemm_add_norm(x, empty(1280, 1280), norm, *after, deferrable=True)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")
     gemm.gemm_add_norm(hidden, empty(1280, 3456), norm, *after)
 
@@ -401,9 +401,9 @@ def adapted_gemms(rows: int, rank: int) -> None:
         residual, norm = empty(count, width), empty(width)
         out = GemmLora(LoraPair(empty(32, rank, 2048), empty(32, width, rank), (width,)), of_rows)
         weight = empty(width, 2048)
-        normed, _ = gemm.gemm_add_deferrable_norm(empty(count, 2048), weight, None, residual, norm, EPS, out)
+        normed, _ = gemm.gemm_add_norm(empty(count, 2048), weight, None, residual, norm, EPS, out, deferrable=True)
         hidden = gemm.gemm(normed, empty(2 * inner, width), None, "silu_mul")
-        normed, _ = gemm.gemm_add_deferrable_norm(hidden, empty(width, inner), None, residual, norm, EPS)
+        normed, _ = gemm.gemm_add_norm(hidden, empty(width, inner), None, residual, norm, EPS, deferrable=True)
         if count == 8 * rows:
             continue  # The last layer.
         pair = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.interfaces.rule import Rule
 from models.layers.deferred_norm import Normed
-from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm
+from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
@@ -171,8 +171,7 @@ def add_and_norm(
 ) -> tuple[Normed, Tensor]:
     """(norm(x + layer(y)), x + layer(y)). lora: adapters of the layer. deferrable: only a GEMM reads the norm,
     which may apply it itself."""
-    add = gemm_add_deferrable_norm if deferrable else gemm_add_norm
-    return add(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora)
+    return gemm_add_norm(y, layer.weight, layer.bias, x, norm.weight, norm.eps, lora, deferrable=deferrable)
 
 
 def block_rules(config: BlockConfig, published: str, ours: str, *, experts: ExpertLayout = "published") -> list[Rule]:

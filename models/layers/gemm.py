@@ -70,23 +70,12 @@ def gemm_add_norm(
     norm_weight: Tensor,
     eps: float,
     lora: GemmLora | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias, lora=lora)."""
-    return add_rms_norm(gemm(x, weight, bias, lora=lora), residual, norm_weight, eps)
-
-
-@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm")
-def gemm_add_deferrable_norm(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    lora: GemmLora | None = None,
+    *,
+    deferrable: bool = False,
 ) -> tuple[Normed, Tensor]:
-    """gemm_add_norm whose norm only `gemm` and `narrow_gemm` read, so that they may finish it."""
-    return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
+    """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias, lora=lora). deferrable: only `gemm`
+    and `narrow_gemm` read the norm, so that they may finish it."""
+    return add_rms_norm(gemm(x, weight, bias, lora=lora), residual, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gemv:gemv", takes=lambda x, weight, *_, **__: kernels_take(weight))

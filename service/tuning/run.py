@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.checkpoints.registry import family_of, resolve
 from models.layers.block import Block, SelfAttention
-from models.layers.deferred_norm import DeferredNorm
+from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.fused import silu_mul
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import GatedDeltaNet
@@ -67,12 +67,12 @@ class Operands:
         self.weights: list[Weight] = [_in_e4m3(weight) if shape.e4m3 else weight for weight in made]
         self.bias, self.norm, self.residual = random(columns), random(columns), random(rows, columns)
 
-    def run(self, index: int, variant: Variant | None) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+    def run(self, index: int, variant: Variant | None) -> Tensor | tuple[Normed, Tensor]:
         """Runs it with weight number `index`. None: by the rules for shapes without a table entry."""
         weight = self.weights[index % len(self.weights)]
         return self._by_rule(weight) if variant is None else self._configured(weight, variant)
 
-    def _by_rule(self, weight: Weight) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+    def _by_rule(self, weight: Weight) -> Tensor | tuple[Normed, Tensor]:
         match self.shape.kind:
             case "add_norm":
                 return gemm.gemm_add_norm(self.x, weight, None, self.residual, self.norm, EPS)
@@ -82,7 +82,7 @@ class Operands:
                 return gemm.gemm(self.x, weight, None, "silu_mul")
         return gemm.gemm(self.x, weight, None)
 
-    def _configured(self, weight: Weight, variant: Variant) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+    def _configured(self, weight: Weight, variant: Variant) -> Tensor | tuple[Normed, Tensor]:
         x, tile, after = self.x, variant.tile, (self.residual, self.norm, EPS)
         made = partial(tiled_gemm.tiled_gemm, x, weight, tile=tile, eight_bit=variant.eight_bit)
         match self.shape.kind:
@@ -107,6 +107,7 @@ class Operands:
         if isinstance(out, DeferredNorm):
             mean = out.squares.sum(1, keepdim=True) / self.shape.outputs
             out = out.rows.double() * torch.rsqrt(mean.double() + EPS)
+        assert isinstance(out, Tensor)
         error = float((out.double() - expected).norm() / expected.norm())
         if not error < (MAX_EIGHT_BIT_ERROR if eight_bit else MAX_ERROR):
             raise WrongResult(f"relative error {error:.1e}")

@@ -242,56 +242,39 @@ def gemm_add_norm(
     norm_weight: Tensor,
     eps: float,
     lora: GemmLora | None = None,
-) -> tuple[Tensor, Tensor]:
-    """models.layers.gemm.gemm_add_norm."""
+    *,
+    deferrable: bool = False,
+) -> tuple[Normed, Tensor]:
+    """models.layers.gemm.gemm_add_norm. If it may be, the norm is made by the GEMVs that read a single row, and
+    deferred where that was measured to be faster."""
     weight = _weight_for(x, weight)
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
         if lora is not None:
             add_lora(total, x, lora.pair, lora.rows)
+        elif deferrable:
+            return VectorNorm(total, norm_weight, eps), total
         return rms_norm(total, norm_weight, eps), total
+    if deferrable and lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
+        way = Way("tiled", _LORA_TILE, Variant(_LORA_TILE, deferred=True))
     if lora is not None and not _takes_lora(way, x, lora):
-        residual, lora = _adapted(residual, x, lora), None
+        # The residual plus what the adapters add.
+        residual = add_lora(residual.clone(memory_format=torch.contiguous_format), x, lora.pair, lora.rows)
+        lora = None
     x = e4m3.in_order(x, weight)
     after = residual, norm_weight, eps
     if way.kernel in ("cublas", "eight_bit"):
         return add_rms_norm(_plain_gemm(way, x, weight, bias), *after)
     if way.variant is not None and way.variant.deferred:
-        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
-        return rms_norm(total, norm_weight, eps), total
+        made = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
+        return made if deferrable else (rms_norm(made[1], norm_weight, eps), made[1])
     split = way.variant.split if way.variant is not None else None
     if split is None and way.tile is not None:
         split = default_split(weight.shape[0], weight.shape[1], way.tile.columns)
     return split_gemm_add_norm(
         x, weight, bias, *after, split=split, tile=way.tile, eight_bit=way.quantises_rows, lora=lora
     )
-
-
-def gemm_add_deferrable_norm(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    lora: GemmLora | None = None,
-) -> tuple[Normed, Tensor]:
-    """models.layers.gemm.gemm_add_deferrable_norm: made by the GEMVs of a single row, and deferred where that was
-    measured to be faster."""
-    weight = _weight_for(x, weight)
-    way = way_of("add_norm", x, weight)
-    if lora is None and way.kernel == "gemv":
-        total = vector_gemm(x, weight, bias, residual=residual)
-        return VectorNorm(total, norm_weight, eps), total
-    if lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
-        way = Way("tiled", _LORA_TILE, Variant(_LORA_TILE, deferred=True))
-    if way.variant is None or not way.variant.deferred:
-        return gemm_add_norm(x, weight, bias, residual, norm_weight, eps, lora)
-    if lora is not None and not _takes_lora(way, x, lora):
-        residual, lora = _adapted(residual, x, lora), None
-    after = residual, norm_weight, eps
-    return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
 
 
 def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
@@ -307,11 +290,6 @@ def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
         and active() is table_of(current_gpu())
         and takes_lora(lora, _LORA_TILE)
     )
-
-
-def _adapted(residual: Tensor, x: Tensor, lora: GemmLora) -> Tensor:
-    """residual plus what the adapters add to a GEMM of x whose kernel does not."""
-    return add_lora(residual.clone(memory_format=torch.contiguous_format), x, lora.pair, lora.rows)
 
 
 def _takes_lora(way: Way, x: Tensor, lora: GemmLora) -> bool:

@@ -271,6 +271,7 @@ def test_many_rows_read_the_copy_where_one_is_kept(device: torch.device) -> None
     for x, expected in ((given.x, copied), (given.x[:7], given.product(given.weight)[:7])):
         rows = len(x)
         assert relative_error(gemm.gemm(x, given.weight), expected) < LIMIT
-        for add_norm in (gemm.gemm_add_norm, gemm.gemm_add_deferrable_norm):
-            _, total = add_norm(x, given.weight, None, given.residual[:rows], *after[1:])
+        for deferrable in (False, True):
+            residual = given.residual[:rows]
+            _, total = gemm.gemm_add_norm(x, given.weight, None, residual, *after[1:], deferrable=deferrable)
             assert relative_error(total, expected + given.residual[:rows].double()) < LIMIT

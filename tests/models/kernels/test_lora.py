@@ -15,7 +15,6 @@ from torch import Tensor
 from models.layers.block import BlockConfig
 from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
-from models.layers.kernels import gemm as kernels
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
@@ -288,9 +287,8 @@ def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[i
         assert relative_error(out, given.product(given.x)) < 3e-3
         operands = given.x, given.weight, given.bias, given.residual, given.norm, EPS, given.lora
         before = given.residual.clone()
-        for operation in (gemm_add_norm, kernels.gemm_add_deferrable_norm):
-            kernel = getattr(operation, "kernel", operation)
-            normed, total = replayed(device, lambda k=kernel: k(*operands))
+        for deferrable in (False, True):
+            normed, total = replayed(device, lambda d=deferrable: gemm_add_norm.kernel(*operands, deferrable=d))
             normed = normed.normed() if isinstance(normed, DeferredNorm) else normed
             for made, expected in zip((normed, total), given.sum_and_norm(), strict=True):
                 assert relative_error(made, expected) < LIMIT

@@ -16,7 +16,7 @@ from models.interfaces.resizing import bicubic_weights
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention, varlen_attention
 from models.layers.fused import concatenate, quantize, rotary_dense_attention, sigmoid_mul, silu_mul
 from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
-from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv, narrow_gemm
+from models.layers.gemm import gemm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
     elementwise,
     gated_delta,
@@ -134,7 +134,7 @@ def add_norm(**how: Any) -> Any:
 def deferred() -> tuple[Tensor, Tensor]:
     """A norm that waits, and the GEMM that makes up for it."""
     given = (half(5, 64), half(64, 64), None, half(5, 64), half(64), EPS)
-    rows, total = tabled("add_norm", 64, lambda: gemm_add_deferrable_norm.launch(*given), deferred=True)
+    rows, total = tabled("add_norm", 64, lambda: gemm_add_norm.launch(*given, deferrable=True), deferred=True)
     return tabled("plain", 64, lambda: gemm.launch(rows, half(64, 64))), total
 
 
