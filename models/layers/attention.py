@@ -7,6 +7,8 @@ Softmax and accumulation are in float32. Every row of the output is written: row
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -187,6 +189,20 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
+class _NewRows(NamedTuple):
+    """Packed rows on their way into the cache, as cached_attention takes them, and their KV slots."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    slot_mapping: Tensor
+
+    def part(self, rows: slice) -> _NewRows:
+        rotary = None if self.rotary is None else (self.rotary[0][rows], self.rotary[1][rows])
+        return _NewRows(self.q[rows], self.k[rows], self.v[rows], rotary, self.slot_mapping[rows])
+
+
 def cached_attention(
     q: Tensor,
     k: Tensor,
@@ -202,53 +218,27 @@ def cached_attention(
     and sin float32 [n, R/2], R <= D; None if there is no rotation or it has been done already. qk_norm: before the
     rotation.
     """
-    decodes = batch.num_decode_rows
+    new, decodes = _NewRows(q, k, v, rotary, batch.slot_mapping), batch.num_decode_rows
     if decodes == 0:
-        return _prefill(q, k, v, rotary, qk_norm, batch.slot_mapping, layer, batch)
+        return _prefill(new, qk_norm, layer, batch)
     if decodes == q.shape[0]:
-        return _decode(q, k, v, rotary, qk_norm, batch.slot_mapping, layer, batch)
-    (q, next_q), (k, next_k), (v, next_v), (slot_mapping, next_mapping) = (
-        (x[:decodes], x[decodes:]) for x in (q, k, v, batch.slot_mapping)
-    )
-    next_rotary = None
-    if rotary is not None:
-        cos, sin = rotary
-        rotary, next_rotary = (cos[:decodes], sin[:decodes]), (cos[decodes:], sin[decodes:])
-    attended = _decode(q, k, v, rotary, qk_norm, slot_mapping, layer, batch)
-    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, qk_norm, next_mapping, layer, batch)))
+        return _decode(new, qk_norm, layer, batch)
+    attended = _decode(new.part(slice(decodes)), qk_norm, layer, batch)
+    return torch.cat((attended, _prefill(new.part(slice(decodes, None)), qk_norm, layer, batch)))
 
 
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    qk_norm: QKNorm | None,
-    slot_mapping: Tensor,
-    layer: int,
-    batch: PagedBatch,
-) -> Tensor:
+def _decode(new: _NewRows, qk_norm: QKNorm | None, layer: int, batch: PagedBatch) -> Tensor:
     assert batch.block_tables is not None and batch.seq_lens is not None
-    cache = batch.caches[layer]
-    tables, lengths = batch.block_tables, batch.seq_lens
-    return rotary_paged_decode_attention(
-        q, k, v, rotary, cache["k"], cache["v"], slot_mapping, tables, lengths, batch.page_size, qk_norm
-    )
+    q, k, v, rotary, slots = new
+    caches, pages = batch.caches[layer], (batch.block_tables, batch.seq_lens, batch.page_size)
+    return rotary_paged_decode_attention(q, k, v, rotary, caches["k"], caches["v"], slots, *pages, qk_norm)
 
 
-def _prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    qk_norm: QKNorm | None,
-    slot_mapping: Tensor,
-    layer: int,
-    batch: PagedBatch,
-) -> Tensor:
+def _prefill(new: _NewRows, qk_norm: QKNorm | None, layer: int, batch: PagedBatch) -> Tensor:
     assert batch.cu_seqlens_q is not None
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping, qk_norm)
+    q, k, v, rotary, slots = new
+    q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slots, qk_norm)
     if batch.prefill_tables is not None:
         assert batch.prefill_lens is not None
         tables, lengths = batch.prefill_tables, batch.prefill_lens
