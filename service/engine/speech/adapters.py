@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from models.checkpoints.lora_files import LoraFile, layout_of, read, survey
 from models.checkpoints.lora_folders import adapter_folders
 from models.layers.adapters import LoraBank, LoraLayout
 from models.protocol import SpeechModel
+from service.engine.core.pages import PagePool
 from service.link.config import EngineConfig
 
 
@@ -24,41 +24,26 @@ class AdapterSlots:
     def __init__(self, num_slots: int, load: Callable[[str, int], None]) -> None:
         self.num_slots = num_slots
         self._load = load
-        self._resident: OrderedDict[str, int] = OrderedDict()
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._used: Counter[str] = Counter()
+        self._pages = PagePool(num_slots + 1, page_size=1)
+        """An adapter is a page: slot n is page n + 1, since page 0 is scratch."""
 
-    @property
-    def resident(self) -> Mapping[str, int]:
-        """Slot by adapter; those used longest ago first."""
-        return self._resident
-
-    def fits(self, coming: Collection[str]) -> bool:
-        """Whether these adapters and those in use can be resident together."""
-        return len(self._used.keys() | set(coming)) <= self.num_slots
+    def __contains__(self, name: str) -> bool:
+        """Whether the adapter is in a slot."""
+        return name.encode() in self._pages
 
     def acquire(self, name: str) -> int:
-        """The adapter's slot, for one more stream; the adapter is loaded if it is not resident. Call only if it
-        `fits`."""
-        slot = self._resident.get(name)
-        if slot is None:
-            slot = self._free.pop() if self._free else self._evict()
-            self._load(name, slot)
-            self._resident[name] = slot
-        self._resident.move_to_end(name)
-        self._used[name] += 1
-        return slot
+        """The adapter's slot, for one more stream; the adapter is loaded if it is not in one. OutOfPages if all are in
+        use."""
+        if name in self:
+            return self._pages.share([name.encode()])[0] - 1
+        (page,) = self._pages.allocate(1)
+        self._load(name, page - 1)
+        self._pages.index(page, name.encode())
+        return page - 1
 
-    def release(self, name: str) -> None:
-        """Releases the adapter for a stream that has ended."""
-        self._used[name] -= 1
-        assert self._used[name] >= 0, name
-        if not self._used[name]:
-            del self._used[name]
-
-    def _evict(self) -> int:
-        name = next(name for name in self._resident if name not in self._used)
-        return self._resident.pop(name)
+    def release(self, slot: int) -> None:
+        """Releases the slot for a stream that has ended."""
+        self._pages.release([slot + 1])
 
 
 class AdapterFiles:

@@ -72,12 +72,17 @@ class Room:
     def make_adapter_room(self, names: Collection[str]) -> bool:
         """Whether these adapters and those in use can be resident together, perhaps after the same."""
         adapters = self._adapters
-        if adapters is None or adapters.fits(names):
+        if adapters is None or self._adapters_fit(names):
             return True
         kept = {*names, *(stream.adapter for stream in self.speaking)} - {""}
         if len(kept) > adapters.num_slots:
             return False
-        return self._preempt(lambda: adapters.fits(names), kept={*kept, ""})
+        return self._preempt(lambda: self._adapters_fit(names), kept={*kept, ""})
+
+    def _adapters_fit(self, coming: Collection[str]) -> bool:
+        """Whether these adapters and those in use can be in slots together."""
+        used = {*coming, *(stream.adapter for stream in self.running)} - {""}
+        return self._adapters is None or len(used) <= self._adapters.num_slots
 
     def _preempt(self, enough: Callable[[], bool], *, kept: Collection[str] = ()) -> bool:
         """Those that have been idle longest go first. kept: adapters of streams whose room is of no use ("": none)."""
@@ -130,5 +135,5 @@ class Room:
         self._slots.release(stream.slot)
         self.pages.release(stream.pages)
         if stream.adapter and self._adapters is not None:
-            self._adapters.release(stream.adapter)
+            self._adapters.release(stream.adapter_slot)
         stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
