@@ -33,7 +33,7 @@ from benchmarks.measure.record import Row, record, version_of
 from benchmarks.servers.footprint import children, processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.step_metrics import busy_shares, longest, prefill_routes, reached, read
-from service.cli.bench.run import run_beside, run_load, summary, warm_up
+from service.cli.bench.run import Clients, run_load, run_together, summary, warm_up
 from service.cli.bench.traffic import ChatLoad, Record
 
 QUANTILES = ("p50", "p95", "p99")
@@ -151,7 +151,7 @@ def long(server: Server, model: str, scale: Scale) -> Iterator[Row]:
             text_words=max(1, tokens - scale.system_tokens),
         )
         before = read(server)
-        decoding, prefilled = run_beside(streams, prompts, after=scale.lead, processes=scale.processes)
+        decoding, prefilled = run_together(Clients(streams, scale.processes), Clients(prompts, after=scale.lead))
         after = read(server)
         yield {
             "long_tokens": tokens,

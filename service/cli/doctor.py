@@ -48,7 +48,7 @@ def examine() -> list[Finding]:
         settings = Settings.model_construct()
         findings = [Finding("settings", str(error).replace("\n", "; "), False, "Correct the variable or the file.")]
     return [
-        _python(),
+        Finding("Python", platform.python_version(), True),
         *_torch(),
         *_engines(settings),
         *_api_processes(settings),
@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
         _codecs(),
         _embedded(),
         *findings,
-        *_variables(),
+        *(Finding("variable", name, None, "No setting has this name.") for name in unknown_variables(os.environ)),
         _port(settings),
         _descriptors(settings),
         _voices(settings),
@@ -71,10 +71,6 @@ def verdict(findings: Sequence[Finding]) -> str:
     if any(finding.subject == "port" and not finding.good for finding in findings):
         return "Ready to serve, but not at this address; at a free one: reprise serve --port 0"
     return "Ready to serve: reprise serve"
-
-
-def _python() -> Finding:
-    return Finding("Python", platform.python_version(), True)
 
 
 def _torch() -> Iterator[Finding]:
@@ -258,9 +254,3 @@ def _cache() -> Finding:
 def _existing(path: Path) -> Path:
     """The path or its nearest parent that exists, as far as this user may look."""
     return next(parent for parent in (path, *path.parents) if os.path.exists(parent))  # Path.exists() may raise
-
-
-def _variables() -> list[Finding]:
-    return [
-        Finding("variable", variable, None, "No setting has this name.") for variable in unknown_variables(os.environ)
-    ]

@@ -21,8 +21,7 @@ from models.interfaces.errors import CheckpointError
 from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
-from service.cli.client import ServerError
-from service.cli.commands import ask, chat, models, ps, pull, say
+from service.cli.commands import ServerError, ask, chat, models, ps, pull, say
 from service.cli.serve_help import (
     ServeCommand,
     describe,

@@ -24,7 +24,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch) -> AnswerWith:
 
         transport = httpx.MockTransport(handle)
         monkeypatch.setattr(
-            "service.cli.client.httpx.Client", lambda **options: make(base_url="http://server", transport=transport)
+            "service.cli.commands.httpx.Client", lambda **options: make(base_url="http://server", transport=transport)
         )
         return bodies
 

@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.servers.footprint import children
-from service.cli.client import user_message
+from service.cli.commands import user_message
 from service.cli.main import app, main
 from service.cli.serve_help import choices
 from service.media.audio_out import wav_header
@@ -161,7 +161,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         if body is not None or status != 200:
             transport = httpx.MockTransport(lambda request: httpx.Response(status, content=body))
             client = httpx_client(base_url="http://server", transport=transport)
-            monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+            monkeypatch.setattr("service.cli.commands.httpx.Client", lambda **options: client)
         monkeypatch.setattr(sys, "argv", ["reprise", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()

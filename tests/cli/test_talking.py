@@ -12,8 +12,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.cli.client import key_for
-from service.cli.commands import split_line
+from service.cli.commands import key_for, split_line
 from service.cli.main import app
 from service.media.audio_out import wav_header
 from tests.cli.conftest import AnswerWith, chat_stream

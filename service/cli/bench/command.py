@@ -24,7 +24,7 @@ from rich.text import Text
 
 from service.cli.bench.run import cached_prompts, run_load, summary
 from service.cli.bench.traffic import AnyLoad, ChatLoad, Load, Record, SpeechLoad
-from service.cli.client import (
+from service.cli.commands import (
     DEFAULT_URL,
     ApiClient,
     Key,

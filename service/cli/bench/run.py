@@ -54,24 +54,14 @@ def run_load(load: AnyLoad, *, processes: int = 1, report: Report = lambda recor
     return records
 
 
-def run_beside(load: AnyLoad, other: AnyLoad, *, after: float, processes: int = 1) -> tuple[list[Record], list[Record]]:
-    """`load` in `processes` clients, and in one more, a closed loop that begins `after` seconds later, `other`. Raises
-    BenchError."""
-    records, others = run_together(Clients(load, processes), Clients(other, after=after))
-    return records, others
-
-
 def run_together(*clients: Clients, report: Report = lambda record: None) -> list[list[Record]]:
     """Several loads at the same time; the records of each. Raises BenchError."""
     for each in clients:
         warm_up(each.load)
     shares = [_assignments(each) for each in clients]
     records = iter(_run([assignment for share in shares for assignment in share], report))
-    return [_by_start(record for _ in share for record in next(records)) for share in shares]
-
-
-def _by_start(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.start)
+    by_load = ((record for _ in share for record in next(records)) for share in shares)
+    return [sorted(each, key=lambda record: record.start) for each in by_load]
 
 
 def warm_up(load: AnyLoad) -> None:

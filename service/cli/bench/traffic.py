@@ -448,7 +448,7 @@ async def _time_speech(
     connection: Connection, response: h11.Response, record: Record, begin: float, load: SpeechLoad
 ) -> None:
     """pcm is counted exactly; of other formats the audio is what a fixed number of patches gives, underruns unknown."""
-    bytes_per_second = 2 * int(_header(response, b"x-sample-rate") or 48000)
+    bytes_per_second = 2 * int(dict(response.headers).get(b"x-sample-rate", 48000))
     pcm = load.response_format == "pcm"
     received, playback, last = 0.0, 0.0, begin
     async for chunk in connection.body():
@@ -464,10 +464,6 @@ async def _time_speech(
         last = now
         received += len(chunk) / bytes_per_second
     record.audio = received if pcm else _patches(load) * PATCH_SECONDS
-
-
-def _header(response: h11.Response, name: bytes) -> bytes | None:
-    return next((value for key, value in response.headers if key == name), None)
 
 
 def _patches(load: SpeechLoad) -> int:
