@@ -85,15 +85,6 @@ def test_formats_of_containers_of_video(container: str, codec: str) -> None:
     assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
 
 
-@pytest.mark.parametrize("name", ["mp3", "opus", "aac", "flac", "wav"])
-def test_what_the_server_speaks_it_can_hear(name: str) -> None:
-    """Streams say nothing of their length, or something false."""
-    encoder = StreamingEncoder(name, 48_000, 24_000)
-    samples = decode(encoder.encode(tone(440, 48_000)) + encoder.finish())
-    assert samples.size == pytest.approx(16_000, abs=1200)
-    assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
-
-
 async def test_through_a_worker() -> None:
     pool = decode_workers(1)
     data = sound(tone(440, 44_100), 44_100, "FLAC")

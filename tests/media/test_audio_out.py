@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import math
 import struct
@@ -17,7 +16,7 @@ from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
 from service.media.audio_formats import FORMATS
-from service.media.audio_out import EncoderPool, StreamingEncoder, wav_header
+from service.media.audio_out import StreamingEncoder, wav_header
 from tests.media.samples import tone
 
 RATE = 48_000
@@ -238,21 +237,6 @@ def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
     with pytest.raises(InputError) as caught:
         StreamingEncoder(*arguments)
     assert caught.value.field == field
-
-
-async def test_pool_encodes_many_streams_at_once() -> None:
-    pool = EncoderPool(2)
-    samples = speech(0.5)
-
-    async def one(name: str) -> bytes:
-        encoder = StreamingEncoder(name, RATE, rate_of(name))
-        pieces = [await pool.encode(encoder, samples[start : start + PATCH]) for start in range(0, samples.size, PATCH)]
-        return b"".join([*pieces, await pool.finish(encoder)])
-
-    names = [name for name in FORMATS if name != "opus"] * 3
-    for name, data in zip(names, await asyncio.gather(*map(one, names)), strict=True):
-        assert data == b"".join(stream(StreamingEncoder(name, RATE, rate_of(name)), samples))
-    pool.close()
 
 
 @pytest.mark.slow

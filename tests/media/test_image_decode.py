@@ -78,13 +78,8 @@ def png(width: int, height: int, body: bytes = b"", *, depth: int = 8, colour: i
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF"])
-def test_lossless_formats_are_exact(format: str) -> None:
-    assert np.array_equal(decode(encoded(picture(), format)), picture())
-
-
-@pytest.mark.parametrize("format", ["JPEG", "WEBP", "AVIF"])
-def test_lossy_formats_equal_a_plain_open(format: str) -> None:
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "JPEG", "WEBP", "AVIF"])
+def test_pictures_equal_a_plain_open(format: str) -> None:
     data = encoded(picture(500, 350), format, **({"speed": 10} if format == "AVIF" else {}))
     assert np.array_equal(decode(data), Image.open(io.BytesIO(data)).convert("RGB"))
 
@@ -155,15 +150,10 @@ def test_cmyk_grey_and_bilevel() -> None:
     assert decode(encoded(Image.new("1", (4, 4), 1), "PNG")).getpixel((1, 1)) == (255, 255, 255)
 
 
-@pytest.mark.parametrize(("format", "end"), [("JPEG", 2), ("PNG", 12)])
-def test_a_picture_without_its_end_mark_is_refused(format: str, end: int) -> None:
-    assert "damaged" in refusal(encoded(picture(), format)[:-end])
-
-
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
 def test_one_that_was_cut_short_is_not_taken_for_something_else(format: str) -> None:
     data = encoded(picture(), format)
-    for keep in (12, 30, len(data) // 2):
+    for keep in (12, 30, len(data) // 2, *({"JPEG": (-2,), "PNG": (-12,)}.get(format, ()))):  # the last: its end mark
         assert "damaged" in refusal(data[:keep])
 
 

@@ -51,16 +51,6 @@ def idle_pid(pool: WorkerPool) -> int:
     return pool._idle[-1].pid
 
 
-async def test_a_worker_serves_many_jobs(make_pool) -> None:
-    pool = make_pool(WorkerLimits())
-    pool.start()
-    first = idle_pid(pool)
-    for _ in range(3):
-        assert await works(pool)
-    assert idle_pid(pool) == first
-    assert pool.workers_lost == 0
-
-
 async def test_memory_limit(make_pool) -> None:
     """The data alone is more than the worker may hold."""
     pool = make_pool(WorkerLimits(memory_bytes=640 * MIB))
@@ -156,14 +146,6 @@ async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool) -> No
     assert await works(pool)
     assert not Path(f"/proc/{pid}").exists()
     assert pool.workers_lost == 1
-
-
-async def test_closing_ends_jobs_under_way(make_pool) -> None:
-    pool = make_pool(WorkerLimits())
-    task = await stuck(pool)
-    pool.close()
-    with pytest.raises(WorkerLost):
-        await task
 
 
 async def test_a_worker_that_died_while_idle_is_replaced(make_pool) -> None:

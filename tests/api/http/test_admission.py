@@ -56,6 +56,7 @@ def take_all(admission: Admission, endpoint: str, *, size: int = 0) -> list[Tick
 @pytest.mark.parametrize(("first", "second", "counts"), [("chat", "speech", (75, 25)), ("speech", "chat", (50, 50))])
 def test_a_flood_of_one_kind_leaves_the_rest_to_the_other(first: str, second: str, counts: tuple[int, int]) -> None:
     admission = Admission(100, 10_000, Metrics(), SHARES)
+    assert admission.largest(first) == {"chat": 5625, "speech": 3750}[first], "three quarters of its share"
     flood = take_all(admission, first)
     assert (len(flood), len(take_all(admission, second))) == counts
     flood[0].release()

@@ -40,7 +40,7 @@ from tests.api.realtime.conftest import (
     tell,
     up_to,
 )
-from tests.media.test_g711 import decoded
+from tests.media.test_audio_out import by_av
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH
 from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
@@ -318,20 +318,6 @@ async def test_an_answer_calls_tools_and_the_next_one_sees_their_results(
     assert conversing.seen[-1] == [("user", asked), ("assistant", calls), ("tool", "Sunny."), ("tool", "42")]
 
 
-async def test_a_call_that_was_cut_off_is_not_shown_to_the_model(
-    conversing: Conversing, socket: ClientConnection
-) -> None:
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    asked = call_text("get_weather", city="Rome")
-    await add(socket, asked)
-    most = asked.index("Rome") + 2
-    events = await answer(socket, tools=tools, output_modalities=["text"], max_output_tokens=most)
-    (call,) = events[-1]["response"]["output"]
-    assert call["status"] == "incomplete" and call["arguments"].endswith("Ro")
-    await answer(socket, output_modalities=["text"])
-    assert conversing.seen[-1] == [("user", asked)]
-
-
 async def test_a_response_beside_the_conversation(conversing: Conversing, socket: ClientConnection) -> None:
     first = await add(socket, "One.")
     await add(socket, "Two.")
@@ -506,36 +492,23 @@ async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnec
     assert [shown["audio"]["input"][name] for name in heard] == [None] * 3
 
 
-async def test_what_calls_may_break_of_their_schemas_is_named(socket: ClientConnection) -> None:
-    await tell(socket, "session.update", session={"tools": [F], "output_modalities": ["text"]})
-    assert "unenforced" not in await said(socket)
-    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    tool = F | {"parameters": {"type": "object", "properties": {"numbers": numbers}}}
-    await tell(socket, "session.update", session={"tools": [F | {"name": "g"}, tool]})
-    path = "tools[1].parameters.properties.numbers.uniqueItems"
-    assert (await said(socket))["unenforced"] == [f"session.{path}"]
-    await add(socket, "Say it.")
-    assert (await answer(socket))[-1]["response"]["unenforced"] == [f"response.{path}"]
-    assert "unenforced" not in (await answer(socket, tools=[F]))[-1]["response"]
-
-
 async def test_a_choice_may_come_before_its_tools(socket: ClientConnection) -> None:
     for session in ({"tool_choice": "required"}, {"tools": [F]}, {"tool_choice": F}, {"tools": []}):
         await tell(socket, "session.update", session=session)
         assert (await said(socket))["type"] == "session.updated"
 
 
-@pytest.mark.parametrize(("kind", "codec"), [("audio/pcmu", "pcm_mulaw"), ("audio/pcma", "pcm_alaw")])
-async def test_sound_for_telephones(socket: ClientConnection, kind: str, codec: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("audio/pcmu", "ulaw"), ("audio/pcma", "alaw")])
+async def test_sound_for_telephones(socket: ClientConnection, kind: str, name: str) -> None:
     session = {"audio": {"output": {"format": {"type": kind}}}}
     await tell(socket, "session.update", session=session)
     assert (await said(socket))["session"]["audio"]["output"]["format"] == {"type": kind, "rate": 8000}
     await add(socket, "Call me.")
     events = await answer(socket)
     deltas = [base64.b64decode(event["delta"]) for event in events if event["type"] == "response.output_audio.delta"]
-    samples = decoded(codec, b"".join(deltas))
+    samples, _ = by_av(b"".join(deltas), name, 8000)
     assert len(samples) == pytest.approx(PATCH / 6, abs=50), "one byte a sample, 8000 a second"
-    assert np.median(samples) == pytest.approx(0.25 * 32768, rel=0.04), "the tone of the fake talker"
+    assert np.median(samples) == pytest.approx(0.25, rel=0.04), "the tone of the fake talker"
     spoken = next(event["item"]["id"] for event in events if event["type"] == "response.output_item.added")
     error = await refused(
         socket, "conversation.item.truncate", item_id=spoken, content_index=0, audio_end_ms=PATCH // 48 + 10
@@ -568,21 +541,6 @@ async def test_the_oldest_turns_are_left_out_where_truncation_is_auto(
     assert [text[0] for role, text in conversing.seen[-1] if role == "user"] == ["d", "e"]
     await tell(socket, "conversation.item.retrieve", item_id="e")
     assert (await said(socket))["item"]["id"] == "e", "items stay in the conversation"
-
-
-@pytest.mark.usefixtures("whole_prompts")
-@pytest.mark.parametrize(("most", "kept"), [(500, "abcde"), (4000, "cde")])
-async def test_as_many_turns_are_left_out_as_make_room_for_the_longest_answer(
-    conversing: Conversing, socket: ClientConnection, most: int, kept: str
-) -> None:
-    """Of 4096 tokens, of which the five turns take about 3300."""
-    session = {"output_modalities": ["text"], "truncation": "auto", "max_output_tokens": most}
-    await tell(socket, "session.update", session=session)
-    await said(socket)
-    for name in "abcde":
-        await add(socket, f"{name} " + "x" * 650)
-    await answer(socket)
-    assert "".join(text[0] for role, text in conversing.seen[-1] if role == "user") == kept
 
 
 async def test_a_last_turn_that_does_not_fit_is_an_error_with_truncation_too(socket: ClientConnection) -> None:
@@ -651,14 +609,6 @@ async def test_an_item_that_is_referred_to_is_named_by_its_place(socket: ClientC
     given = [message("x"), {"type": "item_reference", "id": "alone"}]
     error = await refused(socket, "response.create", response={"input": given})
     assert error["param"] == "response.input[1]" and "call_id c" in error["message"]
-
-
-async def test_items_are_named_by_their_place_where_the_oldest_are_left_out(socket: ClientConnection) -> None:
-    await tell(socket, "session.update", session={"truncation": "auto", "output_modalities": ["text"]})
-    await said(socket)
-    given = [message("x" * 3000), message("x" * 3000), BROKEN]
-    error = await refused(socket, "response.create", response={"input": given, "instructions": "Be short."})
-    assert error["param"] == "response.input[2].content[0].image_url"
 
 
 @pytest.mark.parametrize("text", ["!fail", f"!endless Begin it, then {MUTE} it goes. And on."])
@@ -760,13 +710,6 @@ async def test_what_is_not_json_ends_the_session(conversing: Conversing) -> None
             error = (await said(socket))["error"]
             assert error["code"] == "invalid_json" and problem in error["message"]
             assert (await closing(socket))[0] == 1007
-
-
-async def test_an_event_may_begin_with_a_byte_order_mark(socket: ClientConnection) -> None:
-    event = "\ufeff" + json.dumps({"type": "session.update", "session": {"instructions": "Be short."}})
-    for raw in (event, event.encode()):
-        await socket.send(raw)
-        assert (await said(socket))["session"]["instructions"] == "Be short."
 
 
 async def test_an_event_of_too_many_values_is_refused_and_the_session_goes_on(
