@@ -52,6 +52,7 @@ def test_a_command_says_how_it_is_run(command: str) -> None:
     assert 'if __name__ == "__main__":' in source
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("command", RUNNABLE)
 def test_a_command_prints_help(

@@ -118,6 +118,7 @@ async def test_the_first_start_runs_in_the_standby_process(begin: Begin, tmp_pat
     assert (await begin(None)).pid != begun
 
 
+@pytest.mark.slow
 async def test_an_engine_starts_although_its_standby_process_has_died(begin: Begin, tmp_path: Path) -> None:
     standby = Standby(CONFIG, "entry_of_test:serve")
     life = await begin(standby)

@@ -159,7 +159,7 @@ print((kibibytes("VmHWM:") - before) * 1024)
 """
 
 
-IN_SHORT = ("RGBA", "AVIF", "progressive", "JPEG, turned")
+IN_SHORT = ("RGBA", "progressive")
 
 
 @pytest.mark.parametrize("kind", [kind if kind in IN_SHORT else slow(kind) for kind in KINDS])

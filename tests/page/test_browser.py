@@ -310,28 +310,6 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.wait_for("document.activeElement.id === 'say'")
 
 
-@contextmanager
-def window(page: Page, width: int, height: int) -> Iterator[None]:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        yield
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-@pytest.mark.parametrize("width", [320, 768])
-def test_nothing_sticks_out_of_a_narrow_screen(page: Page, embedded_server: ServerProcess, width: int) -> None:
-    boxes = "document.documentElement, ...document.querySelectorAll('.bar, .row, .composer, .card, .turns, header')"
-    wide = "element => element.scrollWidth > element.clientWidth && element.checkVisibility()"
-    with window(page, width, 640):
-        for view in ("see", "speak", "watch"):
-            page.open(embedded_server.url, view)
-            if view == "see":
-                page.ask("Hello " + "a" * 200)
-            assert page.js(f"[{boxes}].filter({wide}).map(element => element.outerHTML.slice(0, 80))") == []
-
-
 def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     with running_server() as server:
         page.open(server.url)
@@ -430,26 +408,3 @@ def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> N
     page.wait_for("document.getElementById('state').dataset.good === 'false'")
     page.driver.get("about:blank")
     assert page.complaints()  # the browser's own notes of the lost connection
-
-
-HEBREW = "> ציטוט\n\n- פריט\n- item\n\n| שם | ערך |\n|---|---|\n| אלף | 1 |\n"
-
-
-@pytest.fixture(scope="module")
-def echo() -> Iterator[RunningServer]:
-    """Answers with the question."""
-    with running_server() as server:
-        yield server
-
-
-def test_right_to_left_text_runs_so_and_stays_on_the_screen(page: Page, echo: RunningServer) -> None:
-    with window(page, 360, 640):
-        page.open(echo.url)
-        page.driver.execute_script("document.getElementById('question').value = arguments[0]", HEBREW)
-        assert page.js("getComputedStyle(document.getElementById('question')).direction") == "rtl"
-        page.ask("")
-        assert page.js("document.documentElement.scrollWidth <= innerWidth")
-        styles = "[...document.querySelectorAll('.words :is(blockquote, li, table)')].map((e) => getComputedStyle(e))"
-        assert page.js(f"{styles}.map(({{ direction }}) => direction)") == ["rtl", "rtl", "ltr", "rtl"]
-        sides = "parseFloat(style.marginRight) - parseFloat(style.marginLeft)"
-        assert page.js(f"{styles}.map((style) => Math.sign({sides}))") == [0, 1, -1, 0]

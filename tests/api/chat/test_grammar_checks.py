@@ -125,6 +125,7 @@ async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
     assert await check(checks, COLORS) == COLORS and "look-around" in await refused(checks, wrong)
 
 
+@pytest.mark.slow
 async def test_deaths_leave_nothing_behind() -> None:
     await asyncio.to_thread(int)  # the thread and what belongs to it stay
     gc.collect()  # What other tests left open would hide what this one leaves.

@@ -239,6 +239,7 @@ def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
         assert counted(heard.server) == 0 and not (tmp_path / FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_voices_wait_until_there_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hearing(tmp_path) as heard:
         server = heard.server
