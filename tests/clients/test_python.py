@@ -1,4 +1,4 @@
-"""LiveKit's and Pipecat's plugins for OpenAI, and wyoming-openai, as they ship, each in an environment of its own."""
+"""Voice plugins of LiveKit and Pipecat, wyoming-openai, OpenAI's agents and Cohere's client, each as it ships."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ import pytest
 from filelock import FileLock
 
 from tests.support.processes import ROOT, ServerProcess
+from tests.support.reranker import running_reranker
+from tests.support.servers import RunningServer, running_server
+from tests.support.tool_samples import call_text
 
 SOURCE = Path(__file__).parent / "python"
 MODELS = ("reprise/qwen2_vl", "reprise/voxcpm2")
@@ -52,8 +55,8 @@ def python_312() -> str:
     pytest.skip("needs Python 3.12")
 
 
-def seen_by(script: str, interpreter: Path, server: ServerProcess, *models: str) -> Any:
-    command = [str(interpreter), str(SOURCE / script), f"{server.url}/v1", *models]
+def seen_by(script: str, interpreter: Path, server: ServerProcess | RunningServer, *arguments: str) -> Any:
+    command = [str(interpreter), str(SOURCE / script), f"{server.url}/v1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -82,3 +85,24 @@ def test_home_assistant(embedded_server: ServerProcess) -> None:
     assert seen["voices"] == ["nova"]
     for one in (seen["whole"], seen["chunks"]):
         assert one == {"rates": [48_000], "seconds": pytest.approx(2.4, abs=0.8)}
+
+
+def test_an_agent_with_a_tool() -> None:
+    """OpenAI's agents package. Its model says the text of the last message: the call, then what the tool returned."""
+    interpreter = environment("requirements-agents.txt", sys.executable)
+    with running_server() as server:
+        seen = seen_by("agents_loop.py", interpreter, server, "tiny", call_text("add", a=4, b=38))
+    assert seen["calls"] == [[4, 38]] * 2 and seen["said"] == ["It is 42."] * 2
+    assert seen["items"] == [["tool_call_item", "tool_call_output_item", "message_output_item"]] * 2
+    assert {"raw_response_event", "run_item_stream_event"} <= {*seen["events"]}
+    assert seen["requests"] == 2 and seen["tokens"] > 0
+
+
+def test_documents_are_reranked(tmp_path: Path) -> None:
+    """Cohere's client."""
+    interpreter = environment("requirements-agents.txt", sys.executable)
+    with running_reranker(tmp_path) as server:
+        seen = seen_by("cohere_rerank.py", interpreter, server, "tiny")
+    scores = [score for _, score, _ in seen["results"]]
+    assert seen["id"].startswith("rerank-") and scores == sorted(scores, reverse=True)
+    assert sorted((index, text) for index, _, text in seen["results"]) == [(0, "a red circle"), (1, "")]

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from service.hub.catalog import load_catalog
+from service.link.config import EngineConfig
+from service.link.engine_link import ENTRY
+from service.settings.settings import load_settings
+from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
+from tests.support.servers import RunningServer, running_server
 
 GOLDEN = ROOT / "tests/golden/qwen3_vl"
 WORDS = {"yes": ("y", "es"), "no": ("n", "o")}
@@ -26,3 +35,18 @@ def write_reranker(directory: Path) -> None:
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in merges]
     published["model"] = {**model, "vocab": {**dict(kept), **ids}, "merges": merges}
     (directory / "tokenizer.json").write_text(json.dumps(published))
+
+
+@contextmanager
+def running_reranker(folder: Path) -> Iterator[RunningServer]:
+    """Serve it as `tiny`. folder: where its checkpoint is written."""
+    directory = folder / "Qwen3-VL-Reranker-tiny"
+    write_reranker(directory)
+    flags: dict[str, Any] = {"model": (str(directory),), "device": "cpu", "kv_cache_tokens": 4096}
+    flags["served_model_name"] = ("tiny",)
+
+    def link(config: EngineConfig) -> InlineLink:
+        return InlineLink(config, ENTRY)
+
+    with running_server(load_catalog(load_settings(flags)), link, **flags) as running:
+        yield running

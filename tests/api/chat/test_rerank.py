@@ -15,14 +15,9 @@ from safetensors.torch import save_file
 
 from models.checkpoints.rows import tensor_rows
 from models.interfaces.errors import CheckpointError
-from service.hub.catalog import load_catalog
-from service.link.config import EngineConfig
-from service.link.engine_link import ENTRY
-from service.settings.settings import load_settings
-from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
-from tests.support.reranker import GOLDEN, write_reranker
-from tests.support.servers import RunningServer, running_server
+from tests.support.reranker import GOLDEN, running_reranker
+from tests.support.servers import RunningServer
 
 EXPECTED = json.loads((ROOT / "tests/golden/qwen3_vl_reranker/expected.json").read_text())
 QUERY, TEXT = "what is this ?", "a red circle"
@@ -31,15 +26,7 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    directory = tmp_path_factory.mktemp("models") / "Qwen3-VL-Reranker-tiny"
-    write_reranker(directory)
-    flags: dict[str, Any] = {"model": (str(directory),), "device": "cpu", "kv_cache_tokens": 4096}
-    flags["served_model_name"] = ("tiny",)
-
-    def link(config: EngineConfig) -> InlineLink:
-        return InlineLink(config, ENTRY)
-
-    with running_server(load_catalog(load_settings(flags)), link, **flags) as running:
+    with running_reranker(tmp_path_factory.mktemp("models")) as running:
         yield running
 
 
