@@ -83,11 +83,6 @@ def release_next(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
-def num_sms() -> int:
-    """Streaming multiprocessors of the current device."""
-    return current_gpu().num_sms
-
-
 def dot_precision(x: Tensor) -> str:
     """Full float32 products for float32 operands; 16-bit operands are exact in any mode."""
     return "ieee" if x.dtype == torch.float32 else "tf32"

@@ -5,21 +5,23 @@ References: `paged_decode_attention.reference` and `rotary_paged_decode_attentio
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.current_kv import CurrentKV, angles, reciprocal_rms, rotated
 from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import (
     dot_precision,
     launch,
-    num_sms,
     release_next,
     split_width,
     wait_for_previous,
 )
+from models.layers.kernels.norms import weighted
+from models.layers.norms import QKNorm
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
@@ -29,6 +31,68 @@ _HEAVIEST = 112 << 10
 """Bytes of shared memory for blocks of the widest heads in float32."""
 _SPLITS_TOGETHER = 16
 """Splits that are combined at a time: sequences are mostly short, and their splits few."""
+
+
+class CurrentKV(NamedTuple):
+    """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
+    [rows, R / 2], R <= D, that turn it and the queries (None: as they are), its KV slots, int64 [rows], and the QK norm
+    before the rotation."""
+
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    slot_mapping: Tensor
+    qk_norm: QKNorm | None = None
+
+
+@triton.jit
+def _angles(cos_row, sin_row, columns, here, D: tl.constexpr, R: tl.constexpr):
+    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`. Columns from R on do not
+    turn."""
+    first = columns < R // 2
+    angle = tl.broadcast_to(tl.where(first, columns, columns - R // 2), here.shape)
+    if R < D:
+        here = here & (columns < R)
+    cos = tl.load(cos_row + angle, mask=here, other=0.0 if R == D else 1.0)
+    sin = tl.load(sin_row + angle, mask=here, other=0.0)
+    return cos, tl.where(first, -sin, sin)
+
+
+@triton.jit
+def _reciprocal_rms(heads, columns, here1, rest, here2, eps, D: tl.constexpr, D2: tl.constexpr, NORM: tl.constexpr):
+    """Of whole heads, which lie in one or two ranges of columns: float32, a column. 1 without NORM."""
+    reciprocal = 1.0
+    if NORM:
+        x = tl.load(heads + tl.broadcast_to(columns, here1.shape), mask=here1, other=0.0).to(tl.float32)
+        squares = tl.sum(x * x, 1)
+        if D2 > 0:
+            x = tl.load(heads + tl.broadcast_to(rest, here2.shape), mask=here2, other=0.0).to(tl.float32)
+            squares += tl.sum(x * x, 1)
+        reciprocal = tl.rsqrt(squares / D + eps)[:, None]
+    return reciprocal
+
+
+@triton.jit
+def _normed(heads, columns, here, rstd, weight_ptr, NORM: tl.constexpr):
+    x = tl.load(heads + columns, mask=here, other=0.0)
+    if NORM:
+        x = weighted(x.to(tl.float32), rstd, tl.load(weight_ptr + columns, mask=here, other=0.0), x.dtype)
+    return x
+
+
+@triton.jit
+def _rotated(heads, columns, here, cos, sin, rstd, weight_ptr, D: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr):
+    """These columns of heads, normed and half-split rotated: the partner of one of the first R values is R / 2 columns
+    away."""
+    columns = tl.broadcast_to(columns, here.shape)
+    x = _normed(heads, columns, here, rstd, weight_ptr, NORM)
+    if R > 0:
+        partners = tl.where(columns < R // 2, columns + R // 2, columns - R // 2)
+        if R < D:
+            partners = tl.where(columns < R, partners, columns)
+        partner = _normed(heads, partners, here, rstd, weight_ptr, NORM)
+        x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
+    return x
 
 
 @triton.jit
@@ -117,15 +181,15 @@ def _decode_kernel(
     if R > 0:
         cos_row = cos_ptr + row.to(tl.int64) * (R // 2)
         sin_row = sin_ptr + row.to(tl.int64) * (R // 2)
-        cos1, sin1 = angles(cos_row, sin_row, columns, here1, D, R)
+        cos1, sin1 = _angles(cos_row, sin_row, columns, here1, D, R)
         if D2 > 0:
-            cos2, sin2 = angles(cos_row, sin_row, rest, here2, D, R)
+            cos2, sin2 = _angles(cos_row, sin_row, rest, here2, D, R)
     q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
-    rstd = reciprocal_rms(q_rows, columns, here1, rest, here2, eps, D, D2, NORM)
-    q1 = rotated(q_rows, columns, here1, cos1, sin1, rstd, q_norm_ptr, D, R, NORM)
+    rstd = _reciprocal_rms(q_rows, columns, here1, rest, here2, eps, D, D2, NORM)
+    q1 = _rotated(q_rows, columns, here1, cos1, sin1, rstd, q_norm_ptr, D, R, NORM)
     q2 = q1
     if D2 > 0:
-        q2 = rotated(q_rows, rest, here2, cos2, sin2, rstd, q_norm_ptr, D, R, NORM)
+        q2 = _rotated(q_rows, rest, here2, cos2, sin2, rstd, q_norm_ptr, D, R, NORM)
     v_columns = tl.arange(0, V1)[None, :]
     v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
     acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
@@ -143,15 +207,15 @@ def _decode_kernel(
         k_slot = k_ptr + slot * stride_k + kv_head * K_HEAD + 0 * group[:, None]
         v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
         stored = current_kv & (group[:, None] == 0)
-        k_rstd = reciprocal_rms(new_k, columns, here1, rest, here2, eps, D, D2, NORM)
-        key1 = rotated(new_k, columns, here1, cos1, sin1, k_rstd, k_norm_ptr, D, R, NORM)
+        k_rstd = _reciprocal_rms(new_k, columns, here1, rest, here2, eps, D, D2, NORM)
+        key1 = _rotated(new_k, columns, here1, cos1, sin1, k_rstd, k_norm_ptr, D, R, NORM)
         value1 = tl.load(new_v + v_columns, mask=current_kv & (v_columns < DV), other=0.0)
         score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
         acc1 += value1.to(tl.float32)
         tl.store(k_slot + columns, key1, mask=stored & here1)
         tl.store(v_slot + v_columns, value1, mask=current_kv & (v_columns < DV))
         if D2 > 0:
-            key2 = rotated(new_k, rest, here2, cos2, sin2, k_rstd, k_norm_ptr, D, R, NORM)
+            key2 = _rotated(new_k, rest, here2, cos2, sin2, k_rstd, k_norm_ptr, D, R, NORM)
             score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
             tl.store(k_slot + rest, key2, mask=stored & here2)
         if V2 > 0:
@@ -373,4 +437,4 @@ def number_of_splits(sequences: int, longest: int) -> int:
     two blocks of the longest sequence that the table has room for. How long the sequences are is not known when a step
     is captured: splits beyond a sequence's last block end at once.
     """
-    return max(1, min(_MAX_SPLITS, 2 * num_sms() // sequences, longest // (2 * _BLOCK_N)))
+    return max(1, min(_MAX_SPLITS, 2 * current_gpu().num_sms // sequences, longest // (2 * _BLOCK_N)))

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import dot_precision, launch, num_sms, split_width
+from models.layers.kernels.launch import dot_precision, launch, split_width
 
 _LOG2_E = 1.4426950408889634
 _FEW_SEQUENCES, _MANY_SEQUENCES = 32, 256
@@ -378,7 +378,7 @@ def number_of_splits(programs: int, longest: int, least: int, bytes_of_one: int)
     if longest <= max(least, LEAST_KEYS):
         return 1
     most = min(_MAX_SPLITS, triton.cdiv(longest, least), _MOST_PARTIALS // max(1, bytes_of_one))
-    return max(1, min(most, 2 * num_sms() // programs))
+    return max(1, min(most, 2 * current_gpu().num_sms // programs))
 
 
 def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from models.layers.kernels.gemm_tables import SM_90_PERSISTENT
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import launch, num_sms, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles that run side by side over all columns, so that both operands come from L2."""
@@ -85,7 +85,7 @@ def persistent_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     inputs, columns = weight.shape[1], weight.shape[0] // 2
     rows = x.reshape(-1, inputs).contiguous()
     out = torch.empty((rows.shape[0], columns), device=x.device, dtype=x.dtype)
-    programs = num_sms()
+    programs = current_gpu().num_sms
     launch(
         _persistent_gemm_kernel,
         (min(programs, triton.cdiv(rows.shape[0], TILE.rows) * (columns // TILE.columns)),),

@@ -8,16 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.current_kv import CurrentKV
+from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import (
     dot_precision,
     launch,
-    num_sms,
     release_next,
     wait_for_previous,
 )
 from models.layers.kernels.norms import weighted
-from models.layers.kernels.paged_decode import paged_decode_attention
+from models.layers.kernels.paged_decode import CurrentKV, paged_decode_attention
 from models.layers.norms import QKNorm
 
 _LOG2_E = 1.4426950408889634
@@ -296,7 +295,7 @@ def rotary_dense_attention(
     block_r = max(16, triton.next_power_of_2(heads_here * queries))
     programs = sequences * heads // heads_here
     # With the 168 registers a thread that a tile of 64 takes, three thread blocks share an SM; here a fourth has work.
-    limit = {"maxnreg": 128} if block_r == 64 and programs > 3 * num_sms() else {}
+    limit = {"maxnreg": 128} if block_r == 64 and programs > 3 * current_gpu().num_sms else {}
     launch(
         _local_attention_kernel,
         (sequences, heads // heads_here),

@@ -8,7 +8,7 @@ language model at one row. References: models.layers.gemm.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,16 +17,46 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
-from models.layers.kernels.e4m3 import Parts, parts
+from models.layers.kernels.e4m3 import Parts, parts, quantise_rows
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_lora import WITHOUT_LORA, adapters, beside_shrink
-from models.layers.kernels.gemm_operands import AddNorm, Operand, operand_of
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.launch import launch
 from models.layers.kernels.norms import sum_add_rms_norm
 from models.layers.kernels.tiled_gemm_kernel import linear_kernel
 from models.layers.lora import GemmLora
 from models.layers.quantized import GROUP, QuantizedWeight, Weight
+
+
+class _AddNorm(NamedTuple):
+    """The epilogue of a GEMM whose norm is deferred: residual and the norm's weight go in, the rest comes out."""
+
+    residual: Tensor
+    norm_weight: Tensor
+    scaled: Tensor
+    squares: Tensor
+
+
+class _Operand(NamedTuple):
+    """x as a launch reads it: rows [n, K], in e4m3 with their factors [n, 1], or with a norm before them."""
+
+    rows: Tensor
+    row_scale: Tensor | None = None
+    before: DeferredNorm | None = None
+
+
+def _operand_of(x: TileRows, *, eight_bit: bool) -> tuple[_Operand, torch.Size, torch.dtype]:
+    """x's operand, shape and dtype."""
+    plain = x.rows if isinstance(x, DeferredNorm) else x
+    if eight_bit:
+        return _Operand(*quantise_rows(x)), plain.shape, plain.dtype
+    before = x if isinstance(x, DeferredNorm) else None
+    return _Operand(_rows(plain), before=before), plain.shape, plain.dtype
+
+
+def _rows(x: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def tiled_gemm(
@@ -44,7 +74,7 @@ def tiled_gemm(
     eight_bit: x is quantised to e4m3 row by row, as the weight is already. lora: adapters that `takes_lora`.
     """
     columns = weight.shape[0] // (2 if epilogue == "silu_mul" else 1)
-    operand, shape, kind = operand_of(x, eight_bit=eight_bit)
+    operand, shape, kind = _operand_of(x, eight_bit=eight_bit)
     out = torch.empty((operand.rows.shape[0], columns), device=operand.rows.device, dtype=kind)
     _launch(operand, weight, out, columns, tile, bias=bias, epilogue=epilogue, lora=lora)
     return out.view(*shape[:-1], columns)
@@ -64,7 +94,7 @@ def split_gemm_add_norm(
     lora: GemmLora | None = None,
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm by split-K: the norm's kernel adds the `split` partial sums."""
-    operand, _, _ = operand_of(x, eight_bit=eight_bit)
+    operand, _, _ = _operand_of(x, eight_bit=eight_bit)
     width = weight.shape[0]
     split = split or default_split(width, weight.shape[1])
     partial = torch.empty((split, operand.rows.shape[0], width), device=x.device, dtype=torch.float32)
@@ -86,18 +116,18 @@ def gemm_add_deferred_norm(
     lora: GemmLora | None = None,
 ) -> tuple[DeferredNorm, Tensor]:
     """models.layers.gemm.gemm_add_norm in one kernel, with the norm's scale left to the GEMMs that read it."""
-    operand, _, kind = operand_of(x, eight_bit=eight_bit)
+    operand, _, kind = _operand_of(x, eight_bit=eight_bit)
     rows, width = operand.rows.shape[0], weight.shape[0]
     tile = tile or streaming_tile(rows)
     total, scaled = (torch.empty((rows, width), device=x.device, dtype=kind) for _ in range(2))
     squares = torch.empty((rows, width // tile.columns), device=x.device, dtype=torch.float32)
-    add = AddNorm(residual.reshape(-1, width).contiguous(), norm_weight, scaled, squares)
+    add = _AddNorm(residual.reshape(-1, width).contiguous(), norm_weight, scaled, squares)
     _launch(operand, weight, total, width, tile, bias=bias, add=add, lora=lora)
     return DeferredNorm(scaled.view(residual.shape), squares, eps), total.view(residual.shape)
 
 
 def _launch(
-    operand: Operand,
+    operand: _Operand,
     weight: Weight,
     out: Tensor,
     columns: int,
@@ -106,7 +136,7 @@ def _launch(
     split: int = 1,
     bias: Tensor | None = None,
     epilogue: Epilogue = "",
-    add: AddNorm | None = None,
+    add: _AddNorm | None = None,
     lora: GemmLora | None = None,
 ) -> None:
     x, row_scale, before = operand

@@ -2,12 +2,15 @@
 
 Patches arrive in the block order of Qwen2-VL, in which four consecutive rows make one embedding. The tower computes in
 window order: embedding rows are gathered by `window_index`, four patches at a time, and the merger's rows go back by
-`reverse_index`. A window is a run of rows, and so is a frame pair, since rows are only reordered inside a frame pair.
+`reverse_index`. A frame's embedding rows are cut into squares of `window` rows and columns from the top left; the last
+ones of a row or column are smaller. A window is a run of rows, with its own in raster order, and so is a frame pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -23,8 +26,8 @@ from models.layers.rotary import rotary_cos_sin
 from models.qwen_vl.config import VisionConfig
 from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
 from models.qwen_vl.items import grid_of
+from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v2_5.config import Qwen25VLConfig
-from models.qwen_vl.v2_5.windows import WindowedFrame, num_windows, windowed_frame
 
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
@@ -32,7 +35,39 @@ _PATCHES_PER_WINDOW = 36
 """Of pictures of at least 224 pixels a side: 9 rows and columns of embeddings make 9 windows of 36 patches on average,
 and no larger number of them makes smaller ones. More room would cost each replay further empty segments."""
 _MIN_WINDOWS = 16
+_CACHED_GRIDS = 64
 _WORDS = (torch.int64, torch.int32, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedFrame:
+    """order: int64 [units], the number in raster order of the embedding row at each place. lengths: int32 [windows],
+    patches of each. coordinates: int32 [patches, 2], row and column of the patch at each place."""
+
+    order: np.ndarray
+    lengths: np.ndarray
+    coordinates: np.ndarray
+
+
+def num_windows(rows: int, columns: int, window: int) -> int:
+    """Number of windows in a frame of `rows` x `columns` embedding rows."""
+    return -(-rows // window) * -(-columns // window)
+
+
+@lru_cache(maxsize=_CACHED_GRIDS)
+def windowed_frame(h: int, w: int, merge: int, window: int) -> WindowedFrame:
+    """Windows of a frame of h x w patches."""
+    rows, columns = h // merge, w // merge
+    raster = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
+    windows = [
+        raster[top : top + window, left : left + window].ravel()
+        for top in range(0, rows, window)
+        for left in range(0, columns, window)
+    ]
+    order = np.concatenate(windows)
+    lengths = np.array([len(part) for part in windows], dtype=np.int32) * merge**2
+    coordinates = block_coordinates(h, w, merge).reshape(-1, merge**2, 2)[order].reshape(-1, 2)
+    return WindowedFrame(order, lengths, coordinates)
 
 
 class Merger(nn.Module):

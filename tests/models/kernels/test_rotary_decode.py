@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
-from models.layers.kernels.current_kv import CurrentKV
+from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.norms import QKNorm, rms_norm
 from models.layers.rotary import rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
