@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm
-from models.layers.fused import silu_mul
 from models.layers.kernels import e4m3, gemm
 from models.layers.kernels.gemm_types import Blocks, Tile
 from models.layers.kernels.gemv import gemv
@@ -84,6 +84,13 @@ class Operands:
         return self.x.double() @ weight.dequantised(torch.float64).T
 
 
+def silu_mul(product: Tensor, kind: torch.dtype) -> Tensor:
+    """gate and up float64 [..., 2 * inner] -> silu(gate) * up, rounded where models.layers.fused.silu_mul of a product
+    in 16 bits is. In bfloat16 these roundings alone are 3.4e-3 of the result, of few values up to 6.7e-3."""
+    gate, up = product.to(kind).double().chunk(2, -1)
+    return F.silu(gate).to(kind).double() * up
+
+
 @schemes(*QUICK)
 def test_gemv(device: torch.device, scheme: Scheme) -> None:
     given = Operands(device, scheme, 1)
@@ -98,7 +105,7 @@ def test_gemv(device: torch.device, scheme: Scheme) -> None:
     expected = normed @ given.weight.dequantised(torch.float64).T + given.bias.double() + given.residual.double()
     assert relative_error(out, expected) < LIMIT
     out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True))
-    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
+    assert relative_error(out, silu_mul(given.product(given.gate_up), out.dtype)) < LIMIT
 
 
 @schemes("u4, groups of 32, zeros", "e4m3, blocks")
@@ -110,7 +117,7 @@ def test_gemv_of_chosen_experts(device: torch.device, scheme: Scheme) -> None:
     for silu in (False, True):
         out = replayed(device, lambda silu=silu: gemv(x, stack, index=index, fan_out=2, silu_mul=silu))
         expected = torch.stack([wide[int(e)] @ x[i // 2].double() for i, e in enumerate(index)])
-        assert relative_error(out, silu_mul.reference(expected) if silu else expected) < LIMIT
+        assert relative_error(out, silu_mul(expected, kind) if silu else expected) < LIMIT
 
 
 @schemes(*QUICK)
@@ -124,7 +131,7 @@ def test_tiles_with_what_stands_behind(device: torch.device, scheme: Scheme) -> 
     out = replayed(device, lambda: tiled_gemm(x, given.weight, given.bias, Tile(32, 32, 128, stages=3)))
     assert relative_error(out, product) < LIMIT
     out = replayed(device, lambda: gemm.gemm(given.x, given.gate_up, None, "silu_mul"))
-    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
+    assert relative_error(out, silu_mul(given.product(given.gate_up), out.dtype)) < LIMIT
     after = (given.residual.double(), given.norm.double(), EPS)
     expected = add_rms_norm.reference(product, *after)
     behind = given.bias, given.residual, given.norm, EPS
