@@ -160,8 +160,6 @@ def rounding_error(value: Tensor, reference: Tensor) -> float:
 
 def largest_difference(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:
     """Largest absolute difference; shapes must agree."""
-    actual, expected = (
-        torch.as_tensor(np.asarray(value.cpu() if isinstance(value, Tensor) else value)) for value in (actual, expected)
-    )
+    actual, expected = (torch.as_tensor(value).float().cpu() for value in (actual, expected))
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    return float((actual.float() - expected.float()).abs().max())
+    return float((actual - expected).abs().max())
