@@ -98,7 +98,7 @@ def _conv_kernel(
         index = row - begin + (tap - (_TAPS - 1))
         x = _conv_input(x_ptr, before, begin, index, channel[None, :], kept & known, read > 0, stride_x, C)
         weight = tl.load(weight_ptr + channel * _TAPS + tap, mask=here, other=0.0).to(tl.float32)
-        total += x.to(tl.float32) * weight[None, :]
+        total = tl.fma(x.to(tl.float32), weight[None, :], total)
     out = out_ptr + row.to(tl.int64) * C + channel[None, :]
     tl.store(out, (total * tl.sigmoid(total)).to(out_ptr.dtype.element_ty), mask=kept)
     if (first > begin) | (sequence == num_sequences):
@@ -211,9 +211,9 @@ def _taps_of(weight_ptr, channel, here):
 
 @triton.jit
 def _convolved(x0, x1, x2, x3, w0, w1, w2, w3):
-    """silu of the sum, which is added in the order of _conv_kernel."""
-    total = x0.to(tl.float32) * w0 + x1.to(tl.float32) * w1
-    total = total + x2.to(tl.float32) * w2 + x3.to(tl.float32) * w3
+    """silu of the sum, with the operations of _conv_kernel: the compiler must not choose which product is rounded."""
+    total = tl.fma(x1.to(tl.float32), w1, x0.to(tl.float32) * w0)
+    total = tl.fma(x3.to(tl.float32), w3, tl.fma(x2.to(tl.float32), w2, total))
     return (total * tl.sigmoid(total)).to(x3.dtype)
 
 
