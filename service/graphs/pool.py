@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,13 +181,6 @@ class Capture:
     its launches, which the recording tells, or as the GPU."""
 
 
-class _MemoryPool:
-    """The memory pool that the captured graphs of one stream share."""
-
-    def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
-
-
 class GraphPool:
     """Captures graphs and accounts for their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
 
@@ -196,7 +189,8 @@ class GraphPool:
         self.limit_bytes = limit_bytes
         self.graph_bytes = 0
         self.static_bytes = 0
-        self._pools: dict[torch.cuda.Stream, _MemoryPool] = {}
+        self._pools: dict[torch.cuda.Stream, Any] = {}
+        """Handle of the memory pool that the graphs of a stream share."""
         self._abandoned: list[torch.cuda.CUDAGraph] = []
         self.arrived: Callable[[], bool] | None = None
         """Whether a request has arrived for which a capture is given up; None: it is not."""
@@ -277,7 +271,7 @@ class GraphPool:
         The allocator of pinned memory cannot: it asks the graph object whether it is still capturing. So the object is
         kept alive to answer that it is not.
         """
-        handle = self._pools.pop(stream).handle
+        handle = self._pools.pop(stream)
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)
         self._abandoned.append(graph)
@@ -331,7 +325,7 @@ class GraphPool:
     ) -> tuple[torch.cuda.CUDAGraph, int, float]:
         """The graph, which writes to `outputs`, the bytes that it takes, and the seconds that its launches took."""
         stream = torch.cuda.current_stream(self.device)
-        pool = self._pools.setdefault(stream, _MemoryPool())
+        pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
         self._reserve(_num_bytes(outputs))
         torch.cuda.empty_cache()
         reserved, free = torch.cuda.memory_reserved(self.device), torch.cuda.mem_get_info(self.device)[0]
@@ -340,19 +334,18 @@ class GraphPool:
             with (
                 _no_garbage_collection(),
                 self._interruptible(recording=True),
-                torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 started = time.perf_counter()
                 for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
                 launching = time.perf_counter() - started
-        except Interrupted:
+        except (Interrupted, *CAPTURE_ERRORS) as error:
             self.static_bytes -= _num_bytes(outputs)
-            self.graph_bytes += torch.cuda.memory_reserved(self.device) - reserved  # which the next attempt will find
-            raise
-        except CAPTURE_ERRORS:
-            self.static_bytes -= _num_bytes(outputs)
-            self._abandon(stream, graph)
+            if isinstance(error, Interrupted):
+                self.graph_bytes += torch.cuda.memory_reserved(self.device) - reserved  # the pool keeps it
+            else:
+                self._abandon(stream, graph)
             raise
         torch.cuda.synchronize(self.device)
         pooled = torch.cuda.memory_reserved(self.device) - reserved
@@ -366,8 +359,8 @@ class GraphPool:
         more = peak_bytes(run, self.device)
         if self.num_bytes + more > self.limit_bytes:
             # Then it may still fit into what the pool holds for other graphs.
-            pool = self._pools.setdefault(torch.cuda.current_stream(self.device), _MemoryPool())
-            more = peak_memory(run, self.device).beyond(segments_of(pool.handle))
+            pool = self._pools.get(torch.cuda.current_stream(self.device))
+            more = peak_memory(run, self.device).beyond(segments_of(pool) if pool else ())
         if self.num_bytes + more > self.limit_bytes:
             raise CaptureError(
                 f"the graph takes up to {more} bytes, and {self.num_bytes} of the limit of {self.limit_bytes} are used",
