@@ -17,8 +17,8 @@ LAME = "lame"
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """codec and container are FFmpeg's names but for LAME; empty for raw samples of `bits`. rates: supported sample
-    rates, the default of a model that has none of them first. extension: of files, if it is not the name.
+    """codec and container are FFmpeg's names but for LAME; empty for raw samples. rates: supported sample rates, the
+    default of a model that has none of them first. bits: of a sample. extension: of files, if it is not the name.
     chat_name: in a chat request, if it is another. has_header: without one, pieces can be played as they come, and
     nothing in them says their rate."""
 
@@ -43,8 +43,8 @@ FORMATS = {
     "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
     "wav": AudioFormat("audio/wav", ALL_RATES),
     "pcm": AudioFormat("audio/pcm", ALL_RATES, chat_name="pcm16", has_header=False),
-    "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), bits=8, has_header=False),
-    "alaw": AudioFormat("audio/pcma", (G711_RATE,), bits=8, has_header=False),
+    "ulaw": AudioFormat("audio/pcmu", (G711_RATE,), "pcm_mulaw", "mulaw", bits=8, has_header=False),
+    "alaw": AudioFormat("audio/pcma", (G711_RATE,), "pcm_alaw", "alaw", bits=8, has_header=False),
 }
 NAMES = f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}"
 CHAT_FORMATS = {one.chat_name or name: name for name, one in FORMATS.items()}

@@ -70,7 +70,7 @@ class StreamingEncoder:
     def _codec(self) -> Codec | Mp3 | _Raw:
         if FORMATS[self._name].codec:
             return _codec(FORMATS[self._name], self._rate_out)
-        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"", LAWS.get(self._name))
+        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
 
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that are ready now, possibly none."""
@@ -153,46 +153,16 @@ def wav_header(sample_rate: int) -> bytes:
     return form + layout + struct.pack("<4sI", b"data", unknown)
 
 
-MU_BIAS, MU_CLIP = 132, 32_635
-
-
-def mu_law(samples: np.ndarray) -> bytes:
-    """samples: int16 [n] -> n bytes."""
-    wide = samples.astype(np.int32)
-    sign = np.where(wide < 0, 0x80, 0)
-    magnitude = np.minimum(np.abs(wide), MU_CLIP) + MU_BIAS
-    segment = np.frexp(magnitude.astype(np.float32))[1] - 8  # the highest bit: 7 to 14
-    step = (magnitude >> (segment + 3)) & 0x0F
-    return bytes((~(sign | segment << 4 | step) & 0xFF).astype(np.uint8))
-
-
-def a_law(samples: np.ndarray) -> bytes:
-    """samples: int16 [n] -> n bytes."""
-    wide = samples.astype(np.int32)
-    # Even bits are inverted; the sign bit says that a sample is not negative.
-    mask = np.where(wide < 0, 0x55, 0xD5)
-    magnitude = np.where(wide < 0, ~wide, wide) >> 3
-    segment = np.maximum(np.frexp(magnitude.astype(np.float32))[1] - 5, 0)
-    step = (magnitude >> np.maximum(segment, 1)) & 0x0F
-    return bytes(((segment << 4 | step) ^ mask).astype(np.uint8))
-
-
-LAWS = {"ulaw": mu_law, "alaw": a_law}
-"""Compression of 16-bit samples to 8 bits, by the format."""
-
-
 class _Raw:
-    """16-bit little-endian samples, or 8 bits of `law`, behind an optional header."""
+    """16-bit little-endian samples behind an optional header."""
 
-    def __init__(self, header: bytes, law: Callable[[np.ndarray], bytes] | None) -> None:
+    def __init__(self, header: bytes) -> None:
         self._pending = header
-        self._law = law
 
     def encode(self, samples: np.ndarray) -> bytes:
         header, self._pending = self._pending, b""
         scaled = samples * np.float32(32767)
-        whole = np.rint(scaled, out=scaled).astype("<i2")
-        return header + (whole.tobytes() if self._law is None else self._law(whole))
+        return header + np.rint(scaled, out=scaled).astype("<i2").tobytes()
 
     def finish(self) -> bytes:
         header, self._pending = self._pending, b""
