@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -82,7 +82,8 @@ class MetricSpec:
 
 
 def _counter(name: str, help: str, *labels: str, **values: tuple[str, ...]) -> MetricSpec:
-    return MetricSpec("counter", name, help, labels, values=values)
+    """values: the labels behind `labels`, with all their values."""
+    return MetricSpec("counter", name, help, (*labels, *values), values=values)
 
 
 def _gauge(name: str, help: str, *labels: str, of_any_process: bool = False) -> MetricSpec:
@@ -101,15 +102,11 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter(
             "admission_rejections_total",
             "Requests refused for load, by reason (in_flight, media, bytes, fetches, queue_full, queue_timeout).",
-            "endpoint",
-            "reason",
             endpoint=ENDPOINTS,
             reason=("in_flight", "media", "bytes", "fetches", "queue_full", "queue_timeout"),
         ),
         _gauge("admitted_bytes", "Bytes of request bodies, fetched and decoded media in progress."),
-        _counter(
-            "client_disconnects_total", "Requests whose client disconnected early.", "endpoint", endpoint=ENDPOINTS
-        ),
+        _counter("client_disconnects_total", "Requests whose client disconnected early.", endpoint=ENDPOINTS),
         _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
         _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
         _histogram("request_images", "Images of a request.", COUNT, "model"),
@@ -120,7 +117,6 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "engine_choices_total",
             "Requests sent to one of several engines (affinity: by their pictures or prefix; spilled: to another, "
             "as that one was full; load: to the least loaded; moved: again, after one refused them or ended).",
-            "reason",
             reason=("affinity", "spilled", "load", "moved"),
         ),
         _counter("tool_calls_total", "Tool calls in answers.", "model"),
@@ -128,7 +124,6 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "realtime_responses_total",
             "Responses of /v1/realtime, by status (completed, cancelled, failed, incomplete, refused).",
             "model",
-            "status",
             status=("completed", "cancelled", "failed", "incomplete", "refused"),
         ),
     ),
@@ -233,11 +228,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", WORK, "model"),
         _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", WORK, "model"),
         _counter(
-            "audio_streams_total",
-            "Finished live streams (underrun: true, false).",
-            "model",
-            "underrun",
-            underrun=("true", "false"),
+            "audio_streams_total", "Finished live streams (underrun: true, false).", "model", underrun=("true", "false")
         ),
         _histogram("audio_slack_seconds", "Smallest slack of any live stream, per tick.", SLACK, "model"),
         _histogram(
@@ -261,7 +252,6 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "speech_rejections_total",
             "Speech refused at admission, by reason (queue_full, first_audio, load, too_long).",
             "model",
-            "reason",
             reason=("queue_full", "first_audio", "load", "too_long"),
         ),
     ),
@@ -308,13 +298,9 @@ class Metrics:
         self._specs = {spec.name: spec for spec in SPECS}
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
         for spec in SPECS:
-            described = (f"{PREFIX}_{spec.name}", spec.help, spec.labels)
-            if spec.kind == "counter":
-                self._metrics[spec.name] = Counter(*described, registry=self.registry)
-            elif spec.kind == "gauge":
-                self._metrics[spec.name] = Gauge(*described, registry=self.registry)
-            else:
-                self._metrics[spec.name] = Histogram(*described, buckets=spec.buckets, registry=self.registry)
+            histogram = partial(Histogram, buckets=spec.buckets)
+            kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": histogram}[spec.kind]
+            self._metrics[spec.name] = kind(f"{PREFIX}_{spec.name}", spec.help, spec.labels, registry=self.registry)
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         self._engine_cpu = 0.0
