@@ -30,15 +30,14 @@ from models.layers.kernels import (
     rotary,
     varlen,
 )
-from models.layers.kernels.current_kv import CurrentKV
 from models.layers.kernels.gemm_types import Kind
+from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
 from models.layers.norms import QKNorm, RMSNorm
 from models.layers.precision import Precision
 from models.layers.quantized import QuantizedWeight, Scheme
-from models.voxcpm2.kernels import flow_solver as speech_solve
-from models.voxcpm2.kernels import step_inputs as speech_inputs
+from models.voxcpm2.kernels import step as speech_step
 from models.voxcpm2.kernels import vae
 from service.engine.chat import filter_kernels, step_kernels
 from service.engine.chat.slot_state import SlotState
@@ -340,14 +339,14 @@ def codec(rows: int, precision: Precision) -> None:
         table = empty(65, 7 * width * 54, dtype=torch.float32)
         up = empty(2 * stride, width // 2, width, dtype=dtype).permute(2, 1, 0)
         half, last = channel[: width // 2], table[:, :width, None]
-        x = vae.snake_upsample(x, channel, channel, channel, up, half, stride, last, slots, precision=precision)
+        x = vae.snake_upsample(x, channel, channel, channel, up, half, stride, (last, slots), precision=precision)
         width, channel = width // 2, half
         memory = table[:, : width * 18].unflatten(1, (width, 18))
         depthwise, pointwise = empty(width, 1, 7, dtype=torch.float32), empty(width, width, 1, dtype=dtype)
-        rest = (depthwise, channel, 3, channel, pointwise, channel, memory, slots)
+        rest = (depthwise, channel, 3, channel, pointwise, channel, (memory, slots))
         x = vae.residual_unit(x, channel, *rest, precision=precision)
     memory = table[:, : width * 6].unflatten(1, (width, 6))
-    vae.snake_samples(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], memory, slots)
+    vae.snake_samples(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], (memory, slots))
 
 
 def around_speech(rows: int) -> None:
@@ -362,16 +361,16 @@ def around_speech(rows: int) -> None:
     with META:
         frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
     slots, angles = rows_of_int64(rows), empty(8192, 64, dtype=torch.float32)
-    speech_inputs.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    speech_step.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
     noise = random.philox_normal(slots, empty(rows, dtype=torch.int32), 256).view(rows, 64, 4)
-    elementwise.concatenate(elementwise.quantize(empty(rows, 2048), 9), empty(rows, 2048))
-    flow = speech_solve.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
+    elementwise.quantize(empty(rows, 2048), 9)
+    flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
     flow.start(noise, empty(rows, 1024), empty(rows, 1024), empty(1024))
     velocity, out = empty(2 * rows, 4, 64), empty(64, 1024)
     for width in (0.1, 1.0):
         gemm.narrow_gemm(empty(8 * rows, 1024), out, empty(64))
         flow.advance(velocity, width, empty(1024))
-    speech_solve.settle(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
+    speech_step.settle(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
 
 
 def adapters(rows: int, rank: int) -> None:

@@ -36,12 +36,6 @@ def quantize(x: Tensor, scale: int) -> Tensor:
     return torch.round(torch.tanh(x) * scale) / scale
 
 
-@op(cuda="models.layers.kernels.elementwise:concatenate")
-def concatenate(a: Tensor, b: Tensor) -> Tensor:
-    """[rows, width] each -> [rows, 2 * width]."""
-    return torch.cat((a, b), dim=-1)
-
-
 @op(cuda="models.layers.kernels.rotary:rotary_dense_attention")
 def rotary_dense_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0) -> Tensor:
     """Bidirectional attention over N short sequences of equal length L, q and k rotated on the way in.

@@ -104,7 +104,7 @@ class CodecDecoder(nn.Module):
         x = self.widen(self.first(z, streams), streams)
         for block in self.blocks:
             x = block(x, streams)
-        return snake_samples(x, self.alpha, self.last.weight, self.last.bias, *memory_of(self.last, streams))
+        return snake_samples(x, self.alpha, self.last.weight, self.last.bias, memory_of(self.last, streams))
 
     def set_precision(self, precision: Precision | None) -> None:
         """Prepares loaded weights on their device, before anything is captured: "float16" copies those of the GEMMs."""

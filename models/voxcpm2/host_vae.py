@@ -13,6 +13,9 @@ from torch import Tensor
 
 from models.layers.precision import Precision
 
+Memory = tuple[Tensor, Tensor]
+"""Of a convolution: a table [slots, channels, pad], and the slots int64 [rows] that the rows of the signal continue."""
+
 
 def residual_unit_host(
     x: Tensor,
@@ -23,14 +26,13 @@ def residual_unit_host(
     alpha_out: Tensor,
     pointwise_weight: Tensor,
     pointwise_bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
     precision: Precision | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.residual_unit."""
     frames = _channels_last(x)
     pad = (depthwise_weight.shape[-1] - 1) * dilation
-    hidden = _extended_snake(frames, alpha_in, pad, memory, slots).transpose(1, 2)[:, :, None]
+    hidden = _extended_snake(frames, alpha_in, pad, memory).transpose(1, 2)[:, :, None]
     hidden = F.conv2d(hidden, depthwise_weight[:, :, None], depthwise_bias, dilation=(1, dilation), groups=x.shape[1])
     hidden = _channels_last(hidden[:, :, 0])
     _snake(hidden, alpha_out, out=hidden)
@@ -47,12 +49,11 @@ def snake_upsample_host(
     weight: Tensor,
     bias: Tensor,
     stride: int,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
     precision: Precision | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.snake_upsample."""
-    hidden = _extended_snake(torch.addcmul(shift, _channels_last(x), scale), alpha, 1, memory, slots)
+    hidden = _extended_snake(torch.addcmul(shift, _channels_last(x), scale), alpha, 1, memory)
     # The module's weight lies in memory as these rows of outputs.
     taps = weight.to(x.dtype).permute(2, 1, 0).flatten(0, 1)
     now, before = F.linear(hidden, taps).unflatten(-1, (2, stride, -1)).unbind(2)
@@ -69,14 +70,15 @@ def _snake(x: Tensor, alpha: Tensor, out: Tensor) -> None:
     torch.addcmul(x, (x * alpha).sin_().square_(), 1.0 / (alpha + 1e-9), out=out)
 
 
-def _extended_snake(x: Tensor, alpha: Tensor, pad: int, memory: Tensor | None, slots: Tensor | None) -> Tensor:
-    """vae_layers.extend_left of the snake of x [rows, T, C]; memory [slots, C, pad]."""
+def _extended_snake(x: Tensor, alpha: Tensor, pad: int, memory: Memory | None) -> Tensor:
+    """vae_layers.extend_left of the snake of x [rows, T, C]."""
     rows, length, channels = x.shape
     extended = x.new_empty((rows, pad + length, channels))
     _snake(x, alpha, extended[:, pad:])
-    if memory is None or slots is None:
+    if memory is None:
         extended[:, :pad] = 0.0
     else:
-        extended[:, :pad] = memory.index_select(0, slots).transpose(1, 2)
-        memory.index_copy_(0, slots, extended[:, length:].transpose(1, 2))
+        table, slots = memory
+        extended[:, :pad] = table.index_select(0, slots).transpose(1, 2)
+        table.index_copy_(0, slots, extended[:, length:].transpose(1, 2))
     return extended

@@ -15,7 +15,7 @@ from models.interfaces.rule import Rule
 from models.layers.adapters import Lora
 from models.layers.attention import cached_attention
 from models.layers.block import block_rules
-from models.layers.fused import concatenate, quantize
+from models.layers.fused import quantize
 from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.lora import StackLora
@@ -237,7 +237,7 @@ class VoxCPM2Network(nn.Module):
 
     def fuse(self, lm: Tensor, embeds: Tensor, lora: Lora | None = None) -> Tensor:
         """TSLM output and patch embeddings (0 at text), [n, H] each -> the RALM's input [n, H]."""
-        return self._project("fusion_concat_proj", concatenate(lm, embeds), lora)
+        return self._project("fusion_concat_proj", torch.cat((lm, embeds), dim=-1), lora)
 
     def residual(self, embeds: Tensor, batch: PagedBatch, lora: Lora | None = None) -> Tensor:
         """RALM, which has no rotation: [n, H] -> [n, H]."""

@@ -30,7 +30,7 @@ class PatchMaker:
         return make_patch(slots, self.network, self.solver, state, self.noise(*draw), lm, residual, lora)
 
 
-@op(cuda="models.voxcpm2.kernels.flow_solver:make_patch")
+@op(cuda="models.voxcpm2.kernels.step:make_patch")
 def make_patch(
     slots: Tensor,
     network: VoxCPM2Network,

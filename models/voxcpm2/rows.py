@@ -101,7 +101,7 @@ class StepInputs(NamedTuple):
         return Draw(self.seeds, self.steps)
 
 
-@op(cuda="models.voxcpm2.kernels.step_inputs:step_inputs")
+@op(cuda="models.voxcpm2.kernels.step:step_inputs")
 def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
     """Inputs of the slots' next step, for which their lengths advance."""
     rows, encoder = decode_rows(state, slots, page_size), network.feat_encoder

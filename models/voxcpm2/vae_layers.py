@@ -1,8 +1,8 @@
 """Causal convolutions of the AudioVAE with an optional streaming conv cache, so that a stream equals one pass over the
 whole signal.
 
-A convolution's cache (`memory`) is the tail of its input, kept per slot in a table [slots, channels, pad]. Without a
-table the signal starts from silence (zeros).
+A convolution's cache (`memory`) is the tail of its input, kept per slot in a table, and moves on in place. Without one
+the signal starts from silence (zeros).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.layers.op import op
 from models.layers.precision import Precision
-from models.voxcpm2.host_vae import residual_unit_host, snake_upsample_host
+from models.voxcpm2.host_vae import Memory, residual_unit_host, snake_upsample_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,17 +26,14 @@ class Streams:
     table: Tensor
     slots: Tensor
 
-    def view(self, offset: int, channels: int, pad: int) -> Tensor:
-        """[slots, channels, pad], a view into the table."""
-        return self.table[:, offset : offset + channels * pad].unflatten(1, (channels, pad))
 
-
-def extend_left(x: Tensor, pad: int, memory: Tensor | None, slots: Tensor | None) -> Tensor:
-    """x [rows, C, T] with its last `pad` earlier inputs in front; memory [slots, C, pad] moves on in place."""
-    if memory is None or slots is None:
+def extend_left(x: Tensor, pad: int, memory: Memory | None) -> Tensor:
+    """x [rows, C, T] with its last `pad` earlier inputs in front."""
+    if memory is None:
         return F.pad(x, (pad, 0))
-    extended = torch.cat((memory.index_select(0, slots), x), dim=-1)
-    memory.index_copy_(0, slots, extended[..., -pad:])
+    table, slots = memory
+    extended = torch.cat((table.index_select(0, slots), x), dim=-1)
+    table.index_copy_(0, slots, extended[..., -pad:])
     return extended
 
 
@@ -68,18 +65,17 @@ def residual_unit(
     alpha_out: Tensor,
     pointwise_weight: Tensor,
     pointwise_bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
     precision: Precision | None = None,
 ) -> Tensor:
     """x + pointwise(snake(depthwise(snake(x)))), causal; x [rows, C, T] -> like x.
 
     depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
-    snake(x), moves on in place for the rows' slots and may be a strided view. precision: that of a GPU's GEMMs, by
-    default as torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
+    snake(x) and may be a strided view. precision: that of a GPU's GEMMs, by default as
+    torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
     """
     pad = (depthwise_weight.shape[-1] - 1) * dilation
-    hidden = extend_left(snake(x, alpha_in), pad, memory, slots)
+    hidden = extend_left(snake(x, alpha_in), pad, memory)
     hidden = F.conv1d(hidden, depthwise_weight, depthwise_bias, dilation=dilation, groups=x.shape[1])
     return x + F.conv1d(snake(hidden, alpha_out), pointwise_weight.to(x.dtype), pointwise_bias)
 
@@ -90,13 +86,12 @@ def causal_conv(
     bias: Tensor,
     stride: int = 1,
     groups: int = 1,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
 ) -> Tensor:
     """x [rows, C, T] -> [rows, C_out, T / stride]; memory [slots, C, kernel - stride]."""
     pad = weight.shape[-1] - stride
     if pad:
-        x = extend_left(x, pad, memory, slots)
+        x = extend_left(x, pad, memory)
     return F.conv1d(x, weight, bias, stride=stride, groups=groups)
 
 
@@ -109,8 +104,7 @@ def snake_upsample(
     weight: Tensor,
     bias: Tensor,
     stride: int,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
     precision: Precision | None = None,
 ) -> Tensor:
     """Transposed convolution of snake(x * scale + shift), of kernel 2 * stride: x [rows, C, T], weight
@@ -120,7 +114,7 @@ def snake_upsample(
     precision as of residual_unit.
     """
     x = snake(x * scale[:, None] + shift[:, None], alpha)
-    out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight.to(x.dtype), bias, stride=stride)
+    out = F.conv_transpose1d(extend_left(x, 1, memory), weight.to(x.dtype), bias, stride=stride)
     return out[..., stride:-stride]
 
 
@@ -130,15 +124,14 @@ def snake_samples(
     alpha: Tensor,
     weight: Tensor,
     bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
+    memory: Memory | None = None,
 ) -> Tensor:
     """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
     [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""
-    return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory, slots=slots))
+    return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory))
 
 
-@op(cuda="models.voxcpm2.kernels.vae_gemm:channel_gemm")
+@op(cuda="models.voxcpm2.kernels.vae:channel_gemm")
 def channel_gemm(
     hidden: Tensor,
     weight: Tensor,
@@ -177,8 +170,7 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features))
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory, slots = memory_of(self, streams)
-        return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory, slots)
+        return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory_of(self, streams))
 
 
 class _Operand:
@@ -218,10 +210,9 @@ class SnakeUpsample(nn.Module):
         self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory, slots = memory_of(self, streams)
         weight, precision = self.operand.of(self.weight)
-        conditioned = (self.scale, self.shift, self.alpha)
-        return snake_upsample(x, *conditioned, weight, self.bias, self.stride, memory, slots, precision)
+        conditioned, memory = (self.scale, self.shift, self.alpha), memory_of(self, streams)
+        return snake_upsample(x, *conditioned, weight, self.bias, self.stride, memory, precision)
 
 
 class ResidualUnit(nn.Module):
@@ -243,7 +234,6 @@ class ResidualUnit(nn.Module):
         self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory, slots = memory_of(self, streams)
         pointwise_weight, precision = self.operand.of(self.pointwise_weight)
         return residual_unit(
             x,
@@ -254,16 +244,14 @@ class ResidualUnit(nn.Module):
             self.alpha_out,
             pointwise_weight,
             self.pointwise_bias,
-            memory,
-            slots,
+            memory_of(self, streams),
             precision,
         )
 
 
-def memory_of(
-    layer: CausalConv | SnakeUpsample | ResidualUnit, streams: Streams | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The layer's memory [slots, width, pad] and the slots of the rows; None and None without streams."""
+def memory_of(layer: CausalConv | SnakeUpsample | ResidualUnit, streams: Streams | None) -> Memory | None:
+    """The layer's memory, a view into the table; None without streams."""
     if streams is None:
-        return None, None
-    return streams.view(layer.offset, layer.width, layer.pad), streams.slots
+        return None
+    width, pad = layer.width, layer.pad
+    return streams.table[:, layer.offset : layer.offset + width * pad].unflatten(1, (width, pad)), streams.slots

@@ -1,5 +1,4 @@
-"""Gated activation, finite scalar quantization, and two tensors side by side. References: silu_mul, quantize and
-concatenate of models.layers.fused."""
+"""Gated activation and finite scalar quantization. References: silu_mul and quantize of models.layers.fused."""
 
 from __future__ import annotations
 
@@ -69,40 +68,4 @@ def quantize(x: Tensor, scale: int) -> Tensor:
     out = torch.empty_like(x)
     count = x.numel()
     launch(_quantize_kernel, (triton.cdiv(count, 512),), x, out, count, SCALE=scale, BLOCK=512, num_warps=4)
-    return out
-
-
-@triton.jit
-def _concatenate_kernel(
-    a_ptr, b_ptr, out_ptr, stride_a, stride_b, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    """One program: BLOCK columns of one row of both."""
-    release_next(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = column < WIDTH
-    out = out_ptr + row * (2 * WIDTH) + column
-    tl.store(out, tl.load(a_ptr + row * stride_a + column, mask=here), mask=here)
-    tl.store(out + WIDTH, tl.load(b_ptr + row * stride_b + column, mask=here), mask=here)
-
-
-def concatenate(a: Tensor, b: Tensor) -> Tensor:
-    """a and b [rows, width] -> [rows, 2 * width]. torch.cat is no dependent launch."""
-    rows, width = a.shape
-    if a.stride(1) != 1 or b.stride(1) != 1:
-        raise ValueError(f"concatenate: rows must be contiguous, strides {a.stride()} and {b.stride()}")
-    out = torch.empty((rows, 2 * width), device=a.device, dtype=a.dtype)
-    launch(
-        _concatenate_kernel,
-        (rows, triton.cdiv(width, 1024)),
-        a,
-        b,
-        out,
-        a.stride(0),
-        b.stride(0),
-        WIDTH=width,
-        BLOCK=1024,
-        num_warps=4,
-    )
     return out

@@ -38,22 +38,8 @@ _MOST_REGISTERS = 128
 11 of them were slower on an H100."""
 _RESERVED = 1 << 10
 """Bytes of shared memory that CUDA takes of each thread block."""
-WITHOUT_LORA = dict.fromkeys(
-    (
-        "RANK",
-        "WIDTH",
-        "A_SHARE",
-        "SECOND",
-        "THIRD",
-        "PADDED",
-        "GROUP",
-        "SHRINK_M",
-        "SHRINK_R",
-        "SHRINK_K",
-        "SHRINK_STAGES",
-    ),
-    0,
-)
+_CONSTANTS = "RANK WIDTH A_SHARE SECOND THIRD PADDED GROUP SHRINK_M SHRINK_R SHRINK_K SHRINK_STAGES"
+WITHOUT_LORA = dict.fromkeys(_CONSTANTS.split(), 0)
 """The constants of a GEMM without adapters."""
 
 

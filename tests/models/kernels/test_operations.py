@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.interfaces.resizing import bicubic_weights
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention, varlen_attention
-from models.layers.fused import concatenate, quantize, rotary_dense_attention, sigmoid_mul, silu_mul
+from models.layers.fused import quantize, rotary_dense_attention, sigmoid_mul, silu_mul
 from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
 from models.layers.gemm import gemm, gemm_add_norm, gemv, narrow_gemm
 from models.layers.kernels import (
@@ -45,7 +45,7 @@ from models.layers.packed import add_table_rows, byte_lookup, residual_layer_nor
 from models.layers.random import philox_normal
 from models.layers.resample import resample
 from models.layers.rotary import rotary_cos_sin, rotate_and_cache
-from models.voxcpm2.kernels import flow_solver, step_inputs, vae, vae_gemm
+from models.voxcpm2.kernels import step, vae
 from models.voxcpm2.vae_layers import channel_gemm, residual_unit, snake_samples, snake_upsample
 from service.engine.chat import filter_kernels, step_kernels
 from tests.models.kernels.checking import poisoned_allocations, relative_error
@@ -54,8 +54,8 @@ from tests.support.slow import slow
 TILE = Tile(16, 32, 32, warps=4, stages=2)
 EPS = 1e-5
 MODULES = (
-    elementwise, filter_kernels, flow_solver, gated_delta, gemv_kernels, latent, moe, norms, packed, paged_decode,
-    random, rotary, step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, persistent_gemm, resample_kernels,
+    elementwise, filter_kernels, gated_delta, gemv_kernels, latent, moe, norms, packed, paged_decode,
+    random, rotary, step, step_kernels, tiled_gemm, vae, varlen, persistent_gemm, resample_kernels,
 )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def unit() -> tuple[Tensor, Tensor]:
     """A residual unit, and where it leaves its stream's memory."""
     memory, x = rand(3, 32, 6), rand(2, 32, 5)
     alpha, depthwise, pointwise = rand(32).abs() + 0.5, rand(32, 1, 7), rand(32, 32, 1)
-    rest = (depthwise, rand(32), 1, alpha, pointwise, rand(32), memory, ints([2, 1]))
+    rest = (depthwise, rand(32), 1, alpha, pointwise, rand(32), (memory, ints([2, 1])))
     return residual_unit.launch(x, alpha, *rest, "ieee"), memory
 
 
@@ -305,7 +305,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "convolution and drafts": lambda: drafted("conv"),
     "gated norm": lambda: gated_norm.launch(rand(5, 4, 32), rand(5, 4 * 32 + 3)[:, :-3], rand(32), EPS),
     "quantize": lambda: quantize.launch(rand(3, w(64)), 9),
-    "concatenate": lambda: concatenate.launch(rand(3, w(64)), rand(3, w(64))),
     "layer_norm": residual_norm,
     "rotate_packed": rotated_in_place,
     "window attention": lambda: window_attention.launch(rand(8, 3 * 2 * 20), 2),

@@ -14,7 +14,7 @@ from models.layers.adapters import Lora, LoraBank, LoraLayout
 from models.layers.fused import quantize
 from models.layers.lora import LoraRows, rows_arrays
 from models.protocol import RESULT_FLAGS
-from models.voxcpm2.kernels.flow_solver import FlowTokens, settle
+from models.voxcpm2.kernels.step import FlowTokens, settle
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.patch import make_patch
 from models.voxcpm2.rows import step_inputs

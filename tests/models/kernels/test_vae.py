@@ -60,9 +60,9 @@ def check_unit(rows, width, length, dilation, device, precision, limit, tile=Non
     given = (x, alpha_in, weight, bias, dilation, alpha_out, operand(pointwise[0], precision), pointwise[1])
     arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
     wide_table = table.double()
-    expected = residual_unit.reference(*wide_in_place(*arguments), memory_of(wide_table, width, pad), slots)
+    expected = residual_unit.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, pad), slots))
     with poisoned_allocations():
-        out = residual_unit.kernel(*given, memory_of(table, width, pad), slots, precision=precision, unit_tile=tile)
+        out = residual_unit.kernel(*given, (memory_of(table, width, pad), slots), precision=precision, unit_tile=tile)
         fresh = residual_unit.kernel(*given, precision=precision, unit_tile=tile)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
@@ -81,9 +81,9 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
 
     arguments = (x, scale, shift, alpha, weight, bias, stride)
     given = (x, scale, shift, alpha, operand(weight, precision), bias, stride)
-    expected = snake_upsample.reference(*wide_in_place(*arguments), memory_of(wide_table, width, 1), slots)
+    expected = snake_upsample.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, 1), slots))
     with poisoned_allocations():
-        out = snake_upsample.kernel(*given, memory_of(table, width, 1), slots, precision=precision)
+        out = snake_upsample.kernel(*given, (memory_of(table, width, 1), slots), precision=precision)
         fresh = snake_upsample.kernel(*given, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
@@ -97,9 +97,9 @@ def check_samples(rows, width, length, device) -> None:
     slots = torch.randperm(rows + 3, device=device)[:rows]
     wide_table = table.double()
     arguments = (x, alpha, weight, bias)
-    expected = snake_samples.reference(*wide_in_place(*arguments), memory_of(wide_table, width, 6), slots)
+    expected = snake_samples.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, 6), slots))
     with poisoned_allocations():
-        out = snake_samples.kernel(*arguments, memory_of(table, width, 6), slots)
+        out = snake_samples.kernel(*arguments, (memory_of(table, width, 6), slots))
         fresh = snake_samples.kernel(*arguments)
     assert relative_error(out, expected) < 1e-6
     assert relative_error(table, wide_table) < 1e-6
@@ -156,7 +156,7 @@ def test_float16_saturates(device) -> None:
     depthwise, bias = torch.ones(32, 1, 7, device=device), torch.zeros(32, device=device)
     memory, slots = torch.zeros(1, 32, 6, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     for sign in (1, -1):
-        rest = (depthwise, bias, 1, alpha, eye, bias, memory, slots)
+        rest = (depthwise, bias, 1, alpha, eye, bias, (memory, slots))
         out = residual_unit.kernel(sign * x, alpha, *rest, precision="float16")
         torch.testing.assert_close(out, sign * (x + 65504.0))
         assert memory[0, 0, -1].item() == pytest.approx(sign * 1e6, rel=1e-5)
@@ -175,8 +175,8 @@ def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
     for dilation in (1, 9):
         given = (alpha_in, weight, bias, dilation, alpha_out, pointwise, pointwise_bias)
         whole = residual_unit.kernel(x, *given, precision=precision)
-        memory, slots = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
-        parts = [residual_unit.kernel(part, *given, memory, slots, precision=precision) for part in x.split(16, dim=-1)]
+        memory = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
+        parts = [residual_unit.kernel(part, *given, memory, precision=precision) for part in x.split(16, dim=-1)]
         torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-5, atol=1e-5)
 
 

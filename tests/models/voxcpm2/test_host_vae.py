@@ -58,8 +58,8 @@ def test_equal_to_the_reference(make, width: int, size: int, rows: int, channels
     table = torch.randn(rows + 3, 20 + width * pad)
     wide_table, slots = table.double(), torch.randperm(rows + 3)[:rows]
     memory, wide_memory = (t[:, 10 : 10 + width * pad].unflatten(1, (width, pad)) for t in (table, wide_table))
-    out = operation(x, *given, memory, slots)
-    assert error(out, operation.reference(*wide((x, *given)), wide_memory, slots)) < FLOAT32
+    out = operation(x, *given, (memory, slots))
+    assert error(out, operation.reference(*wide((x, *given)), (wide_memory, slots))) < FLOAT32
     assert error(table, wide_table) < FLOAT32
     others = [slot for slot in range(rows + 3) if slot not in slots.tolist()]
     assert torch.equal(table[others].double(), wide_table[others])
@@ -73,5 +73,5 @@ def test_a_stream_equals_one_pass(make, width: int, size: int) -> None:
     operation, given, pad = make(width, size, True)
     x, slots = torch.randn(2, width, 60), torch.tensor([2, 1])
     memory = torch.zeros(3, width, pad)
-    pieces = [operation(piece, *given, memory, slots) for piece in x.split((1, 30, 2, 27), dim=-1)]
+    pieces = [operation(piece, *given, (memory, slots)) for piece in x.split((1, 30, 2, 27), dim=-1)]
     assert error(torch.cat(pieces, dim=-1), operation(x, *given).double()) < FLOAT32
