@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -109,7 +110,9 @@ class MiniCPMVEncoder(nn.Module):
         total = int(cu_slices[-1])
         group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
-            "pixels": np.concatenate([self._patches(frame) for item in items for frame in item.frames]),
+            "pixels": np.concatenate(
+                [patch_rows(frame, self.config.vision.patch_size) for item in items for frame in item.frames]
+            ),
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
             "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
             "cu_slices": cu_slices,
@@ -122,22 +125,11 @@ class MiniCPMVEncoder(nn.Module):
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole groups, each as large as `limit` allows."""
-        slices = cumulative(item.arrays["group_sizes"])
-        patches = cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
-        borders = [0]
-        for group in range(len(slices) - 1):
-            first, end = borders[-1], group + 1
-            over = (
-                patches[end] - patches[first] > limit["patches"]
-                or slices[end] - slices[first] > limit["sequences"]
-                or end - first > limit["groups"]
-            )
-            if over and group > first:
-                borders.append(group)
-        borders.append(len(slices) - 1)
-        if len(borders) == 2:
-            return [item]
-        return [self._part(item, first, last) for first, last in pairwise(borders)]
+        sizes = item.arrays["group_sizes"]
+        patches = cumulative([rows * columns for rows, columns in self._grids([item])])[cumulative(sizes)]
+        groups = np.stack((np.diff(patches), sizes, np.ones_like(sizes)), axis=1)
+        parts = cut(groups, (limit["patches"], limit["sequences"], limit["groups"]))
+        return [item] if len(parts) == 1 else [self._part(item, first, last) for first, last in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         patches = byte_lookup(buffers["pixels"], self.byte_values[None], self.tower.patch_embedding.in_features)
@@ -152,15 +144,7 @@ class MiniCPMVEncoder(nn.Module):
         return {"embeds": embeds}
 
     def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
-        """(rows, columns) in patches of every slice."""
-        size = self.config.vision.patch_size
-        return [(frame.shape[0] // size, frame.shape[1] // size) for item in items for frame in item.frames]
-
-    def _patches(self, frame: np.ndarray) -> np.ndarray:
-        """uint8 [height, width, 3] -> [patches, values]; a row of a patch stays one run of bytes."""
-        size = self.config.vision.patch_size
-        rows, columns = frame.shape[0] // size, frame.shape[1] // size
-        return frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
+        return slice_grids(items, self.config.vision.patch_size)
 
     def _position_ids(self, rows: int, columns: int) -> np.ndarray:
         side = self.config.vision.table_side
@@ -173,8 +157,8 @@ class MiniCPMVEncoder(nn.Module):
         sizes = item.arrays["group_sizes"]
         slices = slice(int(sizes[:first].sum()), int(sizes[:last].sum()))
         frames = item.frames[slices]
-        return MediaItem(
-            kind=item.kind,
+        return replace(
+            item,
             frames=frames,
             arrays={
                 "group_sizes": sizes[first:last],
@@ -196,6 +180,27 @@ def byte_values(mean: float, std: float) -> Tensor:
 
 def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def slice_grids(items: Iterable[MediaItem], patch_size: int) -> list[tuple[int, int]]:
+    """(rows, columns) in patches of every slice."""
+    return [(frame.shape[0] // patch_size, frame.shape[1] // patch_size) for item in items for frame in item.frames]
+
+
+def patch_rows(frame: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [height, width, 3] -> [patches, values]; a row of a patch stays one run of bytes."""
+    rows, columns = frame.shape[0] // size, frame.shape[1] // size
+    return frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
+
+
+def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, end) of runs of entries, as long as the sums of their sizes [entries, kinds] stay within `limits`, but of
+    one entry at least."""
+    ends, borders = np.insert(np.cumsum(sizes, axis=0), 0, 0, axis=0), [0]
+    for entry in range(1, len(sizes)):
+        if (ends[entry + 1] - ends[borders[-1]] > limits).any():
+            borders.append(entry)
+    return list(pairwise([*borders, len(sizes)]))
 
 
 @lru_cache(maxsize=1024)

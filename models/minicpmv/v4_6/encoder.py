@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -23,7 +22,7 @@ from models.interfaces.rule import Rule
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
 from models.layers.tower import TowerBlock, run_tower
-from models.minicpmv.encoder import SLICES, byte_values, cumulative
+from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, patch_rows, slice_grids
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
 
@@ -136,15 +135,9 @@ class MiniCPMV46Encoder(nn.Module):
         """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
         slices = limit["sequences"] + limit["fine_sequences"]
         patches = min(limit["patches"], self._buckets(merge_of(item))[-1]["patches"])
-        ends = cumulative([rows * columns for rows, columns in self._grids([item])])
-        borders = [0]
-        for index in range(len(item.frames)):
-            first = borders[-1]
-            full = ends[index + 1] - ends[first] > patches or index + 1 - first > slices
-            if full and index > first:
-                borders.append(index)
-        parts = list(pairwise([*borders, len(item.frames)]))
-        return [item] if len(parts) == 1 else [self._part(item, ends, first, last) for first, last in parts]
+        lengths = np.array([rows * columns for rows, columns in self._grids([item])])
+        parts = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
+        return [item] if len(parts) == 1 else [_part(item, lengths, first, end) for first, end in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
@@ -161,28 +154,25 @@ class MiniCPMV46Encoder(nn.Module):
         return {"embeds": self.merger(hidden.view(-1, WINDOW * hidden.shape[1]))}
 
     def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
-        """(rows, columns) in patches of every slice."""
-        size = self.config.vision.patch_size
-        return [(frame.shape[0] // size, frame.shape[1] // size) for item in items for frame in item.frames]
+        return slice_grids(items, self.config.vision.patch_size)
 
     def _patches(self, frame: np.ndarray, merge: int) -> np.ndarray:
         """uint8 [height, width, 3] -> [patches, values] in the order of `window_order`."""
         size = self.config.vision.patch_size
-        rows, columns = frame.shape[0] // size, frame.shape[1] // size
-        patches = frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
-        return patches[window_order(rows, columns, merge)]
+        return patch_rows(frame, size)[window_order(frame.shape[0] // size, frame.shape[1] // size, merge)]
 
-    def _part(self, item: MediaItem, ends: np.ndarray, first: int, last: int) -> MediaItem:
-        """Slices first .. last of an item."""
-        patches = int(ends[last] - ends[first])
-        return replace(
-            item,
-            frames=item.frames[first:last],
-            num_patches=patches,
-            num_sequences=last - first,
-            num_embeds=patches // merge_of(item) ** 2,
-            digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
-        )
+
+def _part(item: MediaItem, lengths: np.ndarray, first: int, end: int) -> MediaItem:
+    """Slices first .. end of an item, whose slices have so many patches."""
+    patches = int(lengths[first:end].sum())
+    return replace(
+        item,
+        frames=item.frames[first:end],
+        num_patches=patches,
+        num_sequences=end - first,
+        num_embeds=patches // merge_of(item) ** 2,
+        digest=hashlib.sha256(item.digest + repr((first, end)).encode()).digest(),
+    )
 
 
 def merge_of(item: MediaItem) -> int:
