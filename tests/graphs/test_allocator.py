@@ -14,6 +14,7 @@ from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from service.engine.memory.memory import peak_bytes
 from service.graphs import pool as pool_module
 from service.graphs.pool import (
+    Capture,
     CaptureError,
     GraphPool,
     Interrupted,
@@ -83,10 +84,19 @@ class Work:
         return {"rows": torch.zeros(2)}
 
 
+def capture(pool: GraphPool, work: Capturable) -> Capture:
+    parts = pool.capture(work, {"rows": 1}, dict)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as made:
+            return made.value
+
+
 def captured(pool: GraphPool, work: Capturable) -> bool:
     """Whether a capture was made, not refused."""
     try:
-        deque(pool.capture(work, {"rows": 1}, dict), maxlen=0)
+        capture(pool, work)
     except CaptureError as error:
         assert error.refused
         return False
@@ -105,17 +115,17 @@ def test_a_capture_has_one_eager_run_and_few_long_replays(
     forward = work.forward
     work.forward = lambda buffers, bucket: (done.append("forward"), forward(buffers, bucket))[1]
     parts, shown = GraphPool(GPU, 300 * MIB).capture(work, {"rows": 1}, dict), list[list[str]]()
-    try:
-        while True:
+    made = None
+    while made is None:
+        try:
             next(parts)
-            shown.append(done[:])
-            done.clear()
-    except StopIteration as made:
-        capture = made.value
-    shown.append(done[:])
+        except StopIteration as stop:
+            made = stop.value
+        shown.append(done[:])
+        done.clear()
     assert shown == [["forward"], ["forward"], *[["replay"]] * replays]
-    assert capture.seconds == RouteSeconds(eager=pytest.approx(seconds), replay=pytest.approx(seconds))
-    assert capture.outputs["rows"].shape == (2,)
+    assert made.seconds == RouteSeconds(eager=pytest.approx(seconds), replay=pytest.approx(seconds))
+    assert made.outputs["rows"].shape == (2,)
 
 
 def test_segments_that_a_capture_would_reserve_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +208,36 @@ def test_on_a_gpu_captures_stay_within_the_limit() -> None:
         release_cached(device)
         taken = torch.cuda.memory_reserved(device) - before
         assert taken - SMALL_SEGMENTS <= pool.graph_bytes <= pool.limit_bytes
+
+
+class LayeredScratch(Scratch):
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        return {name: torch.nn.Identity()(value) for name, value in super().forward(buffers, bucket).items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("others", [True, False])
+def test_on_a_gpu_a_recording_that_is_given_up_is_made_again(monkeypatch: pytest.MonkeyPatch, others: bool) -> None:
+    """Whether or not there are other graphs in its memory pool."""
+    monkeypatch.setattr(pool_module, "_LOOK_EVERY", 0.0)
+    device, work = torch.device("cuda"), LayeredScratch(30, 30)
+    pool = GraphPool(device, 280 * MIB)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        release_cached(device)
+        before = torch.cuda.memory_reserved(device)
+        kept = [capture(pool, Scratch(12))] if others else []
+        parts = pool.capture(work, {"rows": 1}, dict)
+        next(parts)
+        pool.arrived = lambda: True
+        with pytest.raises(Interrupted):
+            next(parts)
+        pool.arrived = None
+        kept.append(capture(pool, work))
+        kept[-1].outputs["sums"].zero_()
+        kept[-1].replay()
+        assert kept[-1].outputs["sums"].tolist() == [2, 2]
+        release_cached(device)
+        assert torch.cuda.memory_reserved(device) - before - SMALL_SEGMENTS <= pool.graph_bytes <= pool.limit_bytes
 
 
 @pytest.mark.gpu
