@@ -11,7 +11,7 @@ from av.error import FFmpegError
 from models.interfaces.errors import InputError
 from service.media.file_formats import MATROSKA
 from service.media.messages import AudioLimits
-from service.media.resample import resample
+from service.media.reference_audio import resample
 from service.media.video_decode import open_container
 
 # Whether audio was cut short, where its container tells how much there was.

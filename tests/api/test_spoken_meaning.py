@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.media.resample import resample
+from service.media.reference_audio import resample
 from tests.api.test_meaning import SHAPES
 from tests.support.processes import ServerProcess
 from tests.support.victims import data_url

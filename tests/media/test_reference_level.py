@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.errors import InputError
-from service.media.reference_level import TARGET_LUFS, TARGET_RMS, integrated_loudness, level_reference
+from service.media.reference_audio import TARGET_LUFS, TARGET_RMS, integrated_loudness, level_reference
 
 RATE = 16_000
 

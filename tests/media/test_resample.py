@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.media.resample import resample
+from service.media.reference_audio import resample
 from tests.media.samples import tone
 
 RATES = [(44_100, 16_000), (48_000, 16_000), (24_000, 16_000), (16_000, 48_000), (8_000, 48_000), (96_000, 44_100)]

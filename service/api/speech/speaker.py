@@ -23,8 +23,7 @@ from service.api.spoken_text.markup import clean_text
 from service.api.tracing import phase
 from service.hub.catalog import HostedModel
 from service.link.messages import EncodeReference, SpeechRequest, SpeechSegment
-from service.media.reference_level import level_reference
-from service.media.resample import resample
+from service.media.reference_audio import level_reference, resample
 from service.system.concurrency import shielded
 from service.voices import (
     LONGEST_NAME,

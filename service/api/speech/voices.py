@@ -41,7 +41,7 @@ from service.api.speech.speaker import (
     spoken_text,
 )
 from service.hub.catalog import Catalog, HostedModel
-from service.media.reference_level import level_reference
+from service.media.reference_audio import level_reference
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
