@@ -21,7 +21,9 @@ import pytest
 import soundfile
 from websockets.sync.client import connect
 
+from service.api.speech import live_text
 from service.api.speech.request import RETRIES
+from service.api.spoken_text.normaliser import TextNormaliser
 from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import FORMATS
 from service.processes.server import create_server
@@ -30,7 +32,7 @@ from service.settings.settings import load_settings
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer
 from tests.support.sse import sse_events
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, wait
 
 NUMBERS = "It cost $3.50 on 2026-11-22, at 3:30 pm. Dr. Lee was 1st."
 WORDS = (
@@ -69,19 +71,33 @@ def captioned(server: RunningServer, text: str = TEXT, **fields: Any) -> tuple[n
     return np.frombuffer(audio_of(events), "<i2"), segments, events[-1]
 
 
-def written(server: RunningServer, text: str, size: int = 1000, **config: Any) -> list[Event]:
-    """What the WebSocket answers to a text in chunks, without audio."""
-    events: list[Event] = []
-    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
+def written(server: RunningServer, *chunks: str, **config: Any) -> list[Any]:
+    """What a session of the WebSocket answers to one text; bytes as they are."""
+    received: list[Any] = []
+    with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream", max_size=None) as socket:
         socket.send(json.dumps({"type": "session.config", "response_format": "pcm", **config}))
-        for start in range(0, len(text), size):
-            socket.send(json.dumps({"type": "input.text", "text": text[start : start + size]}))
+        for chunk in chunks:
+            socket.send(json.dumps({"type": "input.text", "text": chunk}))
         socket.send(json.dumps({"type": "input.done"}))
-        while not events or events[-1]["type"] != "session.done":
+        while not received or isinstance(received[-1], bytes) or received[-1]["type"] != "session.done":
             message = socket.recv(GENEROUS)
-            events += [json.loads(message)] if isinstance(message, str) else []
-            assert not events or events[-1]["type"] != "error", events[-1]
-    return events
+            received.append(message if isinstance(message, bytes) else json.loads(message))
+    return received
+
+
+def of_type(received: list[Any], kind: str) -> list[Event]:
+    return [message for message in received if isinstance(message, dict) and message["type"] == kind]
+
+
+def sounds(received: list[Any]) -> list[np.ndarray]:
+    """The samples of each audio.start."""
+    found: list[bytearray] = []
+    for message in received:
+        if isinstance(message, bytes):
+            found[-1] += message
+        elif message["type"] == "audio.start":
+            found.append(bytearray())
+    return [np.frombuffer(bytes(data), "<i2") for data in found]
 
 
 def answered(server: RunningServer, text: str, **audio: Any) -> Event:
@@ -113,14 +129,11 @@ def test_numbers_of_a_request_are_spoken_as_words(
     assert " ".join(spoken(talker)) == NUMBERS
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-def test_numbers_and_lexicons_of_a_text_that_is_being_written(
-    talking: RunningServer, talker: FakeTalker, size: int
-) -> None:
+def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningServer, talker: FakeTalker) -> None:
     for normalize, words in ((None, WORDS), (False, NUMBERS)):
-        written(talking, NUMBERS, size, normalize=normalize)
+        written(talking, *NUMBERS, normalize=normalize)
         assert " ".join(spoken(talker)) == words
-    written(talking, "We use nginx, b c and 3 GIFs.", size, lexicon={"b c": "d"})
+    written(talking, *"We use nginx, b c and 3 GIFs.", lexicon={"b c": "d"})
     assert " ".join(spoken(talker)) == "We use engine x, d and three GIFs."
 
 
@@ -342,7 +355,7 @@ def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
     assert (last["type"], last["finish_reason"]) == ("speech.audio.done", reason)
     talker.runaways = runaways
     events = written(talking, "This is the first one. And this is the next.")
-    said = [event["finish_reason"] for event in events if event["type"] == "audio.done"]
+    said = [done["finish_reason"] for done in of_type(events, "audio.done")]
     assert said == [reason, "stop"] and events[-1]["finish_reason"] == reason
     assert talker.requests[-1].retries == RETRIES
     assert counted(talking, "speech_truncated_total") - before == 2 * runaways
@@ -354,3 +367,99 @@ def test_speech_that_fails_in_its_middle_is_not_taken_for_complete(talking: Runn
     assert events[-1]["error"]["message"] == "the voice failed"
     with pytest.raises(httpx.RemoteProtocolError):
         speak(talking, f"One. Two {MUTE}.")
+
+
+# Texts that are still being written, and answers
+
+
+def test_a_pause_is_silence_in_front_of_the_next_segment(talking: RunningServer) -> None:
+    received = written(talking, *TEXT, split_granularity="sentence")
+    starts = of_type(received, "audio.start")
+    assert [start["sentence_text"] for start in starts] == [*SPOKEN, ""], "the silence behind the last has no text"
+    audio = sounds(received)
+    for samples, pause in zip(audio[:3], PAUSES, strict=False):
+        silent = round(pause * RATE)
+        assert len(samples) == silent + PATCH
+        assert not samples[:silent].any() and samples[silent:].all()
+    assert len(audio[3]) == round(PAUSES[3] * RATE) and not audio[3].any()
+    assert [done["total_bytes"] for done in of_type(received, "audio.done")] == [2 * len(samples) for samples in audio]
+    assert received[-1] == {"type": "session.done", "total_sentences": 4, "finish_reason": "stop"}
+    assert not of_type(received, "audio.segment"), "captions are not asked for"
+
+
+def test_captions_say_when_each_segment_is_heard(talking: RunningServer) -> None:
+    asked: dict[str, Any] = {"timestamp_granularities": ["segment", "word"], "speed": 2.0}
+    received = written(talking, *TEXT, split_granularity="sentence", **asked)
+    segments = of_type(received, "audio.segment")
+    half = SEGMENT / 2
+    starts = [0.25, 1.75 + half, 1.75 + 2 * half]
+    assert [segment["start"] for segment in segments] == pytest.approx(starts, abs=1 / RATE)
+    assert [segment["end"] for segment in segments] == pytest.approx([start + half for start in starts], abs=1 / RATE)
+    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [*SPOKEN, ""]
+    assert [segment["text"] for segment in segments] == SPOKEN
+    words = [[word["word"] for word in segment["words"]] for segment in segments]
+    assert words == [text.split() for text in SPOKEN]
+    kinds = [message["type"] for message in received if isinstance(message, dict)]
+    assert kinds[:3] == ["audio.start", "audio.done", "audio.segment"]
+
+
+def test_a_long_message_is_not_read_in_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sixty thousand characters of a large one take seconds."""
+    threads: dict[int, set[str]] = {}
+    feed = TextNormaliser.feed
+
+    def noted(self: TextNormaliser, text: str, *, final: bool = False) -> str:
+        threads.setdefault(len(text), set()).add(threading.current_thread().name)
+        return feed(self, text, final=final)
+
+    monkeypatch.setattr(TextNormaliser, "feed", noted)
+    monkeypatch.setattr(live_text, "SMALL_TEXT", 100)
+    short, long = "It is 5 o'clock now.", "It is 6 o'clock now. " * 10
+    written(talking, short, long)
+    (loop,) = {name for length, names in threads.items() if length < 50 for name in names if length == len(short)}
+    assert loop not in set().union(*(names for length, names in threads.items() if length > 100))
+
+
+def test_what_does_not_fit_is_named_and_the_rest_spoken(talking: RunningServer) -> None:
+    received = written(talking, "One.[pause:20s] Two. ", "Three.", split_granularity="sentence")
+    assert "at most 10 s" in of_type(received, "error")[0]["message"]
+    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == ["One.", "Two.", "Three."]
+    received = written(talking, "<speak>One.<break/>", "Two.<voice/> Three.</speak>")
+    assert "<voice> is not supported" in of_type(received, "error")[0]["message"]
+    assert of_type(received, "audio.start")[0]["sentence_text"] == "One."
+    assert received[-1]["type"] == "session.done"
+
+
+@pytest.fixture
+def most(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Characters that a text of `talking` may have."""
+    limited = talking.context.settings.model_copy(update={"max_speech_chars": 400})
+    monkeypatch.setattr(talking.context, "settings", limited)
+    return 400
+
+
+def test_numbers_cannot_make_a_text_endlessly_long(talking: RunningServer, talker: FakeTalker, most: int) -> None:
+    received = written(talking, *["777777777777777. "] * 20)
+    (error, *_) = of_type(received, "error")
+    assert error["param"] == "text" and f"more than {2 * most} characters" in error["message"]
+    said = sum(len(start["sentence_text"]) for start in of_type(received, "audio.start"))
+    assert 0 < said <= 2 * most and received[-1]["type"] == "session.done"
+    wait(lambda: talker.idle, what="the engine has nothing to do")
+
+
+def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker: FakeTalker) -> None:
+    text = "Hello nginx, dear. [pause:1.5s](so) Bye! [pause:500ms]"
+    audio = answered(talking, text)
+    assert "[pause:1.5s](so)" in audio["transcript"], "it is what the model wrote"
+    said = spoken(talker)
+    assert "pause" not in " ".join(said) and "engine x" in " ".join(said)
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(audio["data"])), dtype="int16")
+    assert len(samples) == len(said) * PATCH + 2 * rate
+    assert int((samples == 0).sum()) == 2 * rate
+    assert "unspoken" not in audio
+    assert answered(talking, "Hello 世界, 世 5.")["unspoken"] == "世界"
+
+
+@pytest.mark.usefixtures("most")
+def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(talking: RunningServer) -> None:
+    assert answered(talking, "777777777777777. " * 20)["finish_reason"] == "length"
