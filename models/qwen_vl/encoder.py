@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.interfaces.capturable import Bucket
+from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
+from models.layers.mlp import MLP
 from models.layers.one_segment import dense_buckets
-from models.layers.packed import byte_lookup
+from models.layers.packed import byte_lookup, layer_norm
 from models.qwen_vl.config import ImageSettings, VisionConfig
 from models.qwen_vl.items import grid_of
 from models.qwen_vl.patches import (
@@ -25,11 +27,29 @@ from models.qwen_vl.patches import (
 )
 
 NORM_EPS = 1e-6
+N = TypeVar("N", bound=nn.Module)
+
+
+class Merger(nn.Module, Generic[N]):
+    """Patches [P, hidden_size] -> rows [P / 4, out_features], normed before four patches become a row (the tower's last
+    norm, which the caller applies) or, with `norm_after`, behind that."""
+
+    def __init__(self, config: VisionConfig, norm: N, *, norm_after: bool = False) -> None:
+        super().__init__()
+        self.merged_size = config.hidden_size * config.merged_patches
+        self.norm, self.norm_after = norm, norm_after
+        self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, self.merged_size)
+        return self.mlp(layer_norm(rows, cast("nn.LayerNorm", self.norm)) if self.norm_after else rows)
 
 
 class PatchEncoder(nn.Module):
     """Base of the encoders. A frame pair is an attention segment; four consecutive patches make one embedding.
 
+    Buffers: pixels uint8 [patches, values], columns (channel, time, y, x); coordinates int32 [patches, 2], row and
+    column of the patch in its frame; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
     bucket_sizes: patches of the captured buckets. exact_sizes: (sequences, patches of each) with graphs of their own.
     """
 
@@ -55,6 +75,23 @@ class PatchEncoder(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
         self.register_buffer("byte_values", torch.from_numpy(byte_values(images)), persistent=False)
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        coordinates, cu_seqlens = self.coordinates(items)
+        return Plan(
+            arrays={"coordinates": coordinates, "cu_seqlens": cu_seqlens},
+            tensors=self.pixels(items),
+            fills={"cu_seqlens": float(cu_seqlens[-1])},
+            required=self.required(items),
+        )
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches = bucket["patches"]
+        return {
+            "pixels": BufferSpec((patches, self.config.patch_values), torch.uint8),
+            "coordinates": BufferSpec((patches, 2), torch.int32),
+            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+        }
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
         return required_patches(items)

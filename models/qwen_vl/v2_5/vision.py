@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.mlp import MLP
 from models.layers.norms import RMSNorm
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
-from models.qwen_vl.config import VisionConfig
-from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
 from models.qwen_vl.items import grid_of
 from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v2_5.config import Qwen25VLConfig
@@ -70,19 +68,6 @@ def windowed_frame(h: int, w: int, merge: int, window: int) -> WindowedFrame:
     return WindowedFrame(order, lengths, coordinates)
 
 
-class Merger(nn.Module):
-    """Patches [P, hidden_size] after `norm` -> embeddings [P / 4, out_features]."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.merged_size = config.hidden_size * config.merged_patches
-        self.norm = RMSNorm(config.hidden_size, NORM_EPS)
-        self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(x.view(-1, self.merged_size))
-
-
 class Qwen25VLEncoder(PatchEncoder):
     """Implements models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
 
@@ -101,7 +86,7 @@ class Qwen25VLEncoder(PatchEncoder):
             RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, NORM_EPS)
             for _ in range(vision.depth)
         )
-        self.merger = Merger(vision)
+        self.merger = Merger(vision, RMSNorm(vision.hidden_size, NORM_EPS))
 
     def align(self) -> None:
         """Pads the tower's intermediate_size to a size that GEMMs read fast. Call once after loading."""

@@ -7,6 +7,7 @@ the outputs of some blocks become features of the language model's first layers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
@@ -17,12 +18,11 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.layers.equal_segments import bounds
-from models.layers.mlp import MLP
-from models.layers.packed import add_table_rows, layer_norm
+from models.layers.packed import add_table_rows
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen_vl.config import ImageSettings
-from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
 from models.qwen_vl.items import grid_of
 from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v3.config import TowerConfig
@@ -31,29 +31,11 @@ _CACHED_GRIDS = 64
 _NEIGHBOURS = 4
 
 
-class Merger(nn.Module):
-    """Patches [P, hidden_size] -> rows [P / 4, out_features], normed before four patches become a row (the tower's last
-    norm, which its caller applies) or after (DeepStack)."""
-
-    def __init__(self, config: TowerConfig, *, norm_after: bool) -> None:
-        super().__init__()
-        vision = config.vision
-        self.block_size = vision.hidden_size * vision.merged_patches
-        self.norm = nn.LayerNorm(self.block_size if norm_after else vision.hidden_size, eps=NORM_EPS)
-        self.mlp = MLP(self.block_size, self.block_size, "gelu", out_features=vision.out_features)
-        self.norm_after = norm_after
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.view(-1, self.block_size)
-        return self.mlp(layer_norm(rows, self.norm) if self.norm_after else rows)
-
-
 class Qwen3VLEncoder(PatchEncoder):
     """Implements models.protocol.VisionEncoder.
 
-    Buffers: pixels uint8 [patches, 1536], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
-    of the patch in its frame; table_rows int32 and table_weights float32 [patches, 4], the position table's entries
-    around the patch, with weights of 0 in padding; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
+    Further buffers: table_rows int32 and table_weights float32 [patches, 4], the position table's entries around the
+    patch, with weights of 0 in padding.
     """
 
     bucket_sizes = (
@@ -75,37 +57,29 @@ class Qwen3VLEncoder(PatchEncoder):
             TowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, "gelu_tanh", NORM_EPS)
             for _ in range(vision.depth)
         )
-        self.merger = Merger(config, norm_after=False)
-        self.deepstack = nn.ModuleList(Merger(config, norm_after=True) for _ in config.deepstack)
+        self.merger = Merger(vision, nn.LayerNorm(vision.hidden_size, eps=NORM_EPS))
+        merged_size = self.merger.merged_size
+        self.deepstack = nn.ModuleList(
+            Merger(vision, nn.LayerNorm(merged_size, eps=NORM_EPS), norm_after=True) for _ in config.deepstack
+        )
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        coordinates, cu_seqlens = self.coordinates(items)
         rows, weights = [np.empty((0, _NEIGHBOURS), np.int32)], [np.empty((0, _NEIGHBOURS), np.float32)]
         for item in items:
             t, h, w = grid_of(item)
             table_rows, table_weights = table_neighbours(h, w, self.config.merge_size, self.tower.table_side)
             rows += [table_rows] * t
             weights += [table_weights] * t
-        return Plan(
-            arrays={
-                "coordinates": coordinates,
-                "table_rows": np.concatenate(rows),
-                "table_weights": np.concatenate(weights),
-                "cu_seqlens": cu_seqlens,
-            },
-            tensors=self.pixels(items),
-            fills={"cu_seqlens": float(cu_seqlens[-1])},
-            required=self.required(items),
-        )
+        tables = {"table_rows": np.concatenate(rows), "table_weights": np.concatenate(weights)}
+        plan = super().plan(items)
+        return replace(plan, arrays={**plan.arrays, **tables})
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]
         return {
-            "pixels": BufferSpec((patches, self.config.patch_values), torch.uint8),
-            "coordinates": BufferSpec((patches, 2), torch.int32),
+            **super().buffer_specs(bucket),
             "table_rows": BufferSpec((patches, _NEIGHBOURS), torch.int32),
             "table_weights": BufferSpec((patches, _NEIGHBOURS), torch.float32),
-            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
