@@ -22,7 +22,6 @@ from models.layers.kernels.elementwise import silu_mul
 from models.layers.kernels.gemm_configs import (
     active,
     config_for,
-    default_split,
     e4m3_tile,
     fitted,
     streaming_tile,
@@ -253,7 +252,7 @@ def gemm_add_norm(
         total = vector_gemm(x, weight, bias, residual=residual)
         if lora is not None:
             add_lora(total, x, lora.pair, lora.rows)
-        elif deferrable:
+        elif deferrable and norm_weight.dtype == x.dtype:
             return VectorNorm(total, norm_weight, eps), total
         return rms_norm(total, norm_weight, eps), total
     if deferrable and lora is not None and way.kernel == "cublas" and _tiled_with_lora(x, weight, lora):
@@ -270,8 +269,6 @@ def gemm_add_norm(
         made = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=way.quantises_rows, lora=lora)
         return made if deferrable else (rms_norm(made[1], norm_weight, eps), made[1])
     split = way.variant.split if way.variant is not None else None
-    if split is None and way.tile is not None:
-        split = default_split(weight.shape[0], weight.shape[1], way.tile.columns)
     return split_gemm_add_norm(
         x, weight, bias, *after, split=split, tile=way.tile, eight_bit=way.quantises_rows, lora=lora
     )

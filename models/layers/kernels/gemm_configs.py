@@ -115,8 +115,13 @@ def fitted(tile: Tile, *, gated: bool = False) -> Tile:
 
 
 def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
-    """A tile for few rows. It has 64 rows even for one, since wgmma was faster than mma on a smaller tile."""
-    return fitted(Tile(64, 32, _DEPTH, stages=6) if rows <= 64 else Tile(128, 32, _DEPTH, stages=4), gated=gated)
+    """A tile for few rows: what most shapes in the table of their number of rows take."""
+    if rows > 64:
+        return fitted(Tile(128, 32, _DEPTH, stages=4), gated=gated)
+    least = max(16, 1 << (rows - 1).bit_length())
+    return fitted(
+        Tile(least, 32, _DEPTH, stages=4) if gated else Tile(least, 64, _DEPTH, stages=6, swap=True), gated=gated
+    )
 
 
 def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
@@ -137,8 +142,7 @@ def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
     return Blocks(8 if outputs >= 16 * gpu.num_sms else 4, 256)
 
 
-def default_split(width: int, inputs: int, columns: int = 32) -> int:
+def default_split(width: int, inputs: int, columns: int) -> int:
     """Split-K partitions so that tiles of `columns` fill the GPU about once."""
-    wanted = max(1, round(current_gpu().num_sms / (width // columns)))
     splits = [split for split in range(1, 9) if inputs % (split * _DEPTH) == 0]
-    return min(splits, key=lambda split: (abs(split - wanted), split))
+    return min(splits, key=lambda split: abs(split * width // columns - current_gpu().num_sms))

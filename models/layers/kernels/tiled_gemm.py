@@ -96,7 +96,8 @@ def split_gemm_add_norm(
     """models.layers.gemm.gemm_add_norm by split-K: the norm's kernel adds the `split` partial sums."""
     operand, _, _ = _operand_of(x, eight_bit=eight_bit)
     width = weight.shape[0]
-    split = split or default_split(width, weight.shape[1])
+    tile = tile or streaming_tile(operand.rows.shape[0])
+    split = split or default_split(width, weight.shape[1], tile.columns)
     partial = torch.empty((split, operand.rows.shape[0], width), device=x.device, dtype=torch.float32)
     _launch(operand, weight, partial, width, tile, split=split, lora=lora)
     normed, total = sum_add_rms_norm(partial, bias, residual, norm_weight, eps)
