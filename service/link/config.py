@@ -46,7 +46,8 @@ PAGE_SIZE = 16
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Every setting of the engine process; service/settings/settings.py documents each where operators set it."""
+    """Every setting of the engine process. service/settings/settings.py says what those do that operators set, and what
+    None stands for."""
 
     models: tuple[ModelConfig, ...]
     device: Device = "auto"
@@ -57,20 +58,15 @@ class EngineConfig(msgspec.Struct, frozen=True):
     sharers: int = 1
     """Number of engines that share the host's processors, this one included."""
     threads: int | None = None
-    """Number of threads that compute on the host; None: engine_link.num_threads."""
     memory_share: float = 0.9
     page_size: int = PAGE_SIZE
     kv_cache_tokens: int | None = None
-    """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
     max_running: int | None = None
-    """Request slots; None: by the size of the GPU (`slots`)."""
     max_waiting: int = 256
     queue_timeout: float = 120.0
     """Seconds from when the engine has a request to its first step."""
     max_step_tokens: int = 2048
     itl_target: float | None = None
-    """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
-    0.0125 (CUDA), no limit (CPU)."""
     graphs: bool = True
     restarted: bool = False
     """Whether an earlier engine of this server was ready. Then chat becomes ready with as few captures as possible and
@@ -80,13 +76,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Whether its process stood by for an earlier engine. Then the age of the process is not part of the
     duration of the start."""
     drafts: Drafts = "off"
-    """How the next tokens of chat answers are drafted, which decode steps then verify (docs/drafts.md)."""
     draft_tokens: int = 3
-    """Drafts of a sequence in a step."""
     graph_memory: int | None = None
-    """Bytes; None: by the size of the GPU (`graph_bytes`)."""
     encoder_cache: int | None = None
-    """Bytes; None: by the size of the GPU (`encoder_cache_bytes`)."""
     gpu_bytes: int | None = None
     """Bytes of the GPU; the engine sets it (service.engine.memory.memory.with_gpu_bytes). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
@@ -96,13 +88,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     solver_steps: tuple[int, ...] = ()
     """Numbers of solver steps to capture, the first is the default; empty: the model's."""
     first_audio_target: float | None = None
-    """Seconds to the first audio; speech that would take longer is refused at admission. None: 2 (CUDA), no refusal
-    (CPU)."""
     max_speech_load: float | None = None
-    """Share of real time that the steps of all live streams may take; speech that would exceed it is refused. None:
-    0.8 (CUDA), no refusal (CPU)."""
     lora_voices: str = ""
-    """Directory of adapters, one in each folder; empty: none."""
     lora_slots: int = 32
     """Number of adapters that are on the device at a time."""
     log_level: str = "info"

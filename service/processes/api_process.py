@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import logging
 import os
@@ -20,7 +19,6 @@ from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
-from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
 from service.api.http.errors import ApiError
@@ -142,41 +140,17 @@ class SupervisorConnection:
             del self._asked[question.number]
 
 
-class SupervisedServer:
-    """The server of this process, under its supervisor, which hears when it accepts connections and replaces a process
-    that is of no more use. failed: whether that is so."""
-
-    def __init__(self, server: Server, connection: SupervisorConnection, followed: Sequence[FollowedEngine]) -> None:
-        self.failed = False
-        self._server = server
-        self._connection = connection
-        self._followed = followed
-
-    async def announce(self) -> None:
-        """Tells the supervisor once connections are accepted; ends the server if an engine cannot be started."""
-        try:
-            await self._server.wait_ready()
-        except EngineError as error:
-            self._fail(error.message)
-        else:
-            gc.freeze()  # as in service.processes.server
-            self._connection.accepts()
-
-    async def watch(self) -> None:
-        """Ends the server if the supervisor or an engine can no longer be reached."""
-        following = asyncio.create_task(self._connection.follow())
-        broken = [asyncio.create_task(engine.failed()) for engine in self._followed]
-        try:
-            await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
-            problem = next((engine.problem for engine in self._followed if engine.problem), "")
-            self._fail(problem or f"the supervisor's notices have ended: {following.exception()}")
-        finally:
-            for task in (following, *broken):
-                task.cancel()
-
-    def _fail(self, problem: str) -> None:
-        log.error("%s", problem)
-        self.failed = self._server.should_exit = True
+async def watch(server: Server, connection: SupervisorConnection, followed: Sequence[FollowedEngine]) -> None:
+    """Ends the server if the supervisor, which then replaces this process, or an engine can no longer be reached."""
+    following = asyncio.create_task(connection.follow())
+    broken = [asyncio.create_task(engine.failed()) for engine in followed]
+    try:
+        await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
+        problem = next((engine.problem for engine in followed if engine.problem), "")
+        server.fail(problem or f"the supervisor's notices have ended: {following.exception()}")
+    finally:
+        for task in (following, *broken):
+            task.cancel()
 
 
 def attached_engines(
@@ -211,10 +185,8 @@ async def serve(config: ApiConfig) -> int:
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
     server = Server(server_config(context), context, supervised=True)
-    supervised = SupervisedServer(server, connection, followed)
-    tasks = [
-        asyncio.create_task(each) for each in (supervised.watch(), supervised.announce(), connection.report_alive())
-    ]
+    work = watch(server, connection, followed), server.announce(connection.accepts), connection.report_alive()
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         row = table.row(config.index, (CONNECTIONS,))
         await server.serve([SharedListener(config.listener, server.num_connections, row)])
@@ -222,7 +194,7 @@ async def serve(config: ApiConfig) -> int:
         for task in tasks:
             task.cancel()
         control.close()
-    return 1 if supervised.failed or not server.started else 0
+    return server.status
 
 
 def _exit_with_parent() -> None:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -67,6 +67,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.context = context
         self._supervised = supervised
+        self._failed = False
         self._accepting = asyncio.Event()
 
     def num_connections(self) -> int:
@@ -94,6 +95,27 @@ class Server(uvicorn.Server):
         """Waits until requests are answered; EngineError if the engine cannot be started."""
         await self.context.engine.wait_ready()
         await self._accepting.wait()
+
+    async def announce(self, ready: Callable[[], None]) -> None:
+        """Calls `ready` once requests are answered; ends the server if the engine cannot be started."""
+        try:
+            await self.wait_ready()
+        except EngineError as error:
+            self.fail(error.message)
+        else:
+            # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
+            gc.freeze()
+            ready()
+
+    def fail(self, problem: str) -> None:
+        """Ends the server, which is of no more use."""
+        log.error("%s", problem)
+        self._failed = self.should_exit = True
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        return 1 if self._failed or not self.started else 0
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -171,30 +193,19 @@ def server_config(context: ServerContext) -> uvicorn.Config:
 async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
     """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
     server = create_server(settings, catalog, *standbys)
-    context = server.context
-    failed = False
 
-    async def announce() -> None:
-        nonlocal failed
-        try:
-            await server.wait_ready()
-        except EngineError as error:
-            log.error("%s", error.message)
-            failed = server.should_exit = True
-        else:
-            # What is loaded by now stays. To scan it in a garbage collection holds up every stream for 0.2 to 0.4 s.
-            gc.freeze()
-            state = context.engine.state
-            print_banner(catalog, state.device if state is not None else "", url_of(listener), settings.page)
+    def ready() -> None:
+        state = server.context.engine.state
+        print_banner(catalog, state.device if state is not None else "", url_of(listener), settings.page)
 
-    task = asyncio.create_task(announce())
+    task = asyncio.create_task(server.announce(ready))
     try:
         # A Ctrl-C that asyncio caught up to here cancels this task now; uvicorn would log a start that was cancelled.
         await asyncio.sleep(0)
         await server.serve([listener])
     finally:
         task.cancel()
-    return 1 if failed or not server.started else 0
+    return server.status
 
 
 def prepare_process() -> None:

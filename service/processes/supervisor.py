@@ -46,7 +46,7 @@ from service.processes.listener import url_of
 from service.processes.server import ABORT_GRACE, log_phase, print_banner
 from service.settings.settings import Settings
 from service.system.children import Silence, python_command, python_environment
-from service.system.concurrency import shielded
+from service.system.concurrency import all_results, shielded
 
 log = logging.getLogger("reprise")
 
@@ -95,12 +95,7 @@ class EngineProcesses:
 
     async def wait_ready(self) -> None:
         """Waits until all accept requests; EngineError if one cannot be started."""
-        tasks = [asyncio.ensure_future(self._wait_ready(index)) for index in range(len(self._clients))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await all_results([self._wait_ready(index) for index in range(len(self._clients))])
 
     async def _wait_ready(self, index: int) -> None:
         try:
@@ -237,13 +232,7 @@ class ApiProcesses:
 
     async def run(self) -> None:
         """Runs them until `end` was called and all have ended; StartError if the first ones cannot start."""
-        tasks = [asyncio.create_task(self._keep(index)) for index in range(self._template.processes)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_results([self._keep(index) for index in range(self._template.processes)])
 
     async def wait_accepting(self) -> None:
         """Waits until all of them accept connections."""
@@ -418,7 +407,7 @@ class Supervisor:
         self._listener = listener
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
-        self._engines = EngineProcesses(standbys, settings, metrics, kinds, self._announce)
+        self._engines = EngineProcesses(standbys, settings, metrics, kinds, lambda news: self._processes.tell(news))
         template = ApiConfig(
             index=0,
             processes=settings.num_api_processes,
@@ -473,9 +462,6 @@ class Supervisor:
     async def _wait_started(self) -> None:
         await self._engines.wait_ready()
         await self._processes.wait_accepting()
-
-    def _announce(self, news: EngineNews) -> None:
-        self._processes.tell(news)
 
     def _on_signal(self) -> None:
         """Drains all processes at the first signal; ends them at once at the second."""
