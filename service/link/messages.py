@@ -198,7 +198,7 @@ class ChatDelta(Struct, frozen=True):
     cached_tokens: int = 0
     """Prompt positions found in the prefix cache."""
     steps: StepCounts | None = None
-    """With the last delta."""
+    """So far; with the last delta, and with every one of a request that had drafts."""
     times: PhaseTimes | None = None
     """With the first delta."""
     hidden: np.ndarray | None = None

@@ -23,14 +23,18 @@ MAX_ROWS = 32
 """Batches of more rows are not drafted for: their steps compute long enough that further rows cost time."""
 NGRAM = 3
 """Prompt lookup drafts what followed the last occurrence of so many last tokens."""
+SEARCHED = 32_768
+"""The last positions, in which prompt lookup finds them: its time must not grow with the longest context."""
 NOT_ACCEPTED, NOT_DRAFTED = 2, 3
 """Second column of results, beside those of Sampling: positions that got no token."""
 
 
 def look_up(slots: Tensor, state: SlotState, count: int) -> Tensor:
     """Drafts int64 [rows, count] for the slots int64 [rows], by prompt lookup in SlotState.history; -1 for none."""
-    history, length = state.history[slots], state.ints[slots, IntColumn.LENGTH, None]
-    places = torch.arange(history.shape[1], device=slots.device)
+    length, width = state.ints[slots, IntColumn.LENGTH, None], min(state.history.shape[1], SEARCHED)
+    places = torch.arange(width, device=slots.device)
+    first = (length + 1 - width).clamp(min=0)
+    history, length = state.history[slots[:, None], first + places], length - first
     last = history.gather(1, (length - places[:NGRAM]).clamp(min=0))
     found = (places >= NGRAM - 1) & (places < length)
     for back in range(NGRAM):
@@ -146,6 +150,8 @@ def accept(sampled: Tensor, drafts: Tensor, slots: Tensor, state: SlotState, *, 
 _WEIGHT = 0.1
 _PROBE, _PROBE_STEPS = 64, 4
 """Where drafts do not pay, so many of so many steps have some, to learn whether they pay now."""
+_PLAIN = 256
+"""Where they pay, one of so many steps has none, to learn what such a step costs now."""
 _USUAL_COST = 1.25
 """Seconds of a step with drafts relative to one without, until both were measured."""
 
@@ -158,8 +164,8 @@ class DraftLength:
         self._most = most
         self._accepted = float(most)
         """Running mean of accepted drafts of a row."""
-        self._steps_without = 0
-        """Steps since they paid."""
+        self._steps_without = self._steps_with = 0
+        """Steps since they paid, and since they did not."""
 
     def choose(self, rows: int, costs: ChatCosts) -> int:
         """For a step of decode rows alone."""
@@ -167,7 +173,10 @@ class DraftLength:
             return 0
         plain, verify = costs.mean("decode", rows), costs.mean("verify", rows)
         ratio = verify / plain if plain and verify else _USUAL_COST
-        self._steps_without = 0 if 1 + self._accepted > ratio else self._steps_without + 1
+        if 1 + self._accepted > ratio:
+            self._steps_without, self._steps_with = 0, self._steps_with + 1
+            return self._most if self._steps_with % _PLAIN else 0
+        self._steps_without, self._steps_with = self._steps_without + 1, 0
         return self._most if self._steps_without % _PROBE < _PROBE_STEPS else 0
 
     def observe(self, accepted: int) -> None:

@@ -387,7 +387,7 @@ class ChatWorker:
                 deltas.append(sequence.delta(new, infos, "stop"))
                 self._requests.finish(sequence)
             elif len(generated) < sequence.max_new_tokens:
-                deltas.append(ChatDelta(sequence.request_id, new, infos, None, sequence.cached_tokens))
+                deltas.append(sequence.delta(new, infos))
             else:
                 deltas.append(sequence.delta(new, infos, "length"))
                 ended.append(sequence)
