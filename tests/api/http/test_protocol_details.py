@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import httpx
@@ -19,6 +18,7 @@ from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.api.http.openapi import render
 from service.hub.catalog import Catalog, HostedModel
 from tests.api.http.raw import GET_HEALTH, parse, read_answer, read_to_end, send
+from tests.api.test_page import Document
 from tests.support.fake_chat import fake_catalog
 from tests.support.servers import RunningServer, running_server
 
@@ -258,45 +258,27 @@ def test_null_means_left_out(server: RunningServer) -> None:
     assert post(server, **fields | {"chat_template_kwargs": {"enable_thinking": None}}).status_code == 200
 
 
-class Page(HTMLParser):
-    """Anchors, what links and loads lead to, and tags of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.targets: set[str] = set()
-        self.tags: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attributes:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("href", "src", "action", "data", "srcset"):
-                self.targets.add(value or "")
-
-
 @pytest.fixture(scope="module")
 def response(server: RunningServer) -> httpx.Response:
     return httpx.get(f"{server.url}/docs")
 
 
 @pytest.fixture(scope="module")
-def page(response: httpx.Response) -> Page:
-    return Page(response.text)
+def page(response: httpx.Response) -> Document:
+    return Document(response.text)
 
 
-def test_nothing_is_loaded_from_anywhere(response: httpx.Response, page: Page) -> None:
+def test_nothing_is_loaded_from_anywhere(response: httpx.Response, page: Document) -> None:
     assert response.status_code == 200 and response.headers["content-type"].startswith("text/html")
     assert not re.search(r"https?://|url\(|@import|//[a-z]+\.", response.text)
-    assert "script" not in page.tags
-    assert page.targets - {f"#{id}" for id in page.ids} == {"data:,", "openapi.json"}
+    assert "script" not in {tag for tag, _ in page.elements}
+    targets = {target for name in ("href", "src", "action", "data", "srcset") for target in page.values(name)}
+    assert targets - {f"#{id}" for id in page.values("id")} == {"data:,", "openapi.json"}
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
-def test_anchors_are_unique(page: Page) -> None:
-    assert len(page.ids) == len(set(page.ids))
+def test_anchors_are_unique(page: Document) -> None:
+    assert len(page.values("id")) == len(set(page.values("id")))
 
 
 def test_every_path_field_and_status_is_there(server: RunningServer, response: httpx.Response) -> None:
