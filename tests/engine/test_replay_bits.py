@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Plan
 from models.voxcpm2.model import load_model
+from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
 from service.engine.chat.inputs import required_prefill
-from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.start import engine_stream
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.layers.kv_cache import STATE_INTERVAL, PagedBatch
 from models.protocol import Decoder, Drafter
-from service.engine.chat.costs import ChatCosts
+from service.engine.chat.pacing import ChatCosts
 from service.engine.chat.slot_state import IntColumn, SlotState
 
 MAX_ROWS = 32

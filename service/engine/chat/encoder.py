@@ -17,7 +17,7 @@ from models.interfaces.media import MediaItem
 from models.layers.resample import resized
 from models.protocol import VisionEncoder
 from service.engine.chat.sequence import ChatSequence
-from service.engine.core.faults import LaunchError, repeatable_launch, with_second_try
+from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.readback import Mark, mark
 from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
@@ -349,7 +349,7 @@ class VisionStage:
 
     def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, Mark]:
         """The pass, and the mark before it."""
-        with repeatable_launch():
+        with launch_errors(RepeatableLaunchError):
             plan = self._encoder.plan([part.item for part in parts])
             begun = mark(self._context.device)
             run = self.runner.run(plan)

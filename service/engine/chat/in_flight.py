@@ -11,8 +11,7 @@ from service.engine.chat.encoder import Encoded
 from service.engine.chat.guided.guidance import MaskJob, Unread
 from service.engine.chat.pacing import ChunkBudget, ChunkWork
 from service.engine.chat.runner import PendingSampling
-from service.engine.chat.scheduler_output import Chunk
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.readback import Readback
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from models.interfaces.capturable import Bucket
-from service.engine.chat.scheduler_output import Chunk
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.chat.slot_state import SAMPLED_INTS, IntColumn
 from service.engine.core.pages import block_tables, kv_slots
 from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn

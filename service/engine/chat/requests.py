@@ -13,8 +13,7 @@ from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance
 from service.engine.chat.guided.mask_server import BROKEN, COMPLETE
 from service.engine.chat.scheduler import Scheduler
-from service.engine.chat.scheduler_output import Chunk
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.core.worker import WorkerContext
 from service.link.messages import ChatDelta, ChatRequest, Failed, Outputs, PhaseTimes, TokenInfo

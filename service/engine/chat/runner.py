@@ -15,7 +15,7 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
-from service.engine.chat.graphs import ChatGraphs, StepSizes
+from service.engine.chat.graphs import ChatGraphs, PrefillChoice, PrefillRoutes, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
     STATE_BUFFERS,
@@ -26,14 +26,12 @@ from service.engine.chat.inputs import (
     required_prefill,
 )
 from service.engine.chat.pacing import Pacing
-from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler_output import BlockAllocation, Chunk, SamplerNeeds, Step
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states
 from service.engine.chat.steps import chunk_states, decode_rows, run_chunks, with_features
 from service.engine.chat.warmup import ScratchRuns
-from service.engine.core.faults import RepeatableLaunchError, repeatable_launch, with_second_try
+from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.graphs.buffers import upload_arrays
@@ -129,7 +127,8 @@ class ChatRunner:
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
-        self.measure_cached_keys()
+        if (seconds := self._scratch.pair_seconds(self.graphs)) is not None:
+            self._routes.pair_seconds = seconds
         pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
         for size, seconds in self.graphs.verify[False].measured_seconds:
             pacing.costs.observe("verify", size, seconds.replay)
@@ -143,16 +142,11 @@ class ChatRunner:
         self.calibrate(pacing, encoder)
         return True
 
-    def measure_cached_keys(self) -> None:
-        """Measures the seconds of a pair of a query and a cached key on each route."""
-        if (seconds := self._scratch.pair_seconds(self.graphs)) is not None:
-            self._routes.pair_seconds = seconds
-
     def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one batch. embeds: the encoder outputs of an item of a sequence.
 
         Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
-        (service.engine.chat.replay_choice), or if eager execution runs out of memory; decode rows beside them are a
+        (service.engine.chat.graphs), or if eager execution runs out of memory; decode rows beside them are a
         second replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a
         row is guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run
         out of memory on every route have a second try.
@@ -194,7 +188,7 @@ class ChatRunner:
             # puts those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
             return self._sample_or_hold(step, last, route, kind)
-        with repeatable_launch():
+        with launch_errors(RepeatableLaunchError):
             prefilled = self._launch_prefill(alone, embeds, kind, choice)
         decoded = self._launch_decode(step)
         parts = [part.results for part in (decoded, prefilled) if part.results]
@@ -232,11 +226,10 @@ class ChatRunner:
 
     def _chunk_pass(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> Tensor:
         """The layers of a pass with chunks -> hidden states of the rows that end in a token."""
-        with repeatable_launch():
+        with launch_errors(RepeatableLaunchError):
             hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
-            self._routes.launched(choice)
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
         return hidden
 

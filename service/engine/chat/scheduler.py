@@ -18,8 +18,7 @@ from itertools import takewhile
 import numpy as np
 
 from service.engine.chat.pacing import ChunkBudget, chunk_tokens
-from service.engine.chat.scheduler_output import BlockAllocation, Chunk, DecodeRows, Step, sampler_needs
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.states import StatePool
 from service.engine.core.pages import Digest, PagePool, SlotPool, pages_for
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from models.layers.kv_cache import STATE_INTERVAL
-from service.engine.chat.scheduler_output import Chunk
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.pages import PagePool
 
 ROWS_EACH = 3

@@ -28,8 +28,7 @@ from service.engine.chat.pacing import ITL_TARGET, Pacing
 from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, phase_times, token_infos, with_times
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
-from service.engine.chat.scheduler_output import Step
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Step
 from service.engine.chat.slot_state import row_bytes
 from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
 from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors

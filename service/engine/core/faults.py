@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -97,11 +97,6 @@ def launch_errors(kind: type[LaunchError] = LaunchError) -> Iterator[None]:
         raise
     except _LAUNCH_ERRORS as error:
         raise kind(f"a launch failed ({type(error).__name__})") from error
-
-
-def repeatable_launch() -> AbstractContextManager[None]:
-    """As launch_errors, for a pass that commits nothing where it fails."""
-    return launch_errors(RepeatableLaunchError)
 
 
 def launch_failure(request_id: str, error: LaunchError) -> Failed:

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from models.interfaces.capturable import Bucket
@@ -40,27 +40,46 @@ class Prompts:
     captured: bool = False
 
 
-class Forecast:
-    """Seconds that steps and streams will take. buckets, prefill_tokens: batch sizes, and the limit of tokens of a
-    prefill, as in the policy. patch_seconds: audio of a patch. codec_beside: the codec runs in parallel with the next
-    step, not before it.
+@dataclass(frozen=True)
+class Policy:
+    """Limits set by the operator and by the hardware.
+
+    buckets: ascending batch sizes; the last is the largest batch.
+    max_streams: request slots. max_waiting: requests that may wait for one.
+    patch_seconds: seconds of audio of a patch.
+    first_audio_target: seconds after which a listener without audio counts as waiting in silence.
+    refuse_after: seconds; a request whose first audio is predicted to come later is refused.
+    max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
+    guard: seconds of slack never spent (transport, jitter of the host).
+    far_ahead: seconds; streams with more slack than this come after streams without a live listener.
+    prefill_tokens: prompt positions that one step computes at most. min_chunk: and of a chunk at least, where the
+        prompt has more left and cannot be replayed whole.
     """
 
+    buckets: tuple[int, ...]
+    max_streams: int
+    patch_seconds: float
+    max_waiting: int = 256
+    first_audio_target: float = 2.0
+    refuse_after: float = 2.0
+    max_load: float = 0.8
+    guard: float = 0.02
+    far_ahead: float = 2.0
+    prefill_tokens: int = 2048
+    min_chunk: int = 64
+
+
+class Forecast:
+    """Seconds that steps and streams will take. codec_beside: the codec runs in parallel with the next step, not before
+    it."""
+
     def __init__(
-        self,
-        costs: SpeechCosts,
-        captured: FindCapturedBucket,
-        *,
-        buckets: tuple[int, ...],
-        patch_seconds: float,
-        prefill_tokens: int,
-        codec_beside: bool,
+        self, costs: SpeechCosts, captured: FindCapturedBucket, policy: Policy, *, codec_beside: bool = False
     ) -> None:
         self.costs = costs
+        self.buckets = policy.buckets
         self._captured = captured
-        self.buckets = buckets
-        self._patch_seconds = patch_seconds
-        self._prefill_tokens = prefill_tokens
+        self._policy = policy
         self._codec_beside = codec_beside
         self._used_of_cap = 0.5
         """Running mean of generated patches over their cap: the expected length of a stream."""
@@ -87,10 +106,6 @@ class Forecast:
         number of solver steps."""
         return self._pass(size, decodes, bound=False)
 
-    def prefill_without_tail(self, size: PrefillSize) -> float:
-        """Expected seconds of a pass over chunks alone."""
-        return self.prefill(replace(size, emitting={}))
-
     def prefill_bound(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
         """Seconds until the audio of such a pass; rarely exceeded."""
         return self._pass(size, decodes, bound=True)
@@ -102,12 +117,14 @@ class Forecast:
     def replayable(self, stream: Stream) -> bool:
         """Whether the rest of a prompt in a pass of its own would be replayed."""
         rest = PrefillChunk.next(stream, stream.prompt_left)
-        return rest.length <= self._prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
+        return (
+            rest.length <= self._policy.prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
+        )
 
     def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
         eager one."""
-        if size.sequences >= self.buckets[-1] or size.tokens + chunk.length > self._prefill_tokens:
+        if size.sequences >= self.buckets[-1] or size.tokens + chunk.length > self._policy.prefill_tokens:
             return False
         alone = self.prefill(PrefillSize.of([chunk]))
         return self.prefill(size.with_chunk(chunk)) < self.prefill(size) + alone
@@ -171,7 +188,7 @@ class Forecast:
             for speed, next_speed in pairwise([*falling, 0.0]):
                 rows += counts[speed]
                 seconds += (speed - next_speed) * self._round(solver_steps, rows)
-        return seconds / self._patch_seconds
+        return seconds / self._policy.patch_seconds
 
     def _round(self, solver_steps: int, rows: int) -> float:
         """Seconds in which each of `rows` streams advances a patch."""
@@ -190,7 +207,9 @@ class Forecast:
         """The prompts and, behind them, what is left of a stream's."""
         last = prompts.last.with_chunk(PrefillChunk.next(stream, stream.prompt_left))
         captured = self.captured_bucket(last) is not None
-        if prompts.last.sequences and (last.tokens > self._prefill_tokens or (prompts.captured and not captured)):
+        if prompts.last.sequences and (
+            last.tokens > self._policy.prefill_tokens or (prompts.captured and not captured)
+        ):
             return self.with_prompt(Prompts(self.seconds_of(prompts)), stream)
         return Prompts(prompts.seconds, last, captured)
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket
 from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import SpeechModel
-from service.engine.core.faults import repeatable_launch, with_second_try
+from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.readback import Mark, Readback, mark
 from service.engine.core.worker import WorkerContext
-from service.engine.speech.adapters import AdapterFiles, AdapterSlots
+from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
@@ -157,9 +157,7 @@ class SpeechRunner:
         """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)
         self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
-        self.adapters = (
-            AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
-        )
+        self.adapters = None if adapters is None else adapters.slots(self.bank, self._count_load)
         make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
@@ -254,7 +252,7 @@ class SpeechRunner:
     ) -> tuple[Mark, Tensor]:
         """The mark before the pass, and its conditioning; see _run_prompts."""
         start = mark(self.device)
-        with repeatable_launch():
+        with launch_errors(RepeatableLaunchError):
             self._write_rows(
                 upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
             )
@@ -418,7 +416,3 @@ class SpeechRunner:
 
     def _bucket(self, rows: int) -> int:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
-
-
-def _no_adapter(name: str, slot: int) -> None:
-    raise AssertionError(f"adapter {name} is not there")

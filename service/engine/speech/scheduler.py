@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
 from service.engine.core.pages import PagePool
-from service.engine.speech.adapters import AdapterSlots
-from service.engine.speech.capacity import Room
-from service.engine.speech.forecast import Forecast, Prompts
+from service.engine.speech.capacity import AdapterSlots, Room
+from service.engine.speech.forecast import Forecast, Policy, Prompts
 from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
 
 
@@ -82,35 +81,6 @@ def choose_rows(
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Limits set by the operator and by the hardware.
-
-    buckets: ascending batch sizes; the last is the largest batch.
-    max_streams: request slots. max_waiting: requests that may wait for one.
-    patch_seconds: seconds of audio of a patch.
-    first_audio_target: seconds after which a listener without audio counts as waiting in silence.
-    refuse_after: seconds; a request whose first audio is predicted to come later is refused.
-    max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
-    guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: seconds; streams with more slack than this come after streams without a live listener.
-    prefill_tokens: prompt positions that one step computes at most. min_chunk: and of a chunk at least, where the
-        prompt has more left and cannot be replayed whole.
-    """
-
-    buckets: tuple[int, ...]
-    max_streams: int
-    patch_seconds: float
-    max_waiting: int = 256
-    first_audio_target: float = 2.0
-    refuse_after: float = 2.0
-    max_load: float = 0.8
-    guard: float = 0.02
-    far_ahead: float = 2.0
-    prefill_tokens: int = 2048
-    min_chunk: int = 64
-
-
-@dataclass(frozen=True)
 class Refusal:
     """Why a request is not admitted. retry_after: seconds, None where trying again would not help."""
 
@@ -166,7 +136,7 @@ class Step:
 
 
 class SpeechScheduler:
-    """Holds every stream of one model from submission to release. forecast: of the same model and limits."""
+    """Holds every stream of one model from submission to release. forecast: of the same policy."""
 
     def __init__(
         self, policy: Policy, forecast: Forecast, pages: PagePool, adapters: AdapterSlots | None = None
@@ -404,7 +374,10 @@ class SpeechScheduler:
             if length < stream.prompt_left and whole:
                 break
             forced = stream in slacks and own <= budget + policy.guard
-            while length > 0 and not forced and self._grown_bound(size, stream, length) + rounds > budget:
+            while length > 0 and not forced:
+                grown = size.with_chunk(PrefillChunk.next(stream, length))
+                if self.forecast.prefill_bound(grown) + rounds <= budget:
+                    break
                 length = length // 2 if length // 2 >= least else 0
             chunk = PrefillChunk.next(stream, length)
             if length <= 0 or (chunks and not self.forecast.joins(size, chunk)):
@@ -414,9 +387,6 @@ class SpeechScheduler:
             return None
         return self._with_decode_rows(chunks, slacks)
 
-    def _grown_bound(self, size: PrefillSize, stream: Stream, length: int) -> float:
-        return self.forecast.prefill_bound(size.with_chunk(PrefillChunk.next(stream, length)))
-
     def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
         """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
 
@@ -425,7 +395,7 @@ class SpeechScheduler:
         size = PrefillSize.of(chunks)
         if self.forecast.captured_bucket(size) is not None:
             if self._tail_costs_more(chunks):
-                return Step(tuple(chunks), (), self.forecast.prefill_without_tail(size), tail=False)
+                return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
             return Step(tuple(chunks), (), self.forecast.prefill(size))
         alone, bound = self.forecast.prefill_bound(size), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])

@@ -22,15 +22,15 @@ from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.engine.memory.memory import peak_bytes
 from service.engine.speech import warmup as scratch
-from service.engine.speech.adapters import AdapterFiles
+from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
-from service.engine.speech.forecast import Forecast
+from service.engine.speech.forecast import Forecast, Policy
 from service.engine.speech.in_flight import InFlight, Launch, Timing
 from service.engine.speech.inputs import slot_state
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import SpeechRunner
-from service.engine.speech.scheduler import BackgroundShare, Policy, SpeechScheduler, Step
+from service.engine.speech.scheduler import BackgroundShare, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
@@ -123,14 +123,8 @@ class SpeechWorker:
             max_load=config.max_speech_load or (MAX_LOAD if on_gpu else math.inf),
             prefill_tokens=config.max_step_tokens,
         )
-        self._forecast = Forecast(
-            self._costs,
-            self._runner.captured_prefill,
-            buckets=policy.buckets,
-            patch_seconds=policy.patch_seconds,
-            prefill_tokens=policy.prefill_tokens,
-            codec_beside=self._runner.codec.beside,
-        )
+        codec_beside = self._runner.codec.beside
+        self._forecast = Forecast(self._costs, self._runner.captured_prefill, policy, codec_beside=codec_beside)
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
         count = self._context.observations.count
         self._scheduler.room.on_preemption = partial(count, "speech_preemptions_total", model=self.name)

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import Decoder
-from service.engine.chat.replay_choice import CACHED_PREFILL_TOKENS, token_buckets
+from service.engine.chat.graphs import CACHED_PREFILL_TOKENS, token_buckets
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import CachedPrefillStep
 from service.graphs.buckets import fits

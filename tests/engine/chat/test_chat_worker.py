@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from service.engine.chat import runner as chat_runner
-from service.engine.chat.replay_choice import PrefillChoice, PrefillRoutes
+from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner

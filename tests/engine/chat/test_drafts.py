@@ -11,7 +11,6 @@ import torch
 
 from models.qwen_vl.v3_5.model import load_model
 from service.engine.chat import drafts as drafts_module
-from service.engine.chat.costs import ChatCosts
 from service.engine.chat.drafts import (
     MAX_ROWS,
     NOT_ACCEPTED,
@@ -21,6 +20,7 @@ from service.engine.chat.drafts import (
     drafted_state,
     look_up,
 )
+from service.engine.chat.pacing import ChatCosts
 from service.engine.chat.sampler import apply_penalties_and_filters
 from service.engine.chat.slot_state import IntColumn, SlotState
 from service.engine.chat.steps import sample_tokens

@@ -10,7 +10,7 @@ import pytest
 from service.api.structured.grammar import regex_grammar
 from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.guided import guidance
-from service.engine.chat.scheduler_output import Step
+from service.engine.chat.sequence import Step
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow

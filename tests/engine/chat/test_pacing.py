@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from service.engine.chat.costs import ChatCosts, PrefillCost
-from service.engine.chat.pacing import ChunkBudget, Gaps
-from service.engine.chat.replay_choice import CACHED_PREFILL_TOKENS
+from service.engine.chat.graphs import CACHED_PREFILL_TOKENS
+from service.engine.chat.pacing import ChatCosts, ChunkBudget, Gaps, PrefillCost
 
 SIZES = CACHED_PREFILL_TOKENS["cuda"]
 LAUNCH, TOKEN, PAIR = 1.5e-3, 6e-6, 4e-10

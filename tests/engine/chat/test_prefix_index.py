@@ -9,7 +9,7 @@ import pytest
 
 from models.interfaces.media import Prompt
 from service.engine.chat.pacing import ChunkBudget, Gaps, Pacing
-from service.engine.chat.scheduler_output import Step
+from service.engine.chat.sequence import Step
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from service.engine.chat import states
-from service.engine.chat.costs import PrefillCost
-from service.engine.chat.pacing import ChunkBudget
+from service.engine.chat.pacing import ChunkBudget, PrefillCost
 from service.engine.chat.scheduler import Scheduler
-from service.engine.chat.scheduler_output import Step
-from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.sequence import ChatSequence, Step
 from service.engine.core.pages import PagePool, SlotPool
 from service.link.messages import ChatRequest
 from service.link.sampling import SamplingParams

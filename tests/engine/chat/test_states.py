@@ -12,7 +12,7 @@ from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine.chat import runner as chat_runner
 from service.engine.chat import states as chat_states
-from service.engine.chat.scheduler_output import Step
+from service.engine.chat.sequence import Step
 from service.engine.memory import memory
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.models.families.family import FAMILIES

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.forecast import Forecast
-from service.engine.speech.scheduler import Policy, Refusal, SpeechScheduler, Step
+from service.engine.speech.forecast import Forecast, Policy
+from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
 from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream, VoicePage, replayed_cost_key
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -115,19 +115,6 @@ class Outcome:
         return sum(self.underruns)
 
 
-def forecast_of(
-    policy: Policy, costs: SpeechCosts, captured: FindCapturedBucket, *, codec_beside: bool = False
-) -> Forecast:
-    return Forecast(
-        costs,
-        captured,
-        buckets=policy.buckets,
-        patch_seconds=policy.patch_seconds,
-        prefill_tokens=policy.prefill_tokens,
-        codec_beside=codec_beside,
-    )
-
-
 class Simulation:
     """Runs a trace to its end. Stops are known one step late, as results are read."""
 
@@ -161,9 +148,7 @@ class Simulation:
         self.buckets = buckets
         self.captured = captured
         self.true = measured_costs(scale, costs)
-        self.scheduler = SpeechScheduler(
-            policy, forecast_of(policy, measured_costs(scale, costs), captured), self.pages
-        )
+        self.scheduler = SpeechScheduler(policy, Forecast(measured_costs(scale, costs), captured, policy), self.pages)
         self.random = random.Random(seed)
         self.jitter = jitter
         self.outcome = Outcome()

@@ -12,8 +12,7 @@ import pytest
 
 from models.voxcpm2.model import VoxCPM2
 from service.engine.core.pages import PagePool
-from service.engine.speech.adapters import AdapterSlots
-from service.engine.speech.capacity import Room
+from service.engine.speech.capacity import AdapterSlots, Room
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.stream import Phase, Stream, VoicePage
 from service.link.messages import Abort, SpeechAppend, SpeechRequest

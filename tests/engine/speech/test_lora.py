@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from models.interfaces.errors import CheckpointError
 from service.engine.core.pages import OutOfPages
-from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.capacity import AdapterSlots
 from service.link.messages import SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.core.pages import PagePool
-from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
+from service.engine.speech.forecast import Forecast, Policy
+from service.engine.speech.scheduler import SpeechScheduler, Step
 from service.engine.speech.stream import FindCapturedBucket, Phase, PrefillChunk, PrefillSize, Stream, VoicePage
 from tests.engine.speech.simulator import (
     BUCKETS,
@@ -22,7 +23,6 @@ from tests.engine.speech.simulator import (
     Arrival,
     Simulation,
     eager,
-    forecast_of,
     measured_costs,
     predicted_first_audio,
     replayed,
@@ -55,7 +55,7 @@ def scheduler(
 ) -> SpeechScheduler:
     settings_ = Policy(buckets=BUCKETS, max_streams=streams, patch_seconds=PATCH_SECONDS, **policy)  # type: ignore[arg-type]
     costs = measured_costs(measured=MEASURED | {"text_prefill": FUSED["text_prefill"]})
-    forecast = forecast_of(settings_, costs, captured, codec_beside=codec_beside)
+    forecast = Forecast(costs, captured, settings_, codec_beside=codec_beside)
     return SpeechScheduler(settings_, forecast, PagePool(pages + 1, page_size=16))
 
 
@@ -270,7 +270,7 @@ def fused(rows: int, steps: int = 10) -> SpeechScheduler:
     """On the measured costs of the fused kernels, with `rows` listeners who have a second of audio ahead. A decode step
     was launched last."""
     policy = Policy(buckets=FUSED_BUCKETS, max_streams=256, patch_seconds=PATCH_SECONDS)
-    forecast = forecast_of(policy, measured_costs(measured=FUSED), replayed)
+    forecast = Forecast(measured_costs(measured=FUSED), replayed, policy)
     sched = SpeechScheduler(policy, forecast, PagePool(10_001, page_size=16))
     playing(sched, rows, slack=1.0, steps=steps)
     if step := sched.next_step(100.0):
