@@ -141,8 +141,9 @@ class ChatSequence:
         return self.num_tokens - self.num_prefilled
 
     def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
-        """New tokens for the client; with a `reason` (finish_reason), the last ones."""
-        steps = self.stats.counts() if reason is not None else None
+        """New tokens for the client; with a `reason` (finish_reason), the last ones. Those with drafts may be the last
+        without one, too, by a stop string."""
+        steps = self.stats.counts() if reason is not None or self.stats.drafted else None
         return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps)
 
     def token_ids(self, start: int, end: int) -> np.ndarray:
