@@ -298,7 +298,11 @@ class Scheduler:
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
         elif self.states is not None and not failed:
-            self.index(sequence, self.states.keep_last(sequence, int(self.rows.num_keys[sequence.slot])))
+            end = self.states.keep_last(sequence, int(self.rows.num_keys[sequence.slot]))
+            self.index(sequence, end)
+            last = end // self.pages.page_size - 1
+            if end and sequence.digests[last] not in self.pages:  # Another sequence's page had it, and was evicted.
+                self.pages.index(sequence.pages[last], sequence.digests[last])
         if self.states is not None:
             self.states.release(sequence)
         del self.running[sequence.slot]
