@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import id_list, read_optional_json, sampling_defaults, stop_token_ids
+from models.checkpoints.published import (
+    id_list,
+    published_name,
+    read_optional_json,
+    sampling_defaults,
+    stop_token_ids,
+)
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -28,7 +34,6 @@ from models.interfaces.media import (
 )
 from models.interfaces.processor import ChatProcessor
 from models.interfaces.resizing import FrameResizer
-from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fit, fitted_size, load_image_settings, padded
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
@@ -36,6 +41,26 @@ from models.text.chat_template import ChatTemplate, escape_with, load_chat_templ
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from models.text.tools import escaped_tools, prompt_texts
 
+PUBLISHED_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if loop.first and message['role'] != 'system' -%}"
+    "<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>"
+    "{%- endif -%}"
+    "<|im_{{ message['role'] }}|>{{ message['role'] }}<|im_middle|>"
+    "{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}"
+    "{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' -%}<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
+    "{%- else -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "<|im_end|>"
+    "{%- endfor -%}"
+    "<|im_assistant|>assistant<|im_middle|>"
+)
+"""Renders like the published templates, for checkpoints without a template."""
+
+_TEMPERATURES = (("thinking-2506", 0.8), ("thinking", 0.6), ("instruct", 0.2))
+"""The makers' recommendations (model cards), by a part of the checkpoint's name; the first match counts."""
 _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
@@ -197,5 +222,12 @@ def load_processor(directory: Path) -> KimiVLProcessor:
         )
     generation = read_optional_json(directory, "generation_config.json")
     template = load_chat_template(directory, PUBLISHED_TEMPLATE)
-    images, recommended = load_image_settings(directory, config.vision), recommended_sampling(directory)
+    images, recommended = load_image_settings(directory, config.vision), _recommended_sampling(directory)
     return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)
+
+
+def _recommended_sampling(directory: Path) -> Mapping[str, float]:
+    """Sampling for files that name none. The files of Instruct and Thinking are alike in this respect, so the name
+    decides."""
+    name = published_name(directory).lower()
+    return next(({"temperature": temperature} for text, temperature in _TEMPERATURES if text in name), {})

@@ -16,12 +16,12 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
-from models.kimi_vl.chat import PUBLISHED_TEMPLATE
 from models.kimi_vl.pictures import ImageSettings, fit
-from models.kimi_vl.processor import KimiVLProcessor, load_processor
+from models.kimi_vl.processor import PUBLISHED_TEMPLATE, KimiVLProcessor, load_processor
 from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of
+from tests.support.slow import slow
 
 PATCH = 14
 DIRECTORY = FAMILIES["kimi_vl"].directory
@@ -62,7 +62,7 @@ def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> V
         ((1024, 1024), (66, 66), (74, 74)),
         ((1792, 1792), (64, 64), (128, 128)),
         ((1920, 1080), (48, 86), (78, 138)),
-        ((6000, 4000), (54, 80), (106, 158)),
+        slow((6000, 4000), (54, 80), (106, 158)),
         ((30, 20), (2, 4), (2, 4)),
         ((100, 7000), (500, 8), (500, 8)),
     ],
