@@ -242,10 +242,9 @@ def local_attention(sequences: int, length: int, first: int) -> None:
 
 
 def one_segment(rows: int, width: int) -> None:
-    """Heads of a single picture, lengthened for dense attention; values where they are, and lengthened too."""
+    """Heads of a single picture, lengthened for dense attention."""
     half, ends = empty(rows, width // 2, dtype=torch.float32), empty(2, dtype=torch.int32)
-    for with_values in (False, True):
-        packed.lengthen(empty(rows, 48, width), half, half, ends, with_values)
+    packed.lengthen(empty(rows, 48, width), half, half, ends)
 
 
 def vision(rows: int) -> None:

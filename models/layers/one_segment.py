@@ -35,8 +35,8 @@ WHOLE_ROWS = 64
 other sizes use attention of any lengths."""
 _HEAD_DIMS = (72, 80)
 """Measured to be faster on Hopper (benchmarks/results/kernels/attention_one_segment.json)."""
-_values_lengthened: dict[tuple[int, torch.dtype], bool | None] = {}
-"""By head dim and dtype: whether cuDNN needs values as long as keys; None if it refused both."""
+_refused: set[tuple[int, torch.dtype]] = set()
+"""Head dims and dtypes that cuDNN has refused."""
 
 
 def far(dtype: torch.dtype) -> float:
@@ -46,38 +46,33 @@ def far(dtype: torch.dtype) -> float:
 
 
 @op(cuda="models.layers.kernels.packed:lengthen")
-def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
-    """Rotated and lengthened queries and keys, and lengthened values if asked for: [2 or 3, n, heads, D + FEATURES].
+def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Rotated and lengthened queries and keys: [2, n, heads, D + FEATURES].
 
     qkv [n, 3 * heads, D]; cos and sin float32 [n, D / 2], half-split; cu_seqlens int32 [2], of one segment that starts
-    at row 0. Rows behind the segment may hold anything. Without `with_values`, their values are set to zero in place.
+    at row 0. Rows behind the segment may hold anything; their values are set to zero in place.
     """
     rows, heads, width = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     present = (torch.arange(rows, device=qkv.device) < cu_seqlens[1])[:, None, None]
     rotated = torch.where(present, rotate_half_split(qkv[:, : 2 * heads], cos, sin), 0.0)
-    out = qkv.new_zeros((3 if with_values else 2, rows, heads, width + FEATURES))
+    out = qkv.new_zeros((2, rows, heads, width + FEATURES))
     out[0, :, :, :width], out[1, :, :, :width] = rotated.chunk(2, dim=1)
     out[0, :, :, width] = torch.where(present[..., 0], 1.0, -1.0)
     out[1, :, :, width] = torch.where(present[..., 0], 0.0, -far(qkv.dtype))
-    values = torch.where(present, qkv[:, 2 * heads :], 0.0)
-    if with_values:
-        out[2, :, :, :width] = values
-    else:
-        qkv[:, 2 * heads :] = values
+    qkv[:, 2 * heads :] = torch.where(present, qkv[:, 2 * heads :], 0.0)
     return out
 
 
-def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Dense attention inside one segment, arguments as of `lengthen` -> [n, heads, D]; rows behind the segment are
     zero.
 
     On a GPU by cuDNN; RuntimeError if it refuses.
     """
     heads, width = qkv.shape[1] // 3, qkv.shape[2]
-    long = lengthen(qkv, cos, sin, cu_seqlens, with_values)
-    values = long[2] if with_values else qkv[:, 2 * heads :]
-    q, k, v = (x.transpose(0, 1)[None] for x in (long[0], long[1], values))
-    return dense(q, k, v, width**-0.5)[0].transpose(0, 1)[..., :width]
+    queries, keys = lengthen(qkv, cos, sin, cu_seqlens)
+    q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, qkv[:, 2 * heads :]))
+    return dense(q, k, v, width**-0.5)[0].transpose(0, 1)
 
 
 def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int) -> Tensor:
@@ -113,29 +108,22 @@ def _prepare(packed_heads: int, width: int, dtype: torch.dtype, device: torch.de
     first large picture comes."""
     half = torch.zeros((1, width // 2), device=device)
     ends = torch.zeros(2, dtype=torch.int32, device=device)
-    lengthen(torch.zeros((1, packed_heads, width), dtype=dtype, device=device), half, half, ends, False)
+    lengthen(torch.zeros((1, packed_heads, width), dtype=dtype, device=device), half, half, ends)
 
 
 def _dense(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor | None:
-    """attend_lengthened; None if cuDNN refuses, which the first call finds out, before any capture. qkv is still intact
-    then."""
-    key = (qkv.shape[2], qkv.dtype)
-    refusal: RuntimeError | None = None
-    for with_values in (_values_lengthened[key],) if key in _values_lengthened else (False, True):
-        if with_values is None:
-            return None
-        try:
-            attended = attend_lengthened(qkv, cos, sin, cu_seqlens, with_values)
-        except (torch.AcceleratorError, torch.OutOfMemoryError):
-            raise
-        except RuntimeError as error:
-            refusal = error
-            continue
-        _values_lengthened[key] = with_values
-        return attended
-    _values_lengthened[key] = None
-    log.warning("cuDNN does not attend to single pictures, the kernel for any lengths does: %s", refusal)
-    return None
+    """attend_lengthened; None if cuDNN refuses, which the first call finds out, before any capture. The rows of the
+    segment are still intact then."""
+    if (qkv.shape[2], qkv.dtype) in _refused:
+        return None
+    try:
+        return attend_lengthened(qkv, cos, sin, cu_seqlens)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        log.warning("cuDNN does not attend to single pictures, the kernel for any lengths does: %s", error)
+        _refused.add((qkv.shape[2], qkv.dtype))
+        return None
 
 
 def one_segment_buckets(

@@ -14,18 +14,18 @@ def allow_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the shapes allow it. PyTorch's attention on a CPU stands for cuDNN's."""
     monkeypatch.setattr(one_segment, "MIN_ROWS", 1)
     monkeypatch.setattr(one_segment, "pays", lambda *_: True)
-    monkeypatch.setattr(one_segment, "_values_lengthened", {})
+    monkeypatch.setattr(one_segment, "_refused", set())
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """allow_one_segment; gets `with_values` of each call of the dense attention."""
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """allow_one_segment; gets the rows of each call of the dense attention."""
     allow_one_segment(monkeypatch)
-    calls: list[bool] = []
+    calls: list[int] = []
 
-    def counted(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
-        calls.append(with_values)
-        return _attend(qkv, cos, sin, cu_seqlens, with_values)
+    def counted(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+        calls.append(len(qkv))
+        return _attend(qkv, cos, sin, cu_seqlens)
 
     monkeypatch.setattr(one_segment, "attend_lengthened", counted)
     return calls

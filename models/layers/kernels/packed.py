@@ -190,10 +190,9 @@ def _lengthen_kernel(
     FEATURES: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    VALUES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_H of the 3 * HEADS heads of one row. VALUES: values are copied, not set to zero in place."""
+    """One program: BLOCK_H of the 3 * HEADS heads of one row."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -206,17 +205,15 @@ def _lengthen_kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     turned = head < 2 * HEADS
     here = (head < 3 * HEADS) & wide
-    read = here & present & (turned | VALUES)
+    read = here & present & turned
     x = x_ptr + row * stride + head * HEAD + d
     first = tl.load(x, mask=read, other=0.0).to(tl.float32)
     second = tl.load(x + HALF, mask=read, other=0.0).to(tl.float32)
     kind = x_ptr.dtype.element_ty
-    if not VALUES:
-        padding = here & (head >= 2 * HEADS) & (row >= length)
-        tl.store(x, tl.zeros_like(first).to(kind), mask=padding)
-        tl.store(x + HALF, tl.zeros_like(second).to(kind), mask=padding)
-    written = here & (turned | VALUES)
-    cos, sin = tl.where(turned, cos, 1.0), tl.where(turned, sin, 0.0)
+    padding = here & (head >= 2 * HEADS) & (row >= length)
+    tl.store(x, tl.zeros_like(first).to(kind), mask=padding)
+    tl.store(x + HALF, tl.zeros_like(second).to(kind), mask=padding)
+    written = here & turned
     place = (head // HEADS * rows + row) * HEADS + head % HEADS
     out = out_ptr + place * (2 * HALF + FEATURES) + d
     tl.store(out, (first * cos - second * sin).to(kind), mask=written)
@@ -224,19 +221,18 @@ def _lengthen_kernel(
     feature = tl.arange(0, FEATURES)[None, :]
     of_query = tl.where(present, 1.0, -1.0)
     of_key = tl.where(present, 0.0, -far)
-    apart = tl.where(head < HEADS, of_query, tl.where(turned, of_key, 0.0))
+    apart = tl.where(head < HEADS, of_query, of_key)
     apart = tl.where(feature == 0, apart, 0.0)
     behind = out_ptr + place * (2 * HALF + FEATURES) + 2 * HALF + feature
-    tl.store(behind, apart.to(kind), mask=(head < 3 * HEADS) & (turned | VALUES) & (feature >= 0))
+    tl.store(behind, apart.to(kind), mask=turned & (feature >= 0))
 
 
-def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
     """qkv [n, 3 * heads, D], contiguous along D; cos and sin float32 [n, D / 2], contiguous; cu_seqlens int32 [2]."""
     rows, heads, width = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     if qkv.stride(2) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
         raise ValueError("lengthened heads: heads, cosines and sines must be contiguous")
-    shape = (3 if with_values else 2, rows, heads, width + FEATURES)
-    out = torch.empty(shape, device=qkv.device, dtype=qkv.dtype)
+    out = torch.empty((2, rows, heads, width + FEATURES), device=qkv.device, dtype=qkv.dtype)
     block_h = min(32, triton.next_power_of_2(3 * heads))
     launch(
         _lengthen_kernel,
@@ -255,7 +251,6 @@ def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_val
         FEATURES=FEATURES,
         BLOCK_D=triton.next_power_of_2(width // 2),
         BLOCK_H=block_h,
-        VALUES=with_values,
         num_warps=4,
     )
     return out

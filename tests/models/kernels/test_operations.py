@@ -308,7 +308,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "layer_norm": residual_norm,
     "rotate_packed": rotated_in_place,
     "window attention": lambda: window_attention.launch(rand(8, 3 * 2 * 20), 2),
-    "lengthened heads": lambda: lengthen.launch(rand(4, 6, 16), *rotary(), ints([0, 3], torch.int32), True),
+    "lengthened heads": lambda: lengthen.launch(rand(4, 6, 16), *rotary(), ints([0, 3], torch.int32)),
     "byte_lookup": lambda: byte_lookup.launch(ints(range(48), torch.uint8).view(2, 24), rand(3, 256)),
     "byte_lookup of one channel into wider rows": lambda: byte_lookup.launch(
         ints(range(48), torch.uint8).view(2, 24), rand(1, 256), 32

@@ -47,11 +47,10 @@ def reference(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 72, 80])
 @pytest.mark.parametrize(("rows", "padding"), [(37, 0), (37, 1), (37, 91), (1, 3), (0, 4)])
-@pytest.mark.parametrize("with_values", [False, True])
-def test_it_equals_attention_of_segments(rows, padding, width, dtype, with_values) -> None:
+def test_it_equals_attention_of_segments(rows, padding, width, dtype) -> None:
     qkv, *rest = inputs(rows, padding, width, dtype)
     expected = reference(qkv, *rest)
-    out = attend_lengthened(qkv, *rest, with_values)
+    out = attend_lengthened(qkv, *rest)
     assert out.shape == (rows + padding, HEADS, width) and out.dtype == dtype
     assert not out[rows:].any()
     if rows:
@@ -65,7 +64,7 @@ def test_the_weight_of_padding_is_nothing_even_beside_far_lower_scores(dtype) ->
     qkv[:5, :HEADS], qkv[:5, HEADS : 2 * HEADS] = 11.0, -11.0
     cos[:5], sin[:5] = 1.0, 0.0
     qkv[:5, 2 * HEADS :] = 2.0
-    out = attend_lengthened(qkv, cos, sin, ends, False)
+    out = attend_lengthened(qkv, cos, sin, ends)
     torch.testing.assert_close(out[:5], torch.full_like(out[:5], 2.0))
     assert far(dtype) == float(torch.tensor(far(dtype), dtype=dtype))
 
@@ -74,13 +73,13 @@ def test_one_segment_over_whole_rows_takes_it_and_nothing_else_does(taken) -> No
     qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
     expected = reference(qkv, cos, sin, ends)
     torch.testing.assert_close(attend_packed(qkv.clone(), (cos, sin), ends, 64).double(), expected, atol=1e-5, rtol=0)
-    assert taken == [False]
+    assert taken == [64]
     two = torch.tensor([0, 20, 50], dtype=torch.int32)
     attend_packed(qkv.clone(), (cos, sin), two, 64)
     attend_packed(qkv.clone(), (cos, sin), torch.tensor([0, 50, 50], dtype=torch.int32), 64)
     attend_packed(qkv[:63].clone(), (cos[:63], sin[:63]), ends, 64)
     attend_packed(qkv.clone(), None, ends, 64)
-    assert taken == [False]
+    assert taken == [64]
 
 
 def test_a_cpu_does_not_take_it() -> None:
@@ -88,17 +87,14 @@ def test_a_cpu_does_not_take_it() -> None:
     assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
 
 
-@pytest.mark.parametrize("accepted", [True, None])
-def test_a_refusal_falls_back_in_two_steps_and_is_logged_once(accepted, monkeypatch, caplog) -> None:
+def test_a_refusal_falls_back_and_is_logged_once(monkeypatch, caplog) -> None:
     allow_one_segment(monkeypatch)
-    tried: list[bool] = []
+    tried: list[int] = []
 
-    def refuse(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
-        tried.append(with_values)
-        lengthen(qkv, cos, sin, cu_seqlens, with_values)
-        if with_values != accepted:
-            raise RuntimeError("No available kernel. Aborting execution.")
-        return attend_lengthened(qkv, cos, sin, cu_seqlens, with_values)
+    def refuse(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+        tried.append(len(qkv))
+        lengthen(qkv, cos, sin, cu_seqlens)
+        raise RuntimeError("No available kernel. Aborting execution.")
 
     monkeypatch.setattr(one_segment, "attend_lengthened", refuse)
     qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
@@ -107,8 +103,7 @@ def test_a_refusal_falls_back_in_two_steps_and_is_logged_once(accepted, monkeypa
         for _ in range(3):
             out = attend_packed(qkv.clone(), (cos, sin), ends, 64)
             torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
-    assert tried == ([False, True, True, True] if accepted else [False, True])
-    assert len(caplog.records) == (0 if accepted else 1)
+    assert tried == [64] and len(caplog.records) == 1
 
 
 def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> None:
@@ -135,12 +130,9 @@ def test_dense_buckets_are_those_for_one_segment_and_the_exact_ones(monkeypatch)
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("width", [64, 72, 80])
-@pytest.mark.parametrize("way", [None, False, True], ids=["chosen", "values in place", "values lengthened"])
-def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtype, way, monkeypatch) -> None:
+def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtype, monkeypatch) -> None:
     """float32 is refused, and attends as before."""
     allow_one_segment(monkeypatch)
-    if way is not None:
-        monkeypatch.setattr(one_segment, "_values_lengthened", {(width, dtype): way})
     device = torch.device("cuda")
     qkv, cos, sin, ends = (x.to(device) for x in inputs(2100, 12, width, dtype))
     turned = qkv.clone()
@@ -155,11 +147,11 @@ def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtyp
     for out in (eager, replayed(device, run)):
         assert not out[2100:].any()
         assert relative_error(out[:2100], expected[:2100]) < TOLERANCE[dtype]
-    known = one_segment._values_lengthened[width, dtype]
+    refused = (width, dtype) in one_segment._refused
     if dtype == torch.float32:
-        assert known is None
+        assert refused
     elif torch.cuda.get_device_capability() == (9, 0):
-        assert known is (False if way is None else way), "cuDNN refuses what it was measured to be faster at"
+        assert not refused, "cuDNN refuses what it was measured to be faster at"
 
 
 @pytest.mark.gpu
