@@ -101,7 +101,7 @@ def tokens_to_client() -> Workload:
     processor = _chat()[0]
     assemblers = [TextAssembler(processor.detokenize, ["never said"]) for _ in range(ROWS)]
 
-    decoder = wire.outputs_decoder()
+    decoder: wire.MessageDecoder[Outputs] = wire.MessageDecoder(Outputs)
 
     def deliver() -> None:
         deltas = tuple(ChatDelta(str(row), (300 + row,)) for row in range(ROWS))

@@ -88,7 +88,7 @@ class EngineSocket:
         A message is read in the turn of the event loop in which it arrives. zmq.asyncio would need several futures and
         callbacks per message, and a waiting task one more turn.
         """
-        decoder = wire.outputs_decoder()
+        decoder: wire.MessageDecoder[Outputs] = wire.MessageDecoder(Outputs)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 

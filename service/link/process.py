@@ -93,7 +93,7 @@ class EngineChannel:
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 1000)):
             self._socket.setsockopt(option, value)
         self._socket.bind(address)
-        self._decoder = wire.command_decoder()
+        self._decoder: wire.MessageDecoder[Command] = wire.MessageDecoder(Command)
         self._commands: list[Command] = []
         """Commands that were received but not returned yet."""
         self._owners: dict[str, str] = {}

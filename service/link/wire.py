@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from service.link.messages import Command, Outputs
-
 Frame = bytes | bytearray | memoryview
 
 DTYPES = frozenset({"bool", "uint8", "int16", "int32", "int64", "float16", "float32"})
@@ -95,11 +93,3 @@ class MessageDecoder(Generic[Message]):
         array = np.frombuffer(frame, dtype=dtype).reshape(header.shape)
         array.flags.writeable = False
         return array
-
-
-def command_decoder() -> MessageDecoder[Command]:
-    return MessageDecoder(Command)
-
-
-def outputs_decoder() -> MessageDecoder[Outputs]:
-    return MessageDecoder(Outputs)

@@ -27,7 +27,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     far = context.socket(zmq.DEALER)  # one that need not name its only peer, as a ROUTER would
     far.bind(address)
     assert far.poll(GENEROUS * 1000)
-    assert isinstance(wire.command_decoder().decode(far.recv_multipart()), Attach)
+    assert isinstance(wire.MessageDecoder(Command).decode(far.recv_multipart()), Attach)
     yield near, far
     near.close()
     far.close(linger=0)
@@ -40,7 +40,7 @@ def reference(values: int) -> EncodeReference:
 
 async def received(far: zmq.Socket) -> Command:
     assert await asyncio.to_thread(far.poll, GENEROUS * 1000)
-    return wire.command_decoder().decode(far.recv_multipart())
+    return wire.MessageDecoder(Command).decode(far.recv_multipart())
 
 
 @pytest.mark.parametrize("values", [10, 1 << 19])

@@ -19,6 +19,7 @@ from service.link.messages import (
     Abort,
     ChatDelta,
     ChatRequest,
+    Command,
     EncodeReference,
     EngineState,
     Failed,
@@ -90,19 +91,19 @@ def _sent(frames: list[wire.Frame]) -> list[bytes]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_commands_round_trip(command: Any) -> None:
-    _assert_equal(wire.command_decoder().decode(_sent(wire.encode(command))), command)
+    _assert_equal(wire.MessageDecoder(Command).decode(_sent(wire.encode(command))), command)
 
 
 @pytest.mark.parametrize("message", OUTPUTS, ids=["nothing", "everything"])
 def test_outputs_round_trip(message: Outputs) -> None:
-    _assert_equal(wire.outputs_decoder().decode(_sent(wire.encode(message))), message)
+    _assert_equal(wire.MessageDecoder(Outputs).decode(_sent(wire.encode(message))), message)
 
 
 @given(arrays)
 @settings(max_examples=60, deadline=None)
 def test_arrays_keep_their_bits_and_arrive_read_only(array: np.ndarray) -> None:
     message = Outputs(encoded=(ReferenceEncoded("r", array),))
-    received = wire.outputs_decoder().decode(_sent(wire.encode(message))).encoded[0].patches
+    received = wire.MessageDecoder(Outputs).decode(_sent(wire.encode(message))).encoded[0].patches
     assert received.tobytes() == array.tobytes()
     assert received.dtype == array.dtype and received.shape == array.shape
     assert not received.flags.writeable
@@ -112,14 +113,14 @@ def test_contiguous_arrays_are_not_copied() -> None:
     array = np.arange(12, dtype=np.float32)
     frames = wire.encode(Outputs(speech=(SpeechDelta("r", array, 0),)))
     assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float32), array)
-    received = wire.outputs_decoder().decode(frames).speech[0].audio
+    received = wire.MessageDecoder(Outputs).decode(frames).speech[0].audio
     assert np.shares_memory(received, array)
 
 
 def test_strided_arrays_arrive_in_order() -> None:
     array = np.arange(24, dtype=np.int32).reshape(4, 6)[:, ::2]
     message = Outputs(encoded=(ReferenceEncoded("r", array),))
-    received = wire.outputs_decoder().decode(_sent(wire.encode(message))).encoded[0].patches
+    received = wire.MessageDecoder(Outputs).decode(_sent(wire.encode(message))).encoded[0].patches
     np.testing.assert_array_equal(received, array)
 
 
@@ -146,10 +147,10 @@ def test_headers_that_lie_are_refused(header: Any, frames: list[bytes]) -> None:
         {"type": "Outputs", "encoded": [{"type": "ReferenceEncoded", "request_id": "r", "patches": header}]}
     )
     with pytest.raises(wire.WireError):
-        wire.outputs_decoder().decode([body, *frames])
+        wire.MessageDecoder(Outputs).decode([body, *frames])
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [msgspec.msgpack.encode({"type": "Pickle"})]])
 def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
     with pytest.raises(wire.WireError):
-        wire.command_decoder().decode(frames)
+        wire.MessageDecoder(Command).decode(frames)
