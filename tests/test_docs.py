@@ -18,13 +18,13 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from fastapi.routing import APIRoute
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from deploy.documents import DOCS, PAGES
@@ -43,7 +43,7 @@ from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech.schema import SpeechRequestBody, VoiceUpload
 from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
-from service.cli.bench import command as bench
+from service.cli.bench.command import bench
 from service.cli.main import app
 from service.graphs.observations import EagerReason
 from service.media.audio_formats import CHAT_FORMATS, FORMATS
@@ -55,8 +55,8 @@ from tests.support.slow import slow
 
 ADDRESS = "127.0.0.1:8000"
 EXAMPLE_SECONDS = 600
-BENCH_OPTIONS = (bench.Options, bench.chat, bench.speech)
-"""What takes the options of `reprise bench`."""
+LOADS = get_command(bench)
+BENCH_FLAGS = {flag.lstrip("-") for load in LOADS.commands.values() for option in load.params for flag in option.opts}
 CODE = [
     path.relative_to(ROOT)
     for folder in ("models", "service", "benchmarks", "deploy", "tests")
@@ -246,7 +246,7 @@ def test_what_is_named_exists(document: Path) -> None:
     flags = set(re.findall(r"`(?:reprise serve )?--([a-z][a-z-]+)", BLOCK.sub("", text)))
     others = {"config", "print-config", "dry-run", "gpu-memory", "help", "version"}
     others |= {"url", "key", "local", "out", "json"}
-    others |= {name.replace("_", "-") for load in BENCH_OPTIONS for name in signature(load).parameters}
+    others |= BENCH_FLAGS
     settings = {name.replace("_", "-") for name in Settings.model_fields}
     assert {flag.removeprefix("no-") for flag in flags} <= settings | others
     variables = set(re.findall(rf"\b{ENV_PREFIX}([A-Z_]+)\b", text))
@@ -296,9 +296,10 @@ def error_codes(call: ast.Call) -> set[str]:
 
 @pytest.mark.parametrize("page", ["architecture.md", "routes.md", "models/adding.md"])
 def test_names_of_code_exist(page: str) -> None:
-    """Every longer word in backquotes on a page about the code is one of the code, of a file's name, or a metric."""
+    """Every longer word in backquotes on a page about the code is one of the code, a file, a result or a metric."""
     code = " ".join([*map(str, CODE), *((ROOT / path).read_text() for path in CODE)])
     known = set(re.findall(r"\w+", code)) | {f"{PREFIX}_{spec.name}" for spec in SPECS} | {"docs"}
+    known |= {path.stem for path in (ROOT / "benchmarks/results").glob("*.json")}
     quoted = re.findall(r"`([^`\n]+)`", BLOCK.sub("", (DOCS / page).read_text()))
     named = {word for text in quoted for word in re.findall(r"[A-Za-z_]\w{3,}", text)}
     assert len(named) > 30
