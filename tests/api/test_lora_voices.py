@@ -142,7 +142,8 @@ def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path) -> None:
         lora_voices(settings, load_catalog(settings), ())
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dry_run", "server"])
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [False, True], ids=["dry_run", "server"])
 def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path, real: bool) -> None:
     """A dry run loads models as the engine does."""
     write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ONE_LAYER), 4, 4.0)

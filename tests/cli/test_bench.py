@@ -59,6 +59,7 @@ def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
     assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
 
 
+@pytest.mark.slow
 def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     small = ["--width", "56", "--height", "56", "--text", "8", "--tokens", "5", "--concurrency", "2"]

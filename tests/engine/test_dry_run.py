@@ -237,6 +237,7 @@ def _run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["serve", "--dry-run", *arguments], env={"COLUMNS": "200"})
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     small = str(GOLDEN / "qwen2_vl")
     done = _run("--gpu-memory", "24GiB", "--gpus", "0,2")

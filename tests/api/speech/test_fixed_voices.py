@@ -103,6 +103,7 @@ def test_instructions_keep_a_named_voice_and_describe_an_unnamed_one(heard: Hear
     assert heard.speak(None, instructions="An old man").reference is None
 
 
+@pytest.mark.slow
 def test_it_is_the_same_after_a_restart_and_not_made_again(heard: Heard, directory: Path) -> None:
     before = heard.speak("nova")
     with hearing(directory) as again:

@@ -83,6 +83,7 @@ def test_usual_inputs_are_padded_by_at_most_15_percent(name: str, usual: str) ->
     assert sum(bucket["patches"] for bucket in buckets if bucket) <= 1.15 * combine(sizes)["patches"]
 
 
+@pytest.mark.slow
 @given(height=st.integers(224, 3000), width=st.integers(224, 3000))
 def test_windows_of_pictures_from_224_pixels_on_cost_no_larger_bucket(height: int, width: int) -> None:
     encoder, bucket_list = published("qwen2_5_vl")
