@@ -65,6 +65,11 @@ COMMANDS: tuple[Command, ...] = (
         "chat_http_pairs_kimi_vl_a3b",
         "python -m benchmarks.chat_http pairs kimi_vl_a3b",
     ),
+    Command(
+        "vectors of new pictures and texts through HTTP, beside what graphs alone allow",
+        "embeddings_2b",
+        "python -m benchmarks.embeddings",
+    ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
