@@ -21,22 +21,9 @@ from service.api.engines.request_stream import (
     observe_tokens,
 )
 from service.api.tracing import engine_trace
+from service.link import messages
 from service.link.engine_link import EngineExit, EngineLink
-from service.link.messages import (
-    Abort,
-    ChatDelta,
-    ChatRequest,
-    Command,
-    Drain,
-    EncodeReference,
-    EngineState,
-    Failed,
-    Outputs,
-    ReferenceEncoded,
-    SpeechDelta,
-    SpeechRequest,
-    Stop,
-)
+from service.link.messages import Command, EngineState, Outputs
 from service.metrics.metrics import Metrics
 from service.system.children import Silence
 
@@ -63,7 +50,8 @@ class EngineSleep:
         self._clock = clock
         self._metrics = metrics
         self._busy_at = clock()
-        self._called = asyncio.Event()
+        self.called = asyncio.Event()
+        """Set when a request needs the engine."""
         self._called_at = 0.0
         self._held: list[Command] = []
 
@@ -83,61 +71,37 @@ class EngineSleep:
     def begin(self) -> None:
         """Start to hold commands: the engine has been told to stop, or will be."""
         self.state = "asleep"
-        self._called.clear()
+        self.called.clear()
         self._observe("engine_asleep", 1.0)
 
     def hold(self, command: Command) -> None:
         """Keep a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
         it is for; other commands are dropped if no request is held."""
-        if isinstance(command, Abort):
+        if isinstance(command, messages.Abort):
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
-        elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
+        elif isinstance(command, Request):
             self._held.append(command)
-            self.call()
+            if self.state == "asleep" and not self.called.is_set():
+                self.called.set()
+                self._called_at = self._clock()
         elif self._held:
             self._held.append(command)
 
-    def call(self) -> None:
-        """Wake the engine, since a request needs it."""
-        if self.state == "asleep" and not self._called.is_set():
-            self._called.set()
-            self._called_at = self._clock()
-
-    async def called(self) -> None:
-        """Wait until a request needs the engine."""
-        await self._called.wait()
-
-    def started(self) -> None:
-        """Record that the engine is starting."""
-        if self.state == "asleep":
-            self.state = "waking"
-
-    def end(self) -> list[Command]:
-        """The engine is awake: returns the held commands in order. Requests count as arriving now, so that their wait
-        for the start does not count as time in the queue."""
-        self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
-        return [_arriving(command) for command in self._awake()]
-
-    def give_up(self) -> None:
-        """Drop the held commands, since the engine could not be started."""
-        self._awake()
-
-    def _awake(self) -> list[Command]:
+    def end(self, *, woken: bool = True) -> list[Command]:
+        """Return the held commands in order, since the engine is awake, or could not be started (not `woken`). Requests
+        count as arriving now, so that their wait for the start does not count as time in the queue."""
         self.state = "awake"
         self.note_work()
         self._observe("engine_asleep", 0.0)
+        if woken:
+            self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
         held, self._held = self._held, []
-        return held
+        now = time.monotonic()
+        return [msgspec.structs.replace(one, arrival=now) if isinstance(one, Request) else one for one in held]
 
     def _observe(self, name: str, value: float) -> None:
         if self._metrics is not None:
             self._metrics.observe(name, value)
-
-
-def _arriving(command: Command) -> Command:
-    if isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
-        return msgspec.structs.replace(command, arrival=time.monotonic())
-    return command
 
 
 class InFlightRequests:
@@ -188,7 +152,9 @@ class InFlightRequests:
         for failed in outputs.failed:
             self._on_failed(failed)
 
-    def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
+    def _deliver(
+        self, delta: messages.ChatDelta | messages.SpeechDelta | messages.ReferenceEncoded, now: float, *, last: bool
+    ) -> None:
         stream = self._streams.get(delta.request_id)
         if stream is None:  # aborted while its last deltas were on their way
             return
@@ -197,7 +163,7 @@ class InFlightRequests:
         if last:
             self.remove(delta.request_id)
 
-    def _on_failed(self, failed: Failed) -> None:
+    def _on_failed(self, failed: messages.Failed) -> None:
         stream = self.remove(failed.request_id)
         if stream is None:
             return
@@ -317,16 +283,16 @@ class EngineClient:
     def drain(self) -> None:
         """Tell the engine to accept no new requests, unless others go on using it."""
         if self._supervises:
-            self.send(Drain())
+            self.send(messages.Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
         """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
         for request_id in self.requests if not self._supervises else ():
-            self.send(Abort(request_id))
+            self.send(messages.Abort(request_id))
         self.requests.fail_all(unavailable("The server is shutting down."))
         if self._supervises and self._link is not None:
-            self._link.send(Stop())
+            self._link.send(messages.Stop())
         if self._task is None:
             return
         # An engine that loads or captures reads no commands, so it is killed at once.
@@ -371,7 +337,7 @@ class EngineClient:
         assert self._link is not None
         log.info("%s: no requests; it is stopped until the next one", self._name)
         self.sleep.begin()
-        self._link.send(Stop())
+        self._link.send(messages.Stop())
 
     # Requests
 
@@ -379,7 +345,8 @@ class EngineClient:
         """Send a request to the engine, one of a group or one alone; EngineError (503) when it is not ready."""
         if not self.ready:
             raise unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
-        stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id), group)
+        trace = engine_trace(request.request_id)
+        stream: RequestStream = RequestStream(request, self._abort, trace, group or RequestGroup())
         self.adopt(stream)
         return stream
 
@@ -399,7 +366,7 @@ class EngineClient:
 
     def _abort(self, request_id: str) -> None:
         if self.requests.remove(request_id) is not None:
-            self.send(Abort(request_id))
+            self.send(messages.Abort(request_id))
 
     # Supervision
 
@@ -411,7 +378,7 @@ class EngineClient:
             if self._stopping:
                 return
             if self.sleep.state == "asleep":
-                await self.sleep.called()
+                await self.sleep.called.wait()
                 log.info("%s: started for a request", self._name)
                 continue
             if not self.was_ready:  # wait_ready raises and says why
@@ -439,7 +406,8 @@ class EngineClient:
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()
-        self.sleep.started()
+        if self.sleep.state == "asleep":
+            self.sleep.state = "waking"
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
         try:
             return await link.run(self._on_outputs)
@@ -459,13 +427,8 @@ class EngineClient:
         message = STOPPED
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
-            self.sleep.give_up()
+            self.sleep.end(woken=False)
         self.requests.fail_all(unavailable(message, EngineLost))
-
-    def _wake(self) -> None:
-        """Send the held requests to the engine, which was started for them and is ready."""
-        for command in self.sleep.end():
-            self.send(command)
 
     def _silent(self) -> bool:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
@@ -504,7 +467,8 @@ class EngineClient:
                 self.was_ready = True
                 self.sleep.note_work()
             if self.sleep.state == "waking":
-                self._wake()
+                for command in self.sleep.end():
+                    self.send(command)
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 from weakref import WeakSet
 
@@ -13,15 +14,8 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from service.api.tracing import EngineTrace
-from service.link.messages import (
-    ChatDelta,
-    ChatRequest,
-    EncodeReference,
-    ReferenceEncoded,
-    SpeechDelta,
-    SpeechRequest,
-    StepCounts,
-)
+from service.link import messages
+from service.link.messages import ChatDelta, ChatRequest, SpeechDelta
 from service.metrics.metrics import Metrics
 
 
@@ -68,7 +62,7 @@ class StepReport(msgspec.Struct, frozen=True):
     encoded_media: int
 
 
-def step_report(counts: Sequence[StepCounts]) -> StepReport | UnsetType:
+def step_report(counts: Sequence[messages.StepCounts]) -> StepReport | UnsetType:
     """The report for the choices of a request; UNSET before any has ended."""
     total = sum(one.steps for one in counts)
     if not total:
@@ -81,8 +75,8 @@ def step_report(counts: Sequence[StepCounts]) -> StepReport | UnsetType:
     )
 
 
-Request = ChatRequest | SpeechRequest | EncodeReference
-Delta = TypeVar("Delta", ChatDelta, SpeechDelta, ReferenceEncoded)
+Request = ChatRequest | messages.SpeechRequest | messages.EncodeReference
+Delta = TypeVar("Delta", ChatDelta, SpeechDelta, messages.ReferenceEncoded)
 
 
 class EngineError(Exception):
@@ -143,6 +137,7 @@ class RequestGroup:
         }
 
 
+@dataclass(eq=False)
 class RequestStream(Generic[Delta]):
     """Deltas of one request, in order. Deltas that a reader has not taken yet are merged into one.
 
@@ -150,33 +145,28 @@ class RequestStream(Generic[Delta]):
     has not ended; use contextlib.aclosing. To see each delta as it arrives, set `on_update` and call `take` in it.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        abort: Callable[[str], None],
-        trace: EngineTrace | None = None,
-        group: RequestGroup | None = None,
-    ) -> None:
-        self.request = request
-        self.group = RequestGroup() if group is None else group
+    request: Request
+    abort: Callable[[str], None]
+    """Aborts the request of that id at the engine that has it."""
+    trace: EngineTrace | None = None
+    group: RequestGroup = field(default_factory=RequestGroup)
+    last_delivery: float | None = None
+    """time.monotonic() when the newest delta came from the engine."""
+    on_update: Callable[[], None] | None = None
+    """Called when deltas have come or the stream has ended. Must not raise."""
+    error: EngineError | None = None
+    """Why the request failed. A reader gets the deltas that came before it first."""
+    engine: int | None = None
+    """Index of the engine that has the request (engines.py)."""
+    tried: set[int] = field(default_factory=set)
+    """Indexes of the engines that the request was sent to."""
+    ended: bool = False
+    _pending: list[Delta] = field(default_factory=list)
+    _reader: asyncio.Future[None] | None = None
+    """Done when there is something to read."""
+
+    def __post_init__(self) -> None:
         self.group.add(self)
-        self.last_delivery: float | None = None
-        """time.monotonic() when the newest delta came from the engine."""
-        self.on_update: Callable[[], None] | None = None
-        """Called when deltas have come or the stream has ended. Must not raise."""
-        self.error: EngineError | None = None
-        """Why the request failed. A reader gets the deltas that came before it first."""
-        self.engine: int | None = None
-        """Index of the engine that has the request (engines.py)."""
-        self.tried: set[int] = set()
-        """Indexes of the engines that the request was sent to."""
-        self.abort = abort
-        """Aborts the request of that id at the engine that has it."""
-        self._trace = trace
-        self._pending: list[Delta] = []
-        self._ended = False
-        self._reader: asyncio.Future[None] | None = None
-        """Done when there is something to read."""
 
     def note_sent(self, engine: int) -> None:
         self.engine = engine
@@ -189,7 +179,7 @@ class RequestStream(Generic[Delta]):
         while not self._pending:
             if self.error is not None:
                 raise self.error
-            if self._ended:
+            if self.ended:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -202,27 +192,23 @@ class RequestStream(Generic[Delta]):
         return taken
 
     async def aclose(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if not self.ended:
+            self.ended = True
             self.abort(self.request.request_id)
-            if self._trace is not None:
-                self._trace.end("aborted")
+            if self.trace is not None:
+                self.trace.end("aborted")
         self._wake()
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
 
     def deliver(self, delta: Delta, *, last: bool) -> None:
         self._pending.append(delta)
-        self._ended |= last
-        if self._trace is not None:
-            self._trace.deliver(delta, last=last)
+        self.ended |= last
+        if self.trace is not None:
+            self.trace.deliver(delta, last=last)
         self._wake()
 
     def cut(self, last: Delta) -> None:
         """Abort a request that has not ended. Its reader gets the deltas that came before, then `last`."""
-        if not self._ended:
+        if not self.ended:
             self.abort(self.request.request_id)
             self.deliver(last, last=True)
 
@@ -232,9 +218,9 @@ class RequestStream(Generic[Delta]):
             if not self.group.ends_left:
                 error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
         self.error = error
-        self._ended = True
-        if self._trace is not None:
-            self._trace.end(error.code)
+        self.ended = True
+        if self.trace is not None:
+            self.trace.end(error.code)
         self._wake()
 
     def _wake(self) -> None:

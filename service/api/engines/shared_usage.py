@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 import numpy as np
@@ -53,13 +54,13 @@ class UsageTable:
         return UsageRow(self._table, process, {kind: self._kinds[kind] for kind in kinds or self._kinds})
 
 
+@dataclass(eq=False)
 class UsageRow:
     """The table as one process sees it: it reads the rows of the others, and writes its own."""
 
-    def __init__(self, table: np.ndarray, process: int, kinds: dict[str, int]) -> None:
-        self._table = table
-        self._process = process
-        self._kinds = kinds
+    table: np.ndarray
+    process: int
+    kinds: dict[str, int]
 
     def requests(self) -> Counter[str]:
         """Requests in flight of the other processes, by kind of work."""
@@ -71,14 +72,14 @@ class UsageRow:
 
     def least(self, kind: str) -> int:
         """Least number of requests of any process that has told one, this one among them."""
-        told = self._table[:, self._kinds[kind]]
+        told = self.table[:, self.kinds[kind]]
         return int(told[told[:, 2] > 0, 0].min())
 
     def _others(self, of: int) -> Counter[str]:
-        totals = self._table[:, :, of].sum(axis=0) - self._table[self._process, :, of]
-        return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
+        totals = self.table[:, :, of].sum(axis=0) - self.table[self.process, :, of]
+        return Counter({kind: int(totals[column]) for kind, column in self.kinds.items()})
 
     def tell(self, kind: str, requests: int, size: int) -> None:
         """Tell the other processes this one's requests in flight of a kind, and their bytes."""
-        own = self._table[self._process, self._kinds[kind]]
+        own = self.table[self.process, self.kinds[kind]]
         own[:] = (requests, size, own[2] + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 LIFETIME = 3600.0
@@ -14,37 +15,30 @@ MAX_BYTES = 16 << 20
 """Bytes of all transcripts in UTF-8."""
 
 
+@dataclass(eq=False)
 class Transcripts:
     """Transcripts by the answer's id, kept in the API process, or in the supervisor of several. The oldest are dropped
     first: after `lifetime` seconds, or for lack of room."""
 
-    def __init__(
-        self,
-        *,
-        lifetime: float = LIFETIME,
-        most: int = MAX_TRANSCRIPTS,
-        most_bytes: int = MAX_BYTES,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._lifetime = lifetime
-        self._most = most
-        self._most_bytes = most_bytes
-        self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
-        """(when it expires, text, bytes) by id, oldest first."""
-        self._bytes = 0
+    lifetime: float = LIFETIME
+    most: int = MAX_TRANSCRIPTS
+    most_bytes: int = MAX_BYTES
+    clock: Callable[[], float] = time.time
+    _kept: OrderedDict[str, tuple[float, str, int]] = field(default_factory=OrderedDict)
+    """(when it expires, text, bytes) by id, oldest first."""
+    _bytes: int = 0
 
     def expiry(self) -> int:
         """Unix time until which a transcript that is added now is kept."""
-        return int(self._clock() + self._lifetime)
+        return int(self.clock() + self.lifetime)
 
     def add(self, id: str, text: str) -> None:
         """Keep a transcript, unless it is larger than the room for all."""
         size = len(text.encode(errors="replace"))
-        if size > self._most_bytes:
+        if size > self.most_bytes:
             return
         self._discard(id)
-        self._kept[id] = self._clock() + self._lifetime, text, size
+        self._kept[id] = self.clock() + self.lifetime, text, size
         self._bytes += size
         self._tidy()
 
@@ -54,10 +48,10 @@ class Transcripts:
         return None if found is None else found[1]
 
     def _tidy(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._kept:
             oldest = next(iter(self._kept))
-            if self._kept[oldest][0] > now and len(self._kept) <= self._most and self._bytes <= self._most_bytes:
+            if self._kept[oldest][0] > now and len(self._kept) <= self.most and self._bytes <= self.most_bytes:
                 return
             self._discard(oldest)
 
