@@ -165,7 +165,7 @@ def _serve(settings: Settings) -> int:
             packages = begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
-            from service.processes.supervisor import serve_several
+            from service.processes.supervisor import Supervisor
 
             end_check(packages)
         processes = api_process_count(settings)
@@ -173,8 +173,10 @@ def _serve(settings: Settings) -> int:
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
             settings = with_count(settings, processes)
         prepare_process()
-        serve_all = serve_several if supervised(settings) else serve
-        status = runner.run(serve_all(settings, catalog, listener, standbys))
+        if supervised(settings):
+            status = runner.run(Supervisor(settings, catalog, listener, standbys).run())
+        else:
+            status = runner.run(serve(settings, catalog, listener, standbys))
         end_soon(status)
         return status
 

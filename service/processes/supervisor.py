@@ -396,8 +396,8 @@ DRAIN_MARGIN = 10.0
 
 
 class Supervisor:
-    """Owns the listening socket, which it passes on to the API processes, and starts and watches all other
-    processes."""
+    """Owns the listening socket, which it passes on to the API processes, and starts and watches all other processes.
+    standbys: of begin_engines."""
 
     def __init__(
         self, settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
@@ -480,11 +480,3 @@ class Supervisor:
         await asyncio.sleep(settings.drain_delay + settings.drain_timeout + 2 * ABORT_GRACE + DRAIN_MARGIN)
         log.error("an API process does not end; it is killed")
         self._processes.end(signal.SIGKILL)
-
-
-async def serve_several(
-    settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
-) -> int:
-    """Serves with several engines or API processes until a signal; returns the exit status. standbys: of
-    begin_engines."""
-    return await Supervisor(settings, catalog, listener, standbys).run()
