@@ -13,13 +13,11 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from models.interfaces.errors import InputError
 from service.api.chat import schema as chat
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, FinishReason, Refused, SamplingFields, TokenId, Usage, refuse
 from service.api.context import ServerContext, post
-from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import record_of
 from service.api.http.streaming import DONE, error_event, event, event_stream, unless_disconnected
 from service.system.concurrency import all_results, merged
@@ -78,12 +76,10 @@ def prompt_of(body: CompletionBody, vocab_size: int) -> str | list[int]:
     given: Any = body.prompt
     if isinstance(given, list) and not isinstance(given[0], int):
         if len(given) > 1:
-            raise bad_request(
-                "prompt: one prompt at a time; send a request for each.", "prompt", "unsupported_parameter"
-            )
+            raise invalid("prompt", "one prompt at a time; send a request for each", "unsupported_parameter")
         given = given[0]
     if not given or (isinstance(given, list) and not all(isinstance(one, int) and one < vocab_size for one in given)):
-        raise bad_request(f"prompt: must be a text, or token ids below {vocab_size}, and not be empty.", "prompt")
+        raise invalid("prompt", f"must be a text, or token ids below {vocab_size}, and not be empty")
     return given
 
 
@@ -102,24 +98,20 @@ async def create_completion(request: Request, context: ServerContext, body: Comp
         messages=[], max_tokens=body.max_tokens or DEFAULT_TOKENS, **{name: getattr(body, name) for name in AS_IN_CHAT}
     )
     raw = prompt_of(body, context.model(body.model, "chat", record).chat_processor.vocab_size)
-    try:
+    with renamed(_named):
         async with asyncio.timeout(settings.request_timeout):
             job = await unless_disconnected(request, prepare_job(context, asked, record, raw))
         if not body.stream:
             indices = range(len(job.sampling))
             choices = all_results([tried_again(context, job, at, partial(_choice, context, job, at)) for at in indices])
             return _completion(job, await unless_disconnected(request, choices), usage=job.usage())
-    except (ApiError, InputError, EngineError) as error:
-        raise _named(as_api_error(error)) from error
     events = _events(context, job, bool(body.stream_options and body.stream_options.include_usage))
     return event_stream(events, settings, lambda error: error_event(_named(error)))
 
 
 def _named(error: ApiError) -> ApiError:
     """The error of a chat request, under the name that its prompt has here."""
-    if error.param == "messages":
-        error.param, error.message = "prompt", error.message.replace("messages", "prompt", 1)
-    return error
+    return error.at("prompt") if error.param == "messages" else error
 
 
 def _completion(job: ChatJob, choices: list[CompletionChoice], usage: Usage | UnsetType = UNSET) -> Completion:

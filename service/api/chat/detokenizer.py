@@ -14,16 +14,8 @@ import msgspec
 from msgspec import UNSET
 
 from models.text.tools import CALL_END, CALL_START
-from service.api.chat.schema import (
-    CalledFunction,
-    FinishReason,
-    FunctionDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    ToolCallEntry,
-    TopLogprob,
-)
-from service.api.chat.xml_calls import FUNCTION, Types, XmlCall
+from service.api.chat import schema
+from service.api.chat.xml_calls import FUNCTION, Types, XmlCall, held_back
 from service.link.messages import ChatDelta, TokenInfo
 
 CALL_HEAD = '\n{"name": "'
@@ -32,22 +24,16 @@ _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
-def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
+def joined(deltas: Sequence[schema.ToolCallDelta]) -> list[schema.ToolCallEntry]:
     """Join the deltas of an answer's calls."""
     begun = [delta for delta in deltas if delta.id is not UNSET]
     arguments: list[list[str]] = [[] for _ in begun]
     for delta in deltas:
         arguments[delta.index].append(delta.function.arguments)
     return [
-        ToolCallEntry(str(first.id), CalledFunction(str(first.function.name), "".join(fragments)))
+        schema.ToolCallEntry(str(first.id), schema.CalledFunction(str(first.function.name), "".join(fragments)))
         for first, fragments in zip(begun, arguments, strict=True)
     ]
-
-
-def _begun(text: str, marker: str) -> int:
-    """Characters at the end of a text that may be the beginning of the marker."""
-    longest = min(len(text), len(marker) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
 
 
 class JsonObjectEnd:
@@ -61,8 +47,10 @@ class JsonObjectEnd:
     def find(self, text: str) -> int | None:
         """The index in the next chunk behind the brace that closes the object; None if it goes on."""
         for end, character in enumerate(text, 1):
-            if self._in_string:
-                self._read_string(character)
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = character == "\\", character != '"'
             elif character == '"':
                 self._in_string = True
             elif character in "{[":
@@ -73,14 +61,6 @@ class JsonObjectEnd:
                     return end
         return None
 
-    def _read_string(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = False
-
 
 class JsonCall:
     """Reads a call from behind its opening tag, in chunks: a JSON object with `name` and `arguments`."""
@@ -90,18 +70,18 @@ class JsonCall:
         self._state: Literal["name", "colon", "arguments", "end"] = "name"
         self._arguments = JsonObjectEnd()
 
-    def feed(self, text: str) -> tuple[list[FunctionDelta], str | None]:
+    def feed(self, text: str) -> tuple[list[schema.FunctionDelta], str | None]:
         """(parts of the call, what follows its closing tag; None while it goes on)."""
         self._held += text
-        deltas: list[FunctionDelta] = []
+        deltas: list[schema.FunctionDelta] = []
         if self._state == "name" and (found := _NAME.match(self._held)):
             self._state, self._held = "colon", self._held[found.end() :]
-            deltas.append(FunctionDelta("", found[1]))
+            deltas.append(schema.FunctionDelta("", found[1]))
         if self._state == "colon" and (found := _COLON.match(self._held)):
             self._state, self._held = "arguments", self._held[found.end() :]
         if self._state == "arguments" and self._held:
             end = self._arguments.find(self._held)
-            deltas.append(FunctionDelta(self._held[:end]))
+            deltas.append(schema.FunctionDelta(self._held[:end]))
             self._held = "" if end is None else self._held[end:]
             self._state = "arguments" if end is None else "end"
         _, tag, rest = self._held.partition(CALL_END) if self._state == "end" else ("", "", "")
@@ -140,7 +120,7 @@ class ToolCallParser:
             return self._held.lstrip("\n").startswith(CALL_START)
         return self._state == "call"
 
-    def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
+    def feed(self, text: str) -> tuple[str, list[schema.ToolCallDelta]]:
         """(text, parts of calls) of the next chunk."""
         self._held += text
         said, deltas = "", []
@@ -179,11 +159,11 @@ class ToolCallParser:
         if tag:
             self._state, self._held, self._call = "call", rest, self._new_call()
             return head.rstrip()
-        said = head[: len(head) - _begun(head, CALL_START)].rstrip()
+        said = head[: len(head) - held_back(head, CALL_START)].rstrip()
         self._held = head[len(said) :]
         return said
 
-    def _take_call(self) -> list[ToolCallDelta]:
+    def _take_call(self) -> list[schema.ToolCallDelta]:
         """What has come of the call."""
         parts, rest = self._call.feed(self._held)
         if rest is not None:
@@ -192,10 +172,10 @@ class ToolCallParser:
         deltas = []
         for part in parts:
             if part.name is UNSET:
-                deltas.append(ToolCallDelta(self.calls - 1, part))
+                deltas.append(schema.ToolCallDelta(self.calls - 1, part))
             else:
                 self.calls += 1
-                deltas.append(ToolCallDelta(self.calls - 1, part, f"call_{secrets.token_hex(12)}", "function"))
+                deltas.append(schema.ToolCallDelta(self.calls - 1, part, f"call_{secrets.token_hex(12)}", "function"))
         return deltas
 
 
@@ -224,7 +204,7 @@ class StopCutter:
             self.stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        kept = len(text) - max(_begun(text, stop) for stop in self._stops)
+        kept = len(text) - max(held_back(text, stop) for stop in self._stops)
         self._held = text[kept:]
         return text[:kept]
 
@@ -266,7 +246,7 @@ class ReasoningSplitter:
             if marker:
                 self._state, self._held = "after", rest
                 return head, self._after()
-            kept = len(head) - _begun(head, self._end)
+            kept = len(head) - held_back(head, self._end)
             self._held = head[kept:]
             return head[:kept], ""
         return "", self._after() if self._state == "after" else self._release()
@@ -292,11 +272,11 @@ class TextDelta(msgspec.Struct, frozen=True):
 
     content: str
     reasoning: str
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[schema.TokenLogprob, ...]
     """Of the tokens whose first character has been sent by now; each token once."""
-    finish_reason: FinishReason | None
+    finish_reason: schema.FinishReason | None
     """None: more follows."""
-    calls: tuple[ToolCallDelta, ...] = ()
+    calls: tuple[schema.ToolCallDelta, ...] = ()
 
 
 @dataclass
@@ -305,7 +285,7 @@ class _Parts:
 
     reasoning: str = ""
     content: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
+    calls: list[schema.ToolCallDelta] = field(default_factory=list)
 
 
 class TextAssembler:
@@ -338,7 +318,7 @@ class TextAssembler:
         self._decoded = 0
         """Characters decoded so far; `_shown` of them have passed the stop cutter."""
         self._shown = 0
-        self._waiting: list[tuple[int, TokenLogprob]] = []
+        self._waiting: list[tuple[int, schema.TokenLogprob]] = []
         """(first character, logprobs) of tokens whose text has not been sent yet."""
 
     def feed(self, delta: ChatDelta) -> TextDelta:
@@ -389,7 +369,7 @@ class TextAssembler:
             parts.calls += calls
         parts.content += content
 
-    def _last(self, parts: _Parts, finish_reason: FinishReason) -> TextDelta:
+    def _last(self, parts: _Parts, finish_reason: schema.FinishReason) -> TextDelta:
         thought, said = self._splitter.flush()
         parts.reasoning += thought
         self._say(said, parts)
@@ -401,19 +381,19 @@ class TextAssembler:
             self._shown += 1  # tokens without text at the very end
         return TextDelta(parts.content, parts.reasoning, self._ready(), finish_reason, tuple(parts.calls))
 
-    def _ready(self) -> tuple[TokenLogprob, ...]:
+    def _ready(self) -> tuple[schema.TokenLogprob, ...]:
         if not self._waiting:
             return ()
         ready = tuple(entry for start, entry in self._waiting if start < self._shown)
         self._waiting = self._waiting[len(ready) :]
         return ready
 
-    def _logprob(self, raw: bytes, info: TokenInfo) -> TokenLogprob:
+    def _logprob(self, raw: bytes, info: TokenInfo) -> schema.TokenLogprob:
         top = []
         for token, logprob in info.top:
             alternative = self._detokenize([token])
-            top.append(TopLogprob(_text(alternative), max(logprob, MIN_LOGPROB), list(alternative)))
-        return TokenLogprob(_text(raw), max(info.logprob, MIN_LOGPROB), list(raw), top)
+            top.append(schema.TopLogprob(_text(alternative), max(logprob, MIN_LOGPROB), list(alternative)))
+        return schema.TokenLogprob(_text(raw), max(info.logprob, MIN_LOGPROB), list(raw), top)
 
 
 def _text(raw: bytes) -> str:

@@ -17,12 +17,10 @@ import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import Meta
 
-from models.interfaces.errors import InputError
 from service.api.chat.job import ChatJob, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.context import ServerContext, post
-from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import record_of
 from service.api.http.streaming import unless_disconnected
 from service.hub.catalog import HostedModel
@@ -89,7 +87,7 @@ class Prompted(msgspec.Struct, frozen=True):
 def prompts_of(body: EmbeddingsBody) -> list[Prompted]:
     """ApiError 400 unless there is either `input` or `messages`, and not too much of it."""
     if (body.input is None) == (body.messages is None):
-        raise bad_request("input: required, unless there are messages; both exclude each other.", "input")
+        raise invalid("input", "required, unless there are messages; both exclude each other")
     system = Message("system", instruction(body.instruction))
     if body.messages is not None:
         given = body.messages
@@ -99,7 +97,7 @@ def prompts_of(body: EmbeddingsBody) -> list[Prompted]:
         return [Prompted([*added, *given], added=len(added))]
     inputs = [body.input] if isinstance(body.input, str) else body.input or []
     if len(inputs) > MOST_INPUTS:
-        raise bad_request(f"input: too many: {len(inputs)} given, at most {MOST_INPUTS} allowed.", "input")
+        raise invalid("input", f"too many: {len(inputs)} given, at most {MOST_INPUTS} allowed")
     return [Prompted([system, Message("user", text or EMPTY)], f"input[{index}]") for index, text in enumerate(inputs)]
 
 
@@ -131,7 +129,7 @@ def written(hidden: np.ndarray, body: EmbeddingsBody) -> Sequence[list[float] | 
     most = hidden.shape[1]
     size = most if body.dimensions is None else body.dimensions
     if size > most:
-        raise bad_request(f"dimensions: too high: {size} given, at most {most} allowed.", "dimensions")
+        raise invalid("dimensions", f"too high: {size} given, at most {most} allowed")
     vectors = hidden[:, :size] / np.linalg.norm(hidden[:, :size], axis=1, keepdims=True).clip(1e-12)
     if body.encoding_format == "base64":
         return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
@@ -150,12 +148,10 @@ async def hidden_vectors(
         asked = ChatRequestBody(
             model=model.name, messages=prompted.messages, max_tokens=1, cache_salt=cache_salt, **GREEDY
         )
-        async with turns:
-            try:
+        with renamed(lambda error: _named(error, prompted)):
+            async with turns:
                 job = await prepare_job(context, asked, record, task=model.task)
                 return await tried_again(context, job, 0, lambda: _hidden(context, job)), len(job.prompt.token_ids)
-            except (ApiError, InputError, EngineError) as error:
-                raise _named(as_api_error(error), prompted) from error
 
     async with asyncio.timeout(context.settings.request_timeout):
         done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))
@@ -179,7 +175,5 @@ def _named(error: ApiError, prompted: Prompted) -> ApiError:
     """The error under the path that the input has in the request."""
     if error.param is None or not error.param.startswith("messages"):
         return error
-    param = prompted.path or re.sub(r"\d+", lambda found: str(int(found[0]) - prompted.added), error.param, count=1)
-    error.message = f"{param}: {error.message.removeprefix(f'{error.param}: ')}"
-    error.param = param
-    return error
+    own = re.sub(r"\d+", lambda found: str(int(found[0]) - prompted.added), error.param, count=1)
+    return error.at(prompted.path or own)

@@ -18,21 +18,15 @@ from msgspec import UNSET, UnsetType
 
 from models.interfaces.media import Prompt
 from models.interfaces.processor import ChatProcessor
+from service.api.chat import schema
 from service.api.chat.detokenizer import TextAssembler, TextDelta
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning
-from service.api.chat.schema import (
-    REFUSED,
-    ChatRequestBody,
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Usage,
-    refuse,
-)
+from service.api.chat.schema import ChatRequestBody
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
-from service.api.http.errors import bad_request
+from service.api.http.errors import bad_request, invalid
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, StepCounts
@@ -89,21 +83,21 @@ class ChatJob:
     timed_out: bool = False
     """Whether the request has reached request_timeout: its choices then end with the text that they have."""
 
-    def usage(self, audio_tokens: int = 0) -> Usage:
+    def usage(self, audio_tokens: int = 0) -> schema.Usage:
         """audio_tokens: those of the speech of the answer."""
         prompt_tokens = len(self.prompt.token_ids)
         completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
         kinds = media_tokens(self.prompt)
         steps = [choice.steps for choice in self.counts if choice.steps is not None]
         accepted = sum(one.accepted for one in steps)
-        return Usage(
+        return schema.Usage(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
-            PromptTokensDetails(
+            schema.PromptTokensDetails(
                 min(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
             ),
-            CompletionTokensDetails(
+            schema.CompletionTokensDetails(
                 sum(choice.reasoning_tokens for choice in self.counts),
                 audio_tokens,
                 accepted,
@@ -133,8 +127,7 @@ async def prepare_job(
     Raises ApiError or InputError that names the field that does not fit.
     """
     model = context.model(body.model, task, record)
-    refuse(body, REFUSED, "by this server")
-    stops = stop_strings(body)
+    schema.refuse(body, schema.REFUSED, "by this server")
     settings = context.settings
     count = choice_count(body, max_choices(context))
     use = partial(tool_use, body, model.chat_processor.call_format)
@@ -156,7 +149,7 @@ async def prepare_job(
         prompt=prompt,
         max_model_len=max_model_len,
         sampling=sampling,
-        stops=stops,
+        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         tools=tools,
         grammar=grammar,
         formatted=bool(answer),
@@ -247,23 +240,11 @@ def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
         job.record.notes["truncated"] = True
 
 
-MAX_STOP_LENGTH = 1000
-
-
-def stop_strings(body: ChatRequestBody) -> tuple[str, ...]:
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    for stop in stops:
-        if not stop or len(stop) > MAX_STOP_LENGTH:
-            message = f"stop: a string of {len(stop)} characters given, 1 to {MAX_STOP_LENGTH} characters allowed."
-            raise bad_request(message, "stop")
-    return stops
-
-
 def choice_count(body: ChatRequestBody, most: int) -> int:
     """`n`, at most `most`."""
     count = body.n or 1
     if count > most:
-        raise bad_request(f"n: too many choices: {count} given, at most {most} allowed.", "n")
+        raise invalid("n", f"too many choices: {count} given, at most {most} allowed")
     return count
 
 
@@ -274,7 +255,7 @@ def sampling_params(
     the field that does not fit."""
     room = _room(processor, prompt_tokens, max_model_len)
     if body.top_logprobs and not body.logprobs:
-        raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
+        raise invalid("top_logprobs", "requires logprobs: true")
     min_tokens = body.min_tokens or 0
     default = max(room, min_tokens)
     max_tokens = min(body.max_completion_tokens or body.max_tokens or default, room, settings.max_output_tokens or room)
@@ -324,7 +305,7 @@ def _check_token_ids(body: ChatRequestBody, processor: ChatProcessor) -> None:
     for name, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
         if ids and max(ids) >= processor.vocab_size:
             largest = processor.vocab_size - 1
-            raise bad_request(f"{name}: token id out of range: {max(ids)} given, at most {largest} allowed.", name)
+            raise invalid(name, f"token id out of range: {max(ids)} given, at most {largest} allowed")
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from service.api.chat.prompt_media import (
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, PastAudio, ThinkingSwitch
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.context import ServerContext
-from service.api.http.errors import bad_request
+from service.api.http.errors import bad_request, invalid
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
 from service.system.concurrency import all_results
@@ -109,12 +108,12 @@ def _message(
     role = ROLES.get(message.role)
     if role is None:
         instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
-        raise bad_request(f"{field}.role: {instead}.", f"{field}.role")
+        raise invalid(f"{field}.role", f"{instead}")
     if message.function_call:
-        raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
+        raise invalid(f"{field}.function_call", "not supported; use tool_calls")
     if message.images:
         reason = "not supported; use content parts of the type image_url"
-        raise bad_request(f"{field}.images: {reason}.", f"{field}.images", "unsupported_parameter")
+        raise invalid(f"{field}.images", f"{reason}", "unsupported_parameter")
     calls = earlier_calls(message, field) if message.tool_calls else ()
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     reasoning = thought if role == "assistant" else None
@@ -130,7 +129,7 @@ def _message(
             _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
         )
     elif role != "assistant":
-        raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
+        raise invalid(f"{field}.content", "this field is required")
     return ChatMessage(role, content, calls, reasoning)
 
 
@@ -139,7 +138,7 @@ def _transcript_of(audio: PastAudio, field: str, named: NamedTranscripts) -> str
     if audio.transcript is not None:
         return audio.transcript
     if audio.id is None:
-        raise bad_request(f"{field}.transcript: required, or the id of a spoken answer.", f"{field}.transcript")
+        raise invalid(f"{field}.transcript", "required, or the id of a spoken answer")
     text = named.get(audio.id)
     if text is None:
         message = f"{field}.id: no spoken answer of this id is kept here, or no longer; send its transcript instead."
@@ -152,19 +151,19 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
     kind = part.type or next(iter(given), None)
     if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
         # To leave it out would go unnoticed.
-        raise bad_request(f"{field}.{other}: not in a part with {kind}; send a part of its own.", f"{field}.{other}")
+        raise invalid(f"{field}.{other}", f"not in a part with {kind}; send a part of its own")
     if kind in TEXT_KINDS and (kind == "text" or role == "assistant"):
         text = part.text if kind == "text" else part.refusal
         if text is None:
-            raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
+            raise invalid(f"{field}.{kind}", "this field is required")
         return PromptPart(text=text)
     if kind not in ("image_url", "video_url"):
-        raise bad_request(f"{field}.type: must be text, image_url or video_url.", f"{field}.type")
+        raise invalid(f"{field}.type", "must be text, image_url or video_url")
     media = part.image_url if kind == "image_url" else part.video_url
     if media is None:
-        raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
+        raise invalid(f"{field}.{kind}", "this field is required")
     if role not in ("user", "tool"):
-        raise bad_request(f"{field}: images and videos are only allowed in messages of users and tools.", field)
+        raise invalid(field, "images and videos are only allowed in messages of users and tools")
     refuse_pixel_bounds(part, field)
     at = f"{field}.{kind}"
     if isinstance(media, str):
@@ -178,7 +177,6 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
 
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 """Options that are accepted for every model; ChatProcessor.template_options has what a template takes beside them."""
@@ -233,7 +231,12 @@ async def build_prompt(
     items: list[MediaItem] = []
     if references:
         media = PromptMedia(context, processor, references, record.client, record.ticket)
-        (chat, seconds), items = await _concurrently(tokenize, media.loads())
+        # The text last: the event loop computes while the fetches, which have begun, wait for the network.
+        results: list[Any] = await all_results([*media.loads(), _outcome(tokenize())])
+        *items, tokenized = results
+        if isinstance(tokenized, InputError):  # no picture has one
+            raise tokenized
+        chat, seconds = tokenized
     else:
         chat, seconds = await tokenize()
     began = time.monotonic()
@@ -249,7 +252,7 @@ def processor_of(model: HostedModel, body: ChatRequestBody) -> ChatProcessor:
     processor, mode = model.chat_processor, body.mm_processor_kwargs and body.mm_processor_kwargs.downsample_mode
     if mode and not processor.modes:
         field = "mm_processor_kwargs.downsample_mode"
-        raise bad_request(f"{field}: this model has no modes.", field, "unsupported_parameter")
+        raise invalid(field, "this model has no modes", "unsupported_parameter")
     return processor.modes[mode] if mode else processor
 
 
@@ -282,7 +285,7 @@ async def _expand(
             return expand()
         return await context.in_thread(expand)
     except PromptTooLong as error:
-        raise bad_request(f"{error.field}: {error}.", error.field, "context_length_exceeded") from error
+        raise invalid(error.field, f"{error}", "context_length_exceeded") from error
 
 
 def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
@@ -310,9 +313,9 @@ def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dic
     for name, value in given.items():
         if name not in (*TEMPLATE_OPTIONS, *known, "thinking"):
             supported = " and ".join(dict.fromkeys((*TEMPLATE_OPTIONS, *sorted(known))))
-            raise bad_request(f"chat_template_kwargs: only {supported} are supported.", "chat_template_kwargs")
+            raise invalid("chat_template_kwargs", f"only {supported} are supported")
         if name != "reasoning_effort" and not isinstance(value, bool):
-            raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
+            raise invalid(f"chat_template_kwargs.{name}", "must be true or false")
     if body.reasoning is not None and body.reasoning.exclude:
         message = "reasoning.exclude: true is not supported; leave the field reasoning of the answer unread."
         raise bad_request(message, "reasoning.exclude", "unsupported_parameter")
@@ -345,33 +348,16 @@ def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
     }
     path, effort = next(((path, value) for path, value in efforts.items() if value is not None), ("", None))
     if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
-        raise bad_request(f"{path}: must be one of {', '.join(EFFORTS)}.", path)
+        raise invalid(path, f"must be one of {', '.join(EFFORTS)}")
     return effort
 
 
-async def _concurrently(
-    step: Callable[[], Coroutine[Any, Any, U]], work: Sequence[Coroutine[Any, Any, T]]
-) -> tuple[U, list[T]]:
-    """Results of `step` and `work`. `step` starts after all of `work` have started, so that its computation overlaps
-    with their I/O. When both fail, the error of `work` is raised."""
-
-    async def begin() -> U:
-        await asyncio.sleep(0)  # the tasks of `work` are created after this one
-        return await step()
-
-    stepping = asyncio.ensure_future(begin())
-    stepping.add_done_callback(_forget)
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | InputError:
+    """The result of the work, or its error."""
     try:
-        results = await all_results(work)
-        return await stepping, results
-    finally:
-        stepping.cancel()
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    """Retrieve an exception that nobody awaits, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()
+        return await work
+    except InputError as error:
+        return error
 
 
 def _observe(context: ServerContext, model: str, prompt: Prompt) -> None:

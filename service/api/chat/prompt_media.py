@@ -137,38 +137,41 @@ class MediaReference:
     """Which frames of a video are used."""
 
 
+@dataclass(eq=False)
 class PromptMedia:
     """Loads the media of one request. client: identifies the client, since clients take turns. ticket: the bytes of
     what is fetched and decoded are charged to it."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        processor: ChatProcessor,
-        references: Sequence[MediaReference],
-        client: str,
-        ticket: Ticket,
-    ) -> None:
-        self._context = context
-        self._processor = processor
-        self._references = references
-        self._budget = context.media.budget(client)
-        self._ticket = ticket
+    context: ServerContext
+    processor: ChatProcessor
+    references: Sequence[MediaReference]
+    client: str
+    ticket: Ticket
+
+    def __post_init__(self) -> None:
+        self._budget = self.context.media.budget(self.client)
+        videos = sum(reference.kind == "video" for reference in self.references)
+        self._frame_share = max(1, self.context.settings.max_frames // max(1, videos))
+        """Frames that each video of the request may have."""
+        shares = videos + (videos < len(self.references))
+        self._pixel_share = self.context.settings.max_request_pixels // max(1, shares)
+        """Decoded pixels that each video may have: an equal share. If there are pictures, all of them together get one
+        share, too."""
 
     def loads(self) -> list[Coroutine[Any, Any, MediaItem]]:
         """A coroutine for each item, to be awaited once."""
-        return [self.load(reference) for reference in self._references]
+        return [self.load(reference) for reference in self.references]
 
     async def load(self, reference: MediaReference) -> MediaItem:
         """One item. ApiError or InputError names the field that does not fit; ApiError 503 if the server is full."""
         load = self._load_image if reference.kind == "image" else self._load_video
-        with Decoding(self._ticket) as decoding:
+        with Decoding(self.ticket) as decoding:
             try:
                 with phase("media", kind=reference.kind):
                     item = await load(reference, decoding)
             except (ApiError, InputError):
                 if not decoding.refused:
-                    self._context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+                    self.context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
                 raise
             decoding.keep(sum(frame.nbytes for frame in item.frames))
         return item
@@ -179,10 +182,10 @@ class PromptMedia:
         def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
             decoded = time.monotonic()
             detail = reference.media.detail or "auto"
-            item = naming(reference.field, lambda: self._processor.image(picture, detail=detail, source=source))
+            item = naming(reference.field, lambda: self.processor.image(picture, detail=detail, source=source))
             return item, decoded
 
-        item, decoded = await self._context.media.image(
+        item, decoded = await self.context.media.image(
             reference.media.url,
             prepare,
             field=reference.field,
@@ -196,23 +199,23 @@ class PromptMedia:
 
     async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
         sampling, share = reference.sampling, self._frame_share
-        sampling.check(reference.media.url, self._context.settings, share)
+        sampling.check(reference.media.url, self.context.settings, share)
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 
         def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             fitting = min(max_frames, max(1, max_pixels // max(1, metadata.height * metadata.width)))
-            indices = naming(reference.field, lambda: sampling.choose(self._processor, metadata, fitting))
-            return indices, naming(reference.field, lambda: self._processor.frame_resizer(metadata, len(indices)))
+            indices = naming(reference.field, lambda: sampling.choose(self.processor, metadata, fitting))
+            return indices, naming(reference.field, lambda: self.processor.frame_resizer(metadata, len(indices)))
 
         async def prepare(video: VideoFrames) -> MediaItem:
             decoded = time.monotonic()
             video = replace(video, requested_fps=sampling.rate(video.metadata))
-            item = await self._context.in_thread(lambda: naming(reference.field, lambda: self._processor.video(video)))
+            item = await self.context.in_thread(lambda: naming(reference.field, lambda: self.processor.video(video)))
             self._observe("video", began, decoded)
             return item
 
-        return await self._context.media.video(
+        return await self.context.media.video(
             reference.media.url,
             choose,
             prepare,
@@ -225,23 +228,7 @@ class PromptMedia:
             fetched=decoding.fetched,
         )
 
-    @property
-    def _num_videos(self) -> int:
-        return sum(reference.kind == "video" for reference in self._references)
-
-    @property
-    def _frame_share(self) -> int:
-        """Frames that each video of the request may have."""
-        return max(1, self._context.settings.max_frames // self._num_videos)
-
-    @property
-    def _pixel_share(self) -> int:
-        """Decoded pixels that each video may have: an equal share of the request's. If there are pictures, all of them
-        together get one share, too."""
-        shares = self._num_videos + (self._num_videos < len(self._references))
-        return self._context.settings.max_request_pixels // shares
-
     def _observe(self, kind: MediaKind, began: float, decoded: float) -> None:
-        metrics = self._context.metrics
+        metrics = self.context.metrics
         metrics.observe("media_decode_duration_seconds", decoded - began, kind=kind)
         metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind=kind)

@@ -20,7 +20,7 @@ from models.checkpoints.rows import tensor_rows
 from service.api.chat.embeddings import EMPTY, MOST_INPUTS, EmbeddingsUsage, Prompted, hidden_vectors
 from service.api.chat.schema import ContentPart, MediaUrl, Message
 from service.api.context import ServerContext, post
-from service.api.http.errors import bad_request
+from service.api.http.errors import invalid
 from service.api.http.middleware import record_of
 
 router = APIRouter()
@@ -145,7 +145,7 @@ async def rerank(request: Request, context: ServerContext, body: RerankBody) -> 
 async def score(request: Request, context: ServerContext, body: ScoreBody) -> ScoreList:
     first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     if len(first) not in (1, len(second)):
-        raise bad_request(f"text_1: must be one text, or as many as text_2 has: {len(second)}.", "text_1")
+        raise invalid("text_1", f"must be one text, or as many as text_2 has: {len(second)}")
     pairs = zip(first * (len(second) // len(first)), second, strict=True)
     prompts = [
         _asked(Content(query), Content(text), body.instruction, f"text_2[{index}]")

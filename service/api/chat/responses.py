@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,22 +15,15 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from models.interfaces.errors import InputError
 from service.api.chat import schema as chat
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
-from service.api.chat.schema import (
-    ChatRequestBody,
-    Message,
-    ReasoningOptions,
-    Refused,
-    SamplingFields,
-    TokenLogprob,
-    refuse,
-)
+from service.api.chat.schema import ChatRequestBody, Message, Refused, TokenLogprob, refuse
+from service.api.chat.tools import NO_RESULT
+from service.api.chat.turns import Turn, joined, located, translated
 from service.api.context import ServerContext, post
-from service.api.engines.request_stream import EngineError, StepReport
-from service.api.http.errors import ApiError, ErrorDetail, as_api_error, bad_request
+from service.api.engines.request_stream import StepReport
+from service.api.http.errors import ApiError, ErrorDetail, invalid, renamed
 from service.api.http.middleware import record_of
 from service.api.http.streaming import event, event_stream, unless_disconnected
 from service.link.sampling import MAX_LOGPROBS
@@ -116,14 +108,14 @@ class TextOptions(msgspec.Struct, frozen=True):
     format: TextFormat | None = TextFormat("text")
 
 
-class Repeated(SamplingFields, frozen=True, kw_only=True):
+class Repeated(chat.SamplingFields, frozen=True, kw_only=True):
     """Fields of a request that its response repeats."""
 
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = msgspec.field(default_factory=dict)
     parallel_tool_calls: bool | None = True
-    reasoning: ReasoningOptions | None = ReasoningOptions()
+    reasoning: chat.ReasoningOptions | None = chat.ReasoningOptions()
     text: TextOptions | None = TextOptions()
     tool_choice: ToolChoice | None = "auto"
     tools: list[FunctionTool] | None = msgspec.field(default_factory=list)
@@ -154,52 +146,34 @@ AS_IN_CHAT = {*ResponsesBody.__struct_fields__} & {*ChatRequestBody.__struct_fie
 LOGPROBS = "message.output_text.logprobs"
 
 
-@dataclass(eq=False)
-class Turn:
-    """A message of the chat request. path: that of its item. calls: those of the items that are its calls."""
-
-    message: Message
-    path: str
-    calls: list[str] = field(default_factory=list)
-
-
-def turns_of(body: ResponsesBody) -> list[Turn]:
-    """Read the items as messages: reasoning, text and calls that follow each other are one message of the assistant."""
-    turns = [Turn(Message("system", body.instructions), "instructions")] if body.instructions else []
+def turns_of(body: ResponsesBody) -> list[Turn[str]]:
+    """Read the items as messages. The source of each is its path."""
+    instructions = [Turn(Message("system", body.instructions), "instructions")] if body.instructions else []
     if isinstance(body.input, str):
-        return [*turns, Turn(Message("user", body.input), "input")]
-    for index, item in enumerate(body.input):
-        path = f"input[{index}]"
-        last = turns[-1] if turns and turns[-1].message.role == "assistant" else None
-        match item.type:
-            case "reasoning":
-                parts = item.summary if isinstance(item.content, str) else item.content or item.summary
-                thoughts = "".join(part.text or "" for part in parts or ())
-                turns.append(Turn(Message("assistant", reasoning_content=thoughts, tool_calls=[]), path))
-            case "function_call":
-                if last is None:
-                    turns.append(last := Turn(Message("assistant", tool_calls=[]), path))
-                function = chat.CalledFunction(_required(item, "name", path), item.arguments or "")
-                assert last.message.tool_calls is not None
-                last.message.tool_calls.append(chat.ToolCallEntry(_required(item, "call_id", path), function))
-                last.calls.append(path)
-            case "function_call_output":
-                content = _content(item.output, f"{path}.output")
-                turns.append(Turn(Message("tool", content, tool_call_id=item.call_id), path))
-            case _:
-                role = _required(item, "role", path)
-                message = Message(role, _content(item.content, f"{path}.content"), tool_calls=[])
-                if role == "assistant" and last is not None and last.message.content is None and not last.calls:
-                    turns.pop()
-                    message = msgspec.structs.replace(message, reasoning_content=last.message.reasoning_content)
-                turns.append(Turn(message, path))
-    return turns
+        return [*instructions, Turn(Message("user", body.input), "input")]
+    return joined([*instructions, *(_turn(item, f"input[{index}]") for index, item in enumerate(body.input))])
+
+
+def _turn(item: Item, path: str) -> Turn[str]:
+    match item.type:
+        case "reasoning":
+            parts = item.summary if isinstance(item.content, str) else item.content or item.summary
+            thoughts = "".join(part.text or "" for part in parts or ())
+            return Turn(Message("assistant", reasoning_content=thoughts), path)
+        case "function_call":
+            function = chat.CalledFunction(_required(item, "name", path), item.arguments or "")
+            call = chat.ToolCallEntry(_required(item, "call_id", path), function)
+            return Turn(Message("assistant", tool_calls=[call]), path, [path])
+        case "function_call_output":
+            return Turn(Message("tool", _content(item.output, f"{path}.output"), tool_call_id=item.call_id), path)
+        case _:
+            return Turn(Message(_required(item, "role", path), _content(item.content, f"{path}.content")), path)
 
 
 def _required(item: Item, name: str, path: str) -> str:
     value = getattr(item, name)
     if value is None:
-        raise bad_request(f"{path}.{name}: this field is required.", f"{path}.{name}")
+        raise invalid(f"{path}.{name}", "this field is required")
     return str(value)
 
 
@@ -211,7 +185,7 @@ def _content(given: str | list[Part] | None, path: str) -> str | list[chat.Conte
 
 def _part(part: Part, path: str) -> chat.ContentPart:
     if part.file_id is not None:
-        raise bad_request(f"{path}.file_id: not supported; use image_url.", f"{path}.file_id", "unsupported_parameter")
+        raise invalid(f"{path}.file_id", "not supported; use image_url", "unsupported_parameter")
     if part.type == "input_image":
         return chat.ContentPart(
             type="image_url", image_url=part.image_url and chat.MediaUrl(part.image_url, part.detail)
@@ -253,35 +227,23 @@ RENAMED = (
     (r"tool_choice\.function(.*)", r"tool_choice\1"),
     (r"tool_choice\.allowed_tools\.tools\[(\d+)\]\.function(.*)", r"tool_choice.tools[\1]\2"),
 )
-IN_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(.*)")
-IN_ITEM = ((r"(.*\.image_url)\.url", r"\1"), (r"\.tool_call_id|\.id", ".call_id"), (r"\.function(\..*)", r"\1"))
 
 
-def renamed(path: str, turns: list[Turn]) -> str:
-    found = IN_MESSAGE.fullmatch(path)
-    if found is None:
-        return _replaced(path, RENAMED)
-    turn, rest = turns[int(found[1])], found[3]
-    if turn.path in ("instructions", "input"):
-        return turn.path
-    if turn.message.role == "tool":
-        rest = rest.replace(".content", ".output", 1)
-    return (turn.calls[int(found[2])] if found[2] else turn.path) + _replaced(rest, IN_ITEM)
+def named(path: str, turns: list[Turn[str]]) -> str:
+    """The name that a path of the chat request has here."""
+    if (place := located(path, turns)) is None:
+        return translated(path, RENAMED)
+    source, rest = place
+    return source if source in ("instructions", "input") else f"{source}{rest}"
 
 
-def _replaced(path: str, table: Sequence[tuple[str, str]]) -> str:
-    found = ((re.fullmatch(pattern, path), name) for pattern, name in table)
-    return next((match.expand(name) for match, name in found if match), path)
-
-
-def in_own_words(error: ApiError, turns: list[Turn]) -> ApiError:
+def in_own_words(error: ApiError, turns: list[Turn[str]]) -> ApiError:
     """The error of a chat request, under the path that the field has here."""
     if error.param is None:
         return error
-    param = renamed(error.param, turns)
-    problem = error.message.removeprefix(f"{error.param}: ")
-    problem = problem.replace("a message with role tool and the id of this call", "its function_call_output")
-    return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code, retry_after=error.retry_after)
+    moved = error.at(named(error.param, turns))
+    moved.message = moved.message.replace(NO_RESULT, "must be followed by its function_call_output")
+    return moved
 
 
 # Answers
@@ -383,7 +345,7 @@ class Output:
 class Answer:
     """Turns text deltas into items and their events."""
 
-    def __init__(self, job: ChatJob, body: ResponsesBody, turns: list[Turn]) -> None:
+    def __init__(self, job: ChatJob, body: ResponsesBody, turns: list[Turn[str]]) -> None:
         self._job, self._body, self._turns = job, body, turns
         self._id = f"resp_{secrets.token_hex(12)}"
         self._outputs: list[Output] = []
@@ -424,7 +386,7 @@ class Answer:
 
     def _response(self, status: Status) -> ResponseObject:
         job, body, ended = self._job, self._body, status != "in_progress"
-        unenforced = [renamed(path, self._turns) for path in job.unenforced or ()] or UNSET
+        unenforced = [named(path, self._turns) for path in job.unenforced or ()] or UNSET
         return ResponseObject(
             id=self._id,
             created_at=job.created,
@@ -500,18 +462,18 @@ async def create_response(request: Request, context: ServerContext, body: Respon
     turns = turns_of(body)
     asked = chat_body(body, [turn.message for turn in turns])
     settings, record = context.settings, record_of(request.scope)
-    try:
+    with renamed(lambda error: in_own_words(error, turns)):
         async with asyncio.timeout(settings.request_timeout):
             job = await unless_disconnected(request, prepare_job(context, asked, record))
         if not body.stream:
             return await unless_disconnected(request, _completed(context, job, body, turns))
-    except (ApiError, InputError, EngineError) as error:
-        raise in_own_words(as_api_error(error), turns) from error
     answer = Answer(job, body, turns)
     return event_stream(_streamed(context, job, answer), settings, answer.failed)
 
 
-async def _completed(context: ServerContext, job: ChatJob, body: ResponsesBody, turns: list[Turn]) -> ResponseObject:
+async def _completed(
+    context: ServerContext, job: ChatJob, body: ResponsesBody, turns: list[Turn[str]]
+) -> ResponseObject:
     async def collect() -> ResponseObject:
         answer = Answer(job, body, turns)
         events: list[ResponseEvent] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -12,24 +12,9 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from service.api.chat.detokenizer import joined
+from service.api.chat import schema
+from service.api.chat.detokenizer import TextDelta, joined
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
-from service.api.chat.schema import (
-    AnswerMessage,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatRequestBody,
-    Choice,
-    ChunkChoice,
-    DeltaMessage,
-    FinishReason,
-    Logprobs,
-    StreamOptions,
-    TokenLogprob,
-    ToolCallDelta,
-    Usage,
-    reasoned,
-)
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, post
 from service.api.http.middleware import RequestRecord, record_of
@@ -42,29 +27,36 @@ router = APIRouter()
 SUMMARY = "Create a chat completion; messages may have images and videos."
 
 
-@post(router, "/v1/chat/completions", SUMMARY, ChatRequestBody, ChatCompletion, events=(ChatCompletionChunk,))
+@post(
+    router,
+    "/v1/chat/completions",
+    SUMMARY,
+    schema.ChatRequestBody,
+    schema.ChatCompletion,
+    events=(schema.ChatCompletionChunk,),
+)
 async def chat_completions(
-    request: Request, context: ServerContext, body: ChatRequestBody
-) -> Response | ChatCompletion:
+    request: Request, context: ServerContext, body: schema.ChatRequestBody
+) -> Response | schema.ChatCompletion:
     record = record_of(request.scope)
     async with asyncio.timeout(context.settings.request_timeout):
         job, spoken = await unless_disconnected(request, _prepared(context, body, record))
     if body.stream:
-        events = _events(context, job, spoken, body.stream_options or StreamOptions())
+        events = _events(context, job, spoken, body.stream_options or schema.StreamOptions())
         return event_stream(events, context.settings)
     return await unless_disconnected(request, _complete(context, job, spoken))
 
 
 async def _prepared(
-    context: ServerContext, body: ChatRequestBody, record: RequestRecord
+    context: ServerContext, body: schema.ChatRequestBody, record: RequestRecord
 ) -> tuple[ChatJob, SpokenAnswer | None]:
     spoken = await prepare_spoken(context, body, record) if body.asks_for_speech else None
     return await prepare_job(context, body, record), spoken
 
 
-async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> ChatCompletion:
+async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> schema.ChatCompletion:
     choices = await all_results([_choice(context, job, spoken, index) for index in range(len(job.sampling))])
-    return ChatCompletion(
+    return schema.ChatCompletion(
         job.id,
         job.created,
         job.model.name,
@@ -75,21 +67,21 @@ async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer |
     )
 
 
-def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> Usage:
+def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.Usage:
     return job.usage(0 if spoken is None else spoken.patches)
 
 
-async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:
+async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:
     collect = partial(_collected, context, job, spoken, index)
     return await (collect() if spoken is not None else tried_again(context, job, index, collect))
 
 
-async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> Choice:
+async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:
     content: list[str] = []
     reasoning: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    calls: list[ToolCallDelta] = []
-    finish_reason: FinishReason | None = None
+    logprobs: list[schema.TokenLogprob] = []
+    calls: list[schema.ToolCallDelta] = []
+    finish_reason: schema.FinishReason | None = None
     generated = generate(context, job, index)
     async with aclosing(generated if spoken is None else spoken.heard(generated)) as deltas:
         async for delta in deltas:
@@ -101,34 +93,33 @@ async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer 
     assert finish_reason is not None
     thoughts, text = "".join(reasoning), "".join(content)
     silent = bool(calls) or (job.tools is not None and job.tools.forced)
-    message = AnswerMessage(
-        text or None if silent else text, tool_calls=joined(calls) if calls else UNSET, **reasoned(thoughts)
+    message = schema.AnswerMessage(
+        text or None if silent else text, tool_calls=joined(calls) if calls else UNSET, **schema.reasoned(thoughts)
     )
     if spoken is not None:
         audio = await spoken.audio(text) if text or not calls else UNSET
         message = msgspec.structs.replace(message, content=None, audio=audio)
         finish_reason = "length" if spoken.cut else finish_reason
-    return Choice(index, message, _logprobs(job, logprobs), finish_reason)
+    return schema.Choice(index, message, _logprobs(job, logprobs), finish_reason)
 
 
-def _logprobs(job: ChatJob, entries: Sequence[TokenLogprob]) -> Logprobs | None:
-    return None if job.sampling[0].logprobs is None else Logprobs(list(entries))
+def _logprobs(job: ChatJob, entries: Sequence[schema.TokenLogprob]) -> schema.Logprobs | None:
+    return None if job.sampling[0].logprobs is None else schema.Logprobs(list(entries))
 
 
 async def _events(
-    context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, options: StreamOptions
+    context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, options: schema.StreamOptions
 ) -> AsyncGenerator[bytes]:
     usage = None if options.include_usage else UNSET
-    template = ChatCompletionChunk(job.id, job.created, job.model.name, [], usage)
+    template = schema.ChatCompletionChunk(job.id, job.created, job.model.name, [], usage)
 
-    def chunk(choice: ChunkChoice) -> bytes:
+    def chunk(choice: schema.ChunkChoice) -> bytes:
         current = _usage(job, spoken) if options.continuous_usage_stats else usage
         return event(msgspec.structs.replace(template, choices=[choice], usage=current))
 
-    answer = _text_events(context, job, chunk) if spoken is None else spoken.events(generate(context, job, 0), chunk)
-    async with aclosing(answer) as events:
-        async for data in events:
-            yield data
+    async with aclosing(_changes(context, job, spoken)) as changes:
+        async for choices in changes:  # sent together: one packet, not two or three
+            yield b"".join(map(chunk, choices))
     if options.include_usage:
         report = msgspec.structs.replace(
             template, usage=_usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
@@ -138,24 +129,40 @@ async def _events(
         yield DONE
 
 
-async def _text_events(
-    context: ServerContext, job: ChatJob, chunk: Callable[[ChunkChoice], bytes]
-) -> AsyncGenerator[bytes]:
-    """Events of all choices, in the order of their deltas. chunk: writes an event."""
-    begun = [False] * len(job.sampling)
-    first = DeltaMessage(role="assistant", content=None if job.tools and job.tools.forced else "")
-    choices = [generate(context, job, index) for index in range(len(job.sampling))]
-    async with aclosing(merged(choices)) as deltas:
-        async for index, text in deltas:
-            events: list[bytes] = []
-            if not begun[index]:
-                begun[index] = True
-                events.append(chunk(ChunkChoice(index, first)))
-            if text.content or text.reasoning or text.logprobs:
-                delta = DeltaMessage(content=text.content or UNSET, **reasoned(text.reasoning))
-                events.append(chunk(ChunkChoice(index, delta, _logprobs(job, text.logprobs))))
-            events += [chunk(ChunkChoice(index, DeltaMessage(tool_calls=[call]))) for call in text.calls]
-            if text.finish_reason is not None:
-                events.append(chunk(ChunkChoice(index, DeltaMessage(), finish_reason=text.finish_reason)))
-            if events:  # sent together: one packet, not two or three
-                yield b"".join(events)
+async def _changes(
+    context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None
+) -> AsyncGenerator[list[schema.ChunkChoice]]:
+    """Yield what changes in the choices, in the order of their deltas. A spoken answer is its transcript as it is
+    written, audio as it is spoken, calls, and at the end the rest of it."""
+    begun = set[int]()
+    answers: list[AsyncGenerator[TextDelta | bytes]]
+    if spoken is None:
+        first = schema.DeltaMessage(role="assistant", content=None if job.tools and job.tools.forced else "")
+        answers = [generate(context, job, index) for index in range(len(job.sampling))]
+    else:
+        first, answers = schema.DeltaMessage(role="assistant"), [spoken.parts(generate(context, job, 0))]
+    async with aclosing(merged(answers)) as parts:
+        async for index, part in parts:
+            choices = [] if index in begun else [schema.ChunkChoice(index, first)]
+            begun.add(index)
+            if not isinstance(part, bytes):
+                choices += _written(job, spoken, index, part)
+            elif spoken is not None:
+                choices += spoken.sound(part)
+            if choices:
+                yield choices
+    if spoken is not None:
+        yield await spoken.ending()
+
+
+def _written(job: ChatJob, spoken: SpokenAnswer | None, index: int, text: TextDelta) -> list[schema.ChunkChoice]:
+    choices = []
+    if text.content or text.reasoning or text.logprobs:
+        delta = schema.DeltaMessage(content=text.content or UNSET, **schema.reasoned(text.reasoning))
+        if spoken is not None:
+            delta = schema.DeltaMessage(audio=spoken.transcribed(text.content), **schema.reasoned(text.reasoning))
+        choices.append(schema.ChunkChoice(index, delta, _logprobs(job, text.logprobs)))
+    choices += [schema.ChunkChoice(index, schema.DeltaMessage(tool_calls=[call])) for call in text.calls]
+    if text.finish_reason is not None and spoken is None:
+        choices.append(schema.ChunkChoice(index, schema.DeltaMessage(), finish_reason=text.finish_reason))
+    return choices

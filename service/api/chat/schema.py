@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.engines.request_stream import StepReport
-from service.api.http.errors import bad_request
+from service.api.http.errors import invalid
 from service.api.speech.schema import SampleRate, VoiceOptions
 from service.link.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS, SamplingOptions
 from service.media.audio_formats import ChatFormat
@@ -85,8 +85,7 @@ def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str, at
         value = getattr(given, name)
         if value is not None and not any(_alike(value, harmless) for harmless in one.neutral):
             instead = f"; {one.instead}" if one.instead else ""
-            message = f"{at}{name}: not supported {where}{instead}."
-            raise bad_request(message, f"{at}{name}", "unsupported_parameter")
+            raise invalid(f"{at}{name}", f"not supported {where}{instead}", "unsupported_parameter")
 
 
 def _alike(value: Any, other: Any) -> bool:
@@ -101,6 +100,7 @@ def _fields(name: str, refused: Mapping[str, Refused], *bases: type[msgspec.Stru
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)]
 
 
@@ -110,7 +110,7 @@ class SamplingFields(SamplingOptions, frozen=True, kw_only=True):
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=4)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
 
@@ -429,10 +429,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 

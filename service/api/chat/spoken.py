@@ -7,30 +7,20 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from models.interfaces.errors import InputError
+from service.api.chat import schema
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.schema import (
-    NOT_SPOKEN,
-    AnswerAudio,
-    AudioParams,
-    ChatRequestBody,
-    ChunkChoice,
-    DeltaAudio,
-    DeltaMessage,
-    Logprobs,
-    reasoned,
-    refuse,
-)
+from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report
-from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.errors import ApiError, bad_request, invalid, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
@@ -47,56 +37,50 @@ merged."""
 PIECE = 6
 """Multiple of bytes that holds whole samples and whole base64 groups."""
 
-Encode = Callable[[ChunkChoice], bytes]
-
 
 async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> SpokenAnswer:
     """Say how the answer is spoken. ApiError names the field that does not fit."""
     chat_model = context.model(body.model, "chat", record).name
     modalities = body.modalities or ["text"]
     if "audio" not in modalities:
-        raise bad_request('audio: requires modalities: ["text", "audio"].', "audio")
+        raise invalid("audio", 'requires modalities: ["text", "audio"]')
     if "text" not in modalities:
-        raise bad_request('modalities: audio alone is not supported; ask for ["text", "audio"].', "modalities")
+        raise invalid("modalities", 'audio alone is not supported; ask for ["text", "audio"]')
     if not context.catalog.of_kind("speech"):
-        message = "modalities: no speech model is served, so answers cannot be spoken."
-        raise bad_request(message, "modalities", "unsupported_parameter")
+        raise invalid("modalities", "no speech model is served, so answers cannot be spoken", "unsupported_parameter")
     audio = body.audio
     if audio is None:
-        raise bad_request("audio: required, with voice and format, to have the answer spoken.", "audio")
-    refuse(audio, NOT_SPOKEN, "in a spoken answer", "audio.")
+        raise invalid("audio", "required, with voice and format, to have the answer spoken")
+    schema.refuse(audio, schema.NOT_SPOKEN, "in a spoken answer", "audio.")
     if body.n is not None and body.n > 1:
-        raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
+        raise invalid("n", f"{body.n} given, an answer that is spoken can only have one choice")
     if body.stream and FORMATS[CHAT_FORMATS[audio.format]].has_header:
         *names, last = REALTIME_FORMATS.values()
-        raise bad_request(f"audio.format: must be {', '.join(names)} or {last} in a stream.", "audio.format")
+        raise invalid("audio.format", f"must be {', '.join(names)} or {last} in a stream")
     options = _options(audio, _named_model(context, audio), body.seed)
     try:
-        job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
-    except (ApiError, InputError) as error:
-        raise _within_audio(as_api_error(error)) from error
+        with renamed(_within_audio):
+            job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
     finally:
         record.model = chat_model
     record.ticket.grow(1)
-    return SpokenAnswer(context, job, streamed=bool(body.stream), logprobs=bool(body.logprobs))
+    return SpokenAnswer(context, job, streamed=bool(body.stream))
 
 
-def check_audio(context: ServerContext, audio: AudioParams, client: str) -> None:
+def check_audio(context: ServerContext, audio: schema.AudioParams, client: str) -> None:
     """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
     not be decided yet."""
     hosted = context.catalog.of_kind("speech")
     model = _named_model(context, audio) or (hosted[0] if len(hosted) == 1 else None)
-    try:
+    with renamed(_within_audio):
         if audio.voice is not None:
             name = audio.voice if isinstance(audio.voice, str) else audio.voice.id
             find_voice(context, name, model, context.owner(client))
         if model is not None:
             solver_steps(context, model, audio.inference_timesteps)
-    except ApiError as error:
-        raise _within_audio(error) from error
 
 
-def _named_model(context: ServerContext, audio: AudioParams) -> HostedModel | None:
+def _named_model(context: ServerContext, audio: schema.AudioParams) -> HostedModel | None:
     """The speech model that the request or else the setting names, if any."""
     name = audio.model or context.settings.spoken_answer_model
     if name is None:
@@ -108,7 +92,7 @@ def _named_model(context: ServerContext, audio: AudioParams) -> HostedModel | No
     return model
 
 
-def _options(audio: AudioParams, model: HostedModel | None, seed: int | None) -> SpeechOptions:
+def _options(audio: schema.AudioParams, model: HostedModel | None, seed: int | None) -> SpeechOptions:
     given = {name: getattr(audio, name) for name in VoiceOptions.__struct_fields__}
     given |= {"model": model and model.name, "seed": seed if audio.seed is None else audio.seed}
     pcm_rate = OPENAI_PCM_RATE if audio.format == "pcm16" else None
@@ -120,15 +104,15 @@ def _within_audio(error: ApiError) -> ApiError:
     """Turn an error of a speech request's field into one with the field's name in a chat request."""
     if error.param is None or error.status >= 500:
         return error
-    field = "audio.format" if error.param == "response_format" else f"audio.{error.param}"
-    message = error.message.removeprefix(f"{error.param}: ")
-    return ApiError(400, f"{field}: {message}", param=field, code=error.code)
+    moved = error.at("audio.format" if error.param == "response_format" else f"audio.{error.param}")
+    moved.status = 400
+    return moved
 
 
 class SpokenAnswer:
     """The speech of one answer. Text and speech fail together, and closing a generator of either ends both."""
 
-    def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool, logprobs: bool) -> None:
+    def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool) -> None:
         self.id = f"audio_{uuid.uuid4().hex}"
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
@@ -141,13 +125,17 @@ class SpokenAnswer:
         self._context = context
         self._job = job
         self._streamed = streamed
-        self._logprobs = logprobs
         self._most_characters = max_written_chars(context, live=streamed)
         self._encoder = job.encoder()
         self._delivery = Delivery(context, job, live=streamed)
         self._too_long = False
         """Whether the text has a part that was not spoken because of its length."""
         self._file = bytearray()
+        """Audio that has been encoded; of a stream, that the client has not got yet."""
+        self._transcript = ""
+        """What a stream has sent."""
+        self._called = False
+        self._finish_reason: schema.FinishReason | None = None
 
     @property
     def patches(self) -> int:
@@ -164,13 +152,13 @@ class SpokenAnswer:
         """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
         return self._too_long or self._delivery.truncated
 
-    async def audio(self, transcript: str) -> AnswerAudio:
+    async def audio(self, transcript: str) -> schema.AnswerAudio:
         """The whole file, after `heard` has ended."""
         self._encoder.complete(self._file)
         expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
         steps = step_report(self._delivery.steps)
-        return AnswerAudio(self.id, data, expiry, transcript, self._ending, steps, self.unspoken or UNSET)
+        return schema.AnswerAudio(self.id, data, expiry, transcript, self._ending, steps, self.unspoken or UNSET)
 
     @property
     def _ending(self) -> Literal["stop", "length"]:
@@ -185,56 +173,39 @@ class SpokenAnswer:
                 else:
                     yield part
 
-    async def events(self, deltas: AsyncGenerator[TextDelta], encode: Encode) -> AsyncGenerator[bytes]:
-        """The events of a stream: the transcript as it is written, audio as it is spoken, calls, then the end of all.
-        Calls without any text have no audio."""
-        finish_reason = None
-        begun = called = False
-        sound, transcript = bytearray(), list[str]()
-        async with aclosing(self.parts(deltas)) as parts:
-            async for part in parts:
-                choices = []
-                if not begun:
-                    begun = True
-                    choices.append(ChunkChoice(0, DeltaMessage(role="assistant")))
-                if isinstance(part, bytes):
-                    sound += part
-                    whole = len(sound) - len(sound) % PIECE
-                    if whole:
-                        choices.append(_sound(bytes(sound[:whole])))
-                        del sound[:whole]
-                else:
-                    choices += self._written_choices(part, named=bool(transcript))
-                    transcript += [part.content] if part.content else []
-                    called = called or bool(part.calls)
-                    finish_reason = part.finish_reason or finish_reason
-                if choices:
-                    yield b"".join(map(encode, choices))
-        ends = [ChunkChoice(0, DeltaMessage(), finish_reason="length" if self.cut else finish_reason)]
-        if transcript or not called:
-            last = DeltaAudio(
-                id=UNSET if transcript else self.id,
-                data=base64.b64encode(sound).decode() if sound else UNSET,
-                expires_at=await self._context.keep_transcript(self.id, "".join(transcript)),
+    def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
+        """The next piece of the transcript, as a client gets it."""
+        if not text:
+            return UNSET
+        named, self._transcript = bool(self._transcript), self._transcript + text
+        return schema.DeltaAudio(UNSET if named else self.id, text)
+
+    def sound(self, data: bytes) -> list[schema.ChunkChoice]:
+        """The next piece of audio; empty while it is not whole samples."""
+        self._file += data
+        whole = len(self._file) - len(self._file) % PIECE
+        if not whole:
+            return []
+        audio = schema.DeltaAudio(data=base64.b64encode(self._file[:whole]).decode())
+        del self._file[:whole]
+        return [schema.ChunkChoice(0, schema.DeltaMessage(audio=audio))]
+
+    async def ending(self) -> list[schema.ChunkChoice]:
+        """The end of a stream. Calls without any text have no audio."""
+        ends = [
+            schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason="length" if self.cut else self._finish_reason)
+        ]
+        if self._transcript or not self._called:
+            last = schema.DeltaAudio(
+                id=UNSET if self._transcript else self.id,
+                data=base64.b64encode(self._file).decode() if self._file else UNSET,
+                expires_at=await self._context.keep_transcript(self.id, self._transcript),
                 finish_reason=self._ending,
                 steps=step_report(self._delivery.steps),
                 unspoken=self.unspoken or UNSET,
             )
-            ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
-        yield b"".join(map(encode, ends))
-
-    def _written_choices(self, delta: TextDelta, *, named: bool) -> list[ChunkChoice]:
-        """named: the audio's id has been sent."""
-        text = self._text(delta, named=named)
-        calls = [ChunkChoice(0, DeltaMessage(tool_calls=[call])) for call in delta.calls]
-        return [text, *calls] if text else calls
-
-    def _text(self, delta: TextDelta, *, named: bool) -> ChunkChoice | None:
-        if not (delta.content or delta.reasoning or delta.logprobs):
-            return None
-        audio = DeltaAudio(UNSET if named else self.id, delta.content) if delta.content else UNSET
-        message = DeltaMessage(audio=audio, **reasoned(delta.reasoning))
-        return ChunkChoice(0, message, Logprobs(list(delta.logprobs)) if self._logprobs else None)
+            ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
+        return ends
 
     async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:
         """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is so
@@ -272,6 +243,8 @@ class SpokenAnswer:
                         delta, content=delta.content[:room], finish_reason="length", calls=()
                     )
                 room -= len(delta.content)
+                self._called = self._called or bool(delta.calls)
+                self._finish_reason = delta.finish_reason or self._finish_reason
                 if delta.content or delta.calls or delta.finish_reason is not None:
                     await self._write(text, delta)
                 yield delta
@@ -323,7 +296,3 @@ class SpokenAnswer:
             if error.field == "input":
                 field = "audio.instructions" if job.speaker.design else "audio"
             raise EngineError(error.status, error.code, error.message, field, error.retry_after) from error
-
-
-def _sound(data: bytes) -> ChunkChoice:
-    return ChunkChoice(0, DeltaMessage(audio=DeltaAudio(data=base64.b64encode(data).decode())))

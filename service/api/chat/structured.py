@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from service.api.chat.schema import ChatRequestBody, ResponseFormat, StructuredOutputs
-from service.api.http.errors import bad_request
+from service.api.http.errors import invalid
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import (
     GrammarChecks,
@@ -31,7 +31,7 @@ async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: s
         return "", []
     field, make = asked[0]
     if len(asked) > 1:
-        raise bad_request(f"{asked[1][0]}: {field} says already what the answer has to match.", asked[1][0])
+        raise invalid(asked[1][0], f"{field} says already what the answer has to match")
     return await checks.checked(make, field, client), [f"{field}.{path}" for path in unenforced]
 
 
@@ -63,17 +63,17 @@ def _refuse_unread(given: ResponseFormat) -> None:
     """ApiError 400 for a schema that the type has no place for: the answer would not fit it."""
     if given.schema is not None:
         message = "not supported; use type json_schema, with the schema as json_schema.schema"
-        raise bad_request(f"response_format.schema: {message}.", "response_format.schema", "unsupported_parameter")
+        raise invalid("response_format.schema", f"{message}", "unsupported_parameter")
     if given.json_schema is not None and given.type != "json_schema":
         field = "response_format.json_schema"
-        raise bad_request(f"{field}: only with type json_schema; the type is {given.type}.", field)
+        raise invalid(field, f"only with type json_schema; the type is {given.type}")
 
 
 def _of_format(given: ResponseFormat, unenforced: list[str]) -> tuple[str, Callable[[], str]]:
     if given.type == "json_object":
         return "response_format", _any_object
     if given.json_schema is None:
-        raise bad_request("response_format.json_schema: required with this type.", "response_format.json_schema")
+        raise invalid("response_format.json_schema", "required with this type")
     return "response_format.json_schema.schema", partial(json_schema_grammar, given.json_schema.schema, unenforced)
 
 

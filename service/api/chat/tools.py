@@ -13,18 +13,12 @@ import msgspec
 
 from models.interfaces.media import CallFormat, Tool, ToolCall
 from models.text.tools import CALL_END, CALL_START
+from service.api.chat import schema
 from service.api.chat.detokenizer import CALL_HEAD, ToolCallParser
-from service.api.chat.schema import (
-    AllowedToolsChoice,
-    ChatRequestBody,
-    FunctionDefinition,
-    Message,
-    NamedToolChoice,
-    ToolCallEntry,
-)
+from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.xml_calls import FUNCTION, XmlFunction
 from service.api.chat.xml_calls import RULE as XML_RULE
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import ApiError, bad_request, invalid
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import GrammarChecks, form_grammar, formed_lark_grammar, refusal
 from service.api.structured.grammar_worker import Tried
@@ -217,34 +211,34 @@ def tool_use(body: ChatRequestBody, format: CallFormat = "json") -> ToolUse | No
     for index, name in enumerate(names):
         if name in names[:index]:
             field = f"tools[{index}].function.name"
-            raise bad_request(f"{field}: another tool has this name.", field)
+            raise invalid(field, "another tool has this name")
     choice = body.tool_choice or "auto"
     if not tools:
         if choice in ("none", "auto"):
             return None
-        raise bad_request("tool_choice: requires tools.", "tool_choice")
+        raise invalid("tool_choice", "requires tools")
     if choice == "none":
         return None
     several = body.parallel_tool_calls is not False
     strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
     use = ToolUse(tools, tools, choice == "required", several, strict, format)
     match choice:
-        case NamedToolChoice():
+        case schema.NamedToolChoice():
             return replace(use, callable=_chosen(tools, [choice], "tool_choice"), forced=True, several=False)
-        case AllowedToolsChoice(allowed_tools=allowed):
+        case schema.AllowedToolsChoice(allowed_tools=allowed):
             at = [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed.tools))]
             return replace(use, callable=_chosen(tools, allowed.tools, *at), forced=allowed.mode == "required")
         case _:
             return use
 
 
-def _chosen(tools: Sequence[Tool], choices: Sequence[NamedToolChoice], *at: str) -> tuple[Tool, ...]:
+def _chosen(tools: Sequence[Tool], choices: Sequence[schema.NamedToolChoice], *at: str) -> tuple[Tool, ...]:
     """The tools that are named, in the order of the request. at: the path of each choice."""
     names = {tool.name for tool in tools}
     for choice, path in zip(choices, at, strict=True):
         if choice.function.name not in names:
             field = f"{path}.function.name"
-            raise bad_request(f"{field}: no tool of this request has this name.", field)
+            raise invalid(field, "no tool of this request has this name")
     wanted = {choice.function.name for choice in choices}
     return tuple(tool for tool in tools if tool.name in wanted)
 
@@ -254,9 +248,9 @@ def earlier_calls(message: Message, field: str) -> tuple[ToolCall, ...]:
     calls = message.tool_calls or []
     at = f"{field}.tool_calls"
     if calls and message.role != "assistant":
-        raise bad_request(f"{at}: only allowed in assistant messages.", at)
+        raise invalid(at, "only allowed in assistant messages")
     if len(calls) > MAX_CALLS:
-        raise bad_request(f"{at}: too many calls: {len(calls)} given, at most {MAX_CALLS} allowed.", at)
+        raise invalid(at, f"too many calls: {len(calls)} given, at most {MAX_CALLS} allowed")
     return tuple(_earlier_call(call, f"{at}[{index}]") for index, call in enumerate(calls))
 
 
@@ -265,41 +259,59 @@ def result_order(messages: Sequence[Message]) -> list[int]:
     ApiError for a call without a result, or a result without a call."""
     order: list[int] = []
     caller, results = -1, dict[str, int | None]()
-    for index, message in enumerate(messages):
-        if message.role == "tool":
-            _take_result(message.tool_call_id, f"messages[{index}].tool_call_id", results, index)
+    """The last message that is no result, and the index of each of its calls' results by the call's id."""
+    for index, message in enumerate([*messages, None]):
+        if message is not None and message.role == "tool":
+            field, id = f"messages[{index}].tool_call_id", message.tool_call_id
+            if id is None:
+                raise invalid(field, "this field is required")
+            if id not in results:
+                raise invalid(field, NO_CALL)
+            if results[id] is not None:
+                raise invalid(field, "this call has a result already")
+            results[id] = index
             continue
-        order += _results(caller, results)
-        order.append(index)
-        caller, results = index, _ids(message, index)
-    return order + _results(caller, results)
+        for number, result in enumerate(results.values()):
+            if result is None:
+                field = f"messages[{caller}].tool_calls[{number}]"
+                raise invalid(field, NO_RESULT)
+            order.append(result)
+        if message is not None:
+            order.append(index)
+            caller, results = index, {}
+            for number, call in enumerate(message.tool_calls or ()):
+                if call.id in results:
+                    field = f"messages[{index}].tool_calls[{number}].id"
+                    raise invalid(field, "another call of this message has this id")
+                results[call.id] = None
+    return order
 
 
 def _bounded(body: ChatRequestBody) -> Sequence[Any]:
     tools = body.tools or []
     if len(tools) > MAX_TOOLS:
-        raise bad_request(f"tools: too many: {len(tools)} given, at most {MAX_TOOLS} allowed.", "tools")
+        raise invalid("tools", f"too many: {len(tools)} given, at most {MAX_TOOLS} allowed")
     if (size := len(msgspec.json.encode(tools))) > MAX_CHARACTERS:
-        raise bad_request(f"tools: too large: {size} bytes of JSON given, at most {MAX_CHARACTERS} allowed.", "tools")
+        raise invalid("tools", f"too large: {size} bytes of JSON given, at most {MAX_CHARACTERS} allowed")
     return tools
 
 
-def _tool(function: FunctionDefinition, field: str) -> Tool:
+def _tool(function: schema.FunctionDefinition, field: str) -> Tool:
     check_name(function.name, f"{field}.name")
     if function.parameters is None:
         return Tool(function.name, function.description, NO_PARAMETERS)
     at = f"{field}.parameters"
     parameters = function.parameters or {}
     if isinstance(parameters, list):
-        raise bad_request(f"{at}: tool {function.name}: must be an object.", at)
+        raise invalid(at, f"tool {function.name}: must be an object")
     _check_depth(parameters, at)
     kind = parameters.get("type") or "object"
     if "object" not in (str(one).lower() for one in (kind if isinstance(kind, list) else [kind])):
-        raise bad_request(f'{at}.type: tool {function.name}: must be "object": arguments are named.', f"{at}.type")
+        raise invalid(f"{at}.type", f'tool {function.name}: must be "object": arguments are named')
     return Tool(function.name, function.description, {"type": "object", **parameters})
 
 
-def _earlier_call(call: ToolCallEntry, field: str) -> ToolCall:
+def _earlier_call(call: schema.ToolCallEntry, field: str) -> ToolCall:
     check_name(call.function.name, f"{field}.function.name")
     check_call_id(call.id, f"{field}.id")
     return ToolCall(call.function.name, arguments_of(call.function.arguments, f"{field}.function.arguments"))
@@ -307,7 +319,7 @@ def _earlier_call(call: ToolCallEntry, field: str) -> ToolCall:
 
 def check_call_id(id: str, field: str) -> None:
     if not 0 < len(id) <= MAX_ID:
-        raise bad_request(f"{field}: a string of {len(id)} characters given, 1 to {MAX_ID} allowed.", field)
+        raise invalid(field, f"a string of {len(id)} characters given, 1 to {MAX_ID} allowed")
 
 
 def arguments_of(written: str, field: str) -> dict[str, Any] | str:
@@ -328,7 +340,7 @@ def arguments_of(written: str, field: str) -> dict[str, Any] | str:
 
 def check_name(name: str, field: str) -> None:
     if not NAME.fullmatch(name):
-        raise bad_request(f"{field}: a name of {len(name)} characters given, {NAME_RULE}.", field)
+        raise invalid(field, f"a name of {len(name)} characters given, {NAME_RULE}")
 
 
 def _check_depth(value: Any, field: str) -> None:
@@ -341,39 +353,9 @@ def _check_depth(value: Any, field: str) -> None:
 
 
 def _too_deep(field: str) -> ApiError:
-    return bad_request(f"{field}: nested too deeply: at most {MAX_DEPTH} levels allowed.", field)
+    return invalid(field, f"nested too deeply: at most {MAX_DEPTH} levels allowed")
 
 
 def _inside(value: Any) -> Iterator[Any]:
     inner = value.values() if isinstance(value, dict) else value
     return (one for one in inner if isinstance(one, dict | list))
-
-
-def _ids(message: Message, index: int) -> dict[str, int | None]:
-    ids: dict[str, int | None] = {}
-    for number, call in enumerate(message.tool_calls or []):
-        if call.id in ids:
-            field = f"messages[{index}].tool_calls[{number}].id"
-            raise bad_request(f"{field}: another call of this message has this id.", field)
-        ids[call.id] = None
-    return ids
-
-
-def _take_result(id: str | None, field: str, results: dict[str, int | None], index: int) -> None:
-    if id is None:
-        raise bad_request(f"{field}: this field is required.", field)
-    if id not in results:
-        raise bad_request(f"{field}: {NO_CALL}.", field)
-    if results[id] is not None:
-        raise bad_request(f"{field}: this call has a result already.", field)
-    results[id] = index
-
-
-def _results(caller: int, results: dict[str, int | None]) -> list[int]:
-    indices = []
-    for number, index in enumerate(results.values()):
-        if index is None:
-            field = f"messages[{caller}].tool_calls[{number}]"
-            raise bad_request(f"{field}: {NO_RESULT}.", field)
-        indices.append(index)
-    return indices

@@ -17,14 +17,13 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import unquote
 
 import msgspec
 
 from models.interfaces.media import Tool
 from models.text.tools import CALL_END
 from service.api.chat.schema import FunctionDelta
-from service.api.structured.schema_form import MAX_DEPTH, as_grammar
+from service.api.structured.schema_form import MAX_DEPTH, as_grammar, target
 
 FUNCTION = "\n<function="
 """What follows the opening tag of a call."""
@@ -96,7 +95,7 @@ class XmlFunction:
     def _resolved(self, part: dict[str, Any]) -> dict[str, Any]:
         """The schema that a reference leads to, with what stands beside the reference."""
         for _ in range(MAX_DEPTH):
-            found = _target(self._schema, part["$ref"]) if "$ref" in part else None
+            found = target(self._schema, part["$ref"]) if "$ref" in part else None
             if not isinstance(found, dict):
                 break
             part = {**found, **{name: value for name, value in part.items() if name != "$ref"}}
@@ -122,16 +121,14 @@ class XmlFunction:
     def _of_reference(self, reference: str) -> tuple[Types, bool]:
         if reference not in self._of_references:
             self._of_references[reference] = _ALL, False  # for what refers to itself
-            self._of_references[reference] = self._types(_target(self._schema, reference))
+            self._of_references[reference] = self._types(target(self._schema, reference))
         return self._of_references[reference]
 
 
-def _target(schema: Mapping[str, Any], reference: str) -> Any:
-    """The part of the schema that a JSON pointer names; None if there is none."""
-    found: Any = schema
-    for step in unquote(reference).removeprefix("#").split("/")[1:]:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+def held_back(text: str, marker: str) -> int:
+    """Characters at the end of a text that may be the beginning of the marker."""
+    longest = min(len(text), len(marker) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
 
 
 def _type(value: Any) -> str:
@@ -206,7 +203,7 @@ class XmlCall:
         elif self._types != _STRING and "string" in self._types:
             return []
         else:
-            kept = next((n for n in range(len(_VALUE_END) - 1, 0, -1) if head.endswith(_VALUE_END[:n])), 0)
+            kept = held_back(head, _VALUE_END)
             head, self._held = head[: len(head) - kept], head[len(head) - kept :]
         fragment = head
         if self._types == _STRING:

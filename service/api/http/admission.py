@@ -95,6 +95,7 @@ class Turn:
         return max(self.ticket.size + self.size, self.ticket.body_size) <= SMALL_BYTES
 
 
+@dataclass(eq=False)
 class Admission:
     """Counts requests in flight and their bytes, for each kind of work (chat, speech).
 
@@ -106,37 +107,29 @@ class Admission:
     Thread-safe: media are charged by the threads that decode them.
     """
 
-    def __init__(
-        self,
-        max_in_flight: int,
-        max_pending_bytes: int,
-        metrics: Metrics,
-        shares: Mapping[str, float] | None = None,
-        others: UsageRow | None = None,
-        *,
-        excess_bytes: int = 0,
-        max_wait: float = 120.0,
-    ) -> None:
-        self._max_in_flight = max_in_flight
-        self._max_bytes = max_pending_bytes - excess_bytes
-        self._excess_bytes = excess_bytes
-        self._max_wait = max_wait
-        self._metrics = metrics
-        self._shares = dict(shares or {})
-        self._others = others
-        self._requests: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._num_loading = 0
-        """Requests that load media."""
-        self._exceeding: Ticket | None = None
-        """Uses the part set aside."""
-        self._waiting: defaultdict[str, list[Turn]] = defaultdict(list)
-        self._seconds: dict[str, float] = {}
-        """Mean duration of requests."""
-        self._retry_at: dict[str, float] = {}
-        """When the last client that was refused was told to come back (time.monotonic())."""
-        self.lock = threading.RLock()
-        """Guards all of this."""
+    max_in_flight: int
+    max_pending_bytes: int
+    metrics: Metrics
+    shares: Mapping[str, float] | None = None
+    others: UsageRow | None = None
+    excess_bytes: int = 0
+    max_wait: float = 120.0
+    _requests: Counter[str] = field(default_factory=Counter)
+    _bytes: Counter[str] = field(default_factory=Counter)
+    _num_loading: int = 0
+    """Requests that load media."""
+    _exceeding: Ticket | None = None
+    """Uses the part set aside."""
+    _waiting: defaultdict[str, list[Turn]] = field(default_factory=lambda: defaultdict(list))
+    _seconds: dict[str, float] = field(default_factory=dict)
+    """Mean duration of requests."""
+    _retry_at: dict[str, float] = field(default_factory=dict)
+    """When the last client that was refused was told to come back (time.monotonic())."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Guards all of this."""
+
+    def __post_init__(self) -> None:
+        self._max_bytes = self.max_pending_bytes - self.excess_bytes
 
     @property
     def in_flight(self) -> int:
@@ -145,7 +138,7 @@ class Admission:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight, in this process or others of the server."""
-        return not self.in_flight and (self._others is None or not self._others.requests().total())
+        return not self.in_flight and (self.others is None or not self.others.requests().total())
 
     @property
     def pending_bytes(self) -> int:
@@ -158,7 +151,7 @@ class Admission:
 
     def max_requests(self, endpoint: str) -> int:
         """The most that one request can take of the requests in flight."""
-        return self._share(KINDS.get(endpoint, endpoint), self._max_in_flight)
+        return self._share(KINDS.get(endpoint, endpoint), self.max_in_flight)
 
     def largest(self, endpoint: str) -> int:
         """Bytes that a single request can take without the part set aside."""
@@ -171,8 +164,8 @@ class Admission:
 
     def check_requests(self, ticket: Ticket, requests: int) -> None:
         """ApiError 503 unless there is room for so many more requests."""
-        in_flight = self._used(self._requests, None if self._others is None else self._others.requests())
-        if requests and in_flight[ticket.kind] + requests > self._room(in_flight, ticket.kind, self._max_in_flight):
+        in_flight = self._used(self._requests, None if self.others is None else self.others.requests())
+        if requests and in_flight[ticket.kind] + requests > self._room(in_flight, ticket.kind, self.max_in_flight):
             raise self.refusal(ticket.endpoint, "in_flight", "Too many requests in progress; retry shortly.")
 
     def charge(self, turn: Turn, *, waits: bool = True) -> bool:
@@ -219,13 +212,13 @@ class Admission:
             return  # a scrape or a health check is not work, and the shared table counts only work
         self._requests[kind] += requests
         self._bytes[kind] += size
-        if self._others is not None:
-            self._others.tell(kind, self._requests[kind], self._bytes[kind])
-        self._metrics.observe("admitted_bytes", self.pending_bytes)
+        if self.others is not None:
+            self.others.tell(kind, self._requests[kind], self._bytes[kind])
+        self.metrics.observe("admitted_bytes", self.pending_bytes)
 
     def count_loading(self, ticket: Ticket, change: int) -> None:
         """Count a request that begins or ceases to load media. ApiError 503 where too many do."""
-        loading = self._num_loading + (0 if self._others is None else self._others.requests()[EXCESS])
+        loading = self._num_loading + (0 if self.others is None else self.others.requests()[EXCESS])
         if change > 0 and loading >= max(1, int(LARGE_SHARE * self.max_requests(ticket.kind))):
             raise self.refusal(ticket.endpoint, "media", "Too many requests with media in progress; retry shortly.")
         self._num_loading += change
@@ -241,12 +234,12 @@ class Admission:
             if len(queue) >= max(1, int((1 - LARGE_SHARE) * self.max_requests(ticket.kind))):
                 raise self.no_room(ticket.endpoint)
             queue.append(turn)
-        granted, end = asyncio.wrap_future(turn.granted), time.monotonic() + self._max_wait
+        granted, end = asyncio.wrap_future(turn.granted), time.monotonic() + self.max_wait
         try:
             while not granted.done():
                 if (left := end - time.monotonic()) <= 0:
                     raise self.no_room(ticket.endpoint)
-                await asyncio.wait({granted}, timeout=left if self._others is None else min(left, POLL_SECONDS))
+                await asyncio.wait({granted}, timeout=left if self.others is None else min(left, POLL_SECONDS))
                 with self.lock:
                     self.grant()
         except BaseException:
@@ -270,7 +263,7 @@ class Admission:
 
     def refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
         """503, counted by its reason. Clients are told to come back one by one, as places become free."""
-        self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
+        self.metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
         kind, now = KINDS.get(endpoint, endpoint), time.monotonic()
         each = self._seconds.get(kind, MIN_RETRY_AFTER) / max(1, self._requests[kind])
         at = min(max(self._retry_at.get(kind, now), now) + each, now + MAX_RETRY_AFTER)
@@ -279,7 +272,7 @@ class Admission:
 
     def _fits(self, kind: str, size: int, *, small: bool) -> bool:
         """Whether there is room beside the part set aside."""
-        in_bytes = self._used(self._bytes, None if self._others is None else self._others.num_bytes())
+        in_bytes = self._used(self._bytes, None if self.others is None else self.others.num_bytes())
         room = self._room(in_bytes, kind, self._max_bytes)
         return in_bytes[kind] + size <= (room if small else int(LARGE_SHARE * room))
 
@@ -287,8 +280,8 @@ class Admission:
         """Whether a request may have `size` bytes of the part set aside. It has no other limit there than those on
         every request, which no more than one of its media that are being decoded at a time can exceed."""
         if self._exceeding is None:
-            return self._others is None or not self._others.num_bytes()[EXCESS]
-        return self._exceeding is ticket and (not ticket.decoding or ticket.excess + size <= self._excess_bytes)
+            return self.others is None or not self.others.num_bytes()[EXCESS]
+        return self._exceeding is ticket and (not ticket.decoding or ticket.excess + size <= self.excess_bytes)
 
     def _leave_excess(self) -> None:
         """Free the part set aside if the request that uses it has nothing there, or now fits into the rest."""
@@ -303,8 +296,8 @@ class Admission:
         self._tell_excess()
 
     def _tell_excess(self) -> None:
-        if self._others is not None:
-            self._others.tell(EXCESS, self._num_loading, self._exceeding.excess if self._exceeding else 0)
+        if self.others is not None:
+            self.others.tell(EXCESS, self._num_loading, self._exceeding.excess if self._exceeding else 0)
 
     @staticmethod
     def _used(own: Counter[str], others: Counter[str] | None) -> Counter[str]:
@@ -317,7 +310,7 @@ class Admission:
         return min(self._share(kind, limit), limit - others)
 
     def _share(self, kind: str, limit: int) -> int:
-        return max(1, int(self._shares.get(kind, 1.0) * limit))
+        return max(1, int((self.shares or {}).get(kind, 1.0) * limit))
 
 
 class Ticket:

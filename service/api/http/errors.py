@@ -6,7 +6,8 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -101,13 +102,22 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self._headers = headers or {}
         self.message = message[:MAX_MESSAGE]
         self.param = param
         self.code = code
         self.retry_after = retry_after
+
+    def at(self, param: str) -> ApiError:
+        """The same error under another path."""
+        if param == self.param:
+            return self
+        message = f"{param}: {self.message.removeprefix(f'{self.param}: ')}"
+        return ApiError(self.status, message, param=param, code=self.code, retry_after=self.retry_after)
 
     @property
     def type(self) -> str:
@@ -117,9 +127,9 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
     def headers(self) -> dict[str, str]:
-        headers = (
-            {} if self.retry_after is None else {"retry-after": str(min(120, max(1, math.ceil(self.retry_after))))}
-        )
+        headers = dict(self._headers)
+        if self.retry_after is not None:
+            headers["retry-after"] = str(min(120, max(1, math.ceil(self.retry_after))))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
@@ -153,12 +163,26 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def invalid(field: str, problem: str, code: str | None = None) -> ApiError:
+    """400 that names a field of the request, and what is wrong with it."""
+    return bad_request(f"{field}: {problem}.", field, code)
+
+
 def naming(field: str, step: Callable[[], T]) -> T:
     """What `step` returns. An InputError names `field` of the request, in place of the field that a processor knows."""
     try:
         return step()
     except InputError as error:
         raise InputError(field, str(error)) from error
+
+
+@contextmanager
+def renamed(name: Callable[[ApiError], ApiError]) -> Iterator[None]:
+    """Raise the errors of a request as what `name` makes of them."""
+    try:
+        yield
+    except (ApiError, InputError, EngineError) as error:
+        raise name(as_api_error(error)) from error
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -217,10 +241,9 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
             return _other_method(request, routes)
         if error.status_code == 404:
             path = request.scope["path"]
-            return _upgrade_required() if _is_socket(path, routes) else _no_such_path(path, routes).response()
-        response = ApiError(error.status_code, "The request cannot be processed.").response()
-        response.headers.update(error.headers or {})
-        return response
+            socket = any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
+            return (UPGRADE_REQUIRED if socket else _no_such_path(path, routes)).response()
+        return ApiError(error.status_code, "The request cannot be processed.", headers=error.headers).response()
 
     no_http_path = app.router.default
 
@@ -246,10 +269,6 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
 
 
-def _is_socket(path: str, routes: Sequence[BaseRoute]) -> bool:
-    return any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
-
-
 def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
     """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
     parts = [part for part in path.split("/") if part not in ("", "v1")]
@@ -270,11 +289,12 @@ def _no_such_socket(path: str, routes: Sequence[BaseRoute]) -> ApiError:
     return _no_such_path(path, [route for route in routes if isinstance(route, WebSocketRoute)])
 
 
-def _upgrade_required() -> Response:
-    message = "This path is a WebSocket: connect with ws:// or wss:// and an HTTP/1.1 upgrade."
-    response = ApiError(426, message, code="upgrade_required").response()
-    response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
-    return response
+UPGRADE_REQUIRED = ApiError(
+    426,
+    "This path is a WebSocket: connect with ws:// or wss:// and an HTTP/1.1 upgrade.",
+    code="upgrade_required",
+    headers={"upgrade": "websocket", "connection": "upgrade"},
+)
 
 
 def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
@@ -286,9 +306,7 @@ def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allow})
     message = f"Method not allowed; this path allows {allow}."
-    response = ApiError(405, message, code="method_not_allowed").response()
-    response.headers["allow"] = allow
-    return response
+    return ApiError(405, message, code="method_not_allowed", headers={"allow": allow}).response()
 
 
 WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from service.api.http.errors import bad_request, explain, kinds, one_of
+from service.api.http.errors import bad_request, explain, invalid, kinds, one_of
 
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
@@ -54,7 +54,7 @@ def parse(raw: bytes | str, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         path, _ = explain(str(error))
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
-            raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
+            raise invalid(path, f"must be {one_of(choices)}") from error
         raise
 
 

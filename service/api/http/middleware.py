@@ -73,44 +73,34 @@ WEBSOCKET = "WEBSOCKET"
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
+@dataclass(eq=False)
 class RequestMiddleware:
     """The outermost middleware but CORS. endpoints: path -> endpoint; all other paths are endpoint "other", without
     admission."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        endpoints: Mapping[str, str],
-        admission: Admission,
-        metrics: Metrics,
-        max_body: int,
-        guards: Guards,
-        tracing: Tracing | None = None,
-    ) -> None:
-        self._app = app
-        self._endpoints = endpoints
-        self._admission = admission
-        self._metrics = metrics
-        self._max_body = max_body
-        self._guards = guards
-        self._tracing = tracing
-        self._active: Counter[str] = Counter()
+    app: ASGIApp
+    endpoints: Mapping[str, str]
+    admission: Admission
+    metrics: Metrics
+    max_body: int
+    guards: Guards
+    tracing: Tracing | None = None
+    _active: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        endpoint = self._endpoints.get(scope["path"], "other")
+        endpoint = self.endpoints.get(scope["path"], "other")
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         address = (scope.get("client") or ("",))[0]
-        record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint), address)
+        record = RequestRecord(request_id, endpoint, self.admission.ticket(endpoint), address)
         scope["reprise.record"] = record
-        if self._tracing is not None and endpoint != "other":
+        if self.tracing is not None and endpoint != "other":
             method = scope.get("method", WEBSOCKET)
-            record.trace = self._tracing.begin(method, scope["path"], headers, record.arrival)
+            record.trace = self.tracing.begin(method, scope["path"], headers, record.arrival)
         enter(record.trace)
         await self._serve(scope, receive, send, headers, record)
 
@@ -130,14 +120,14 @@ class RequestMiddleware:
         self._in_progress(record.endpoint, 1)
         try:
             try:
-                self._guards.check(scope, headers, record)
+                self.guards.check(scope, headers, record)
                 if not is_socket:
                     self._admit(scope["method"], headers, record)
                     receive = self._bounded(receive, record, scope["method"])
             except ApiError as error:
                 await error.respond(scope, receive, answer)
             else:
-                await self._app(scope, receive, answer)
+                await self.app(scope, receive, answer)
         except Exception:
             status = status or 500
             record.outcome = record.outcome or "error"
@@ -158,7 +148,7 @@ class RequestMiddleware:
 
     def _in_progress(self, endpoint: str, change: int) -> None:
         self._active[endpoint] += change
-        self._metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
+        self.metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
 
     def _admit(self, method: str, headers: Headers, record: RequestRecord) -> None:
         """Refuse by the headers, before any of the body is read. The request takes its place once the body has
@@ -170,14 +160,14 @@ class RequestMiddleware:
             raise ApiError(415, message, code="unsupported_encoding")
         length = headers.get("content-length", "0")
         size = int(length) if length.isdecimal() else 0
-        if size > self._max_body:
+        if size > self.max_body:
             raise self._too_large(size)
         record.ticket.body_size = SMALL_BYTES + 1 if "transfer-encoding" in headers else size
         if record.endpoint != "other":
             record.ticket.check()
 
     def _too_large(self, size: int) -> ApiError:
-        message = f"The request body is too large: {size} bytes given, at most {self._max_body} allowed."
+        message = f"The request body is too large: {size} bytes given, at most {self.max_body} allowed."
         return ApiError(413, message, code="body_too_large")
 
     def _bounded(self, receive: Receive, record: RequestRecord, method: str) -> Receive:
@@ -199,7 +189,7 @@ class RequestMiddleware:
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
                 received += size
-                if received > self._max_body:
+                if received > self.max_body:
                     raise self._too_large(received)
                 began = time.monotonic()
                 if size:
@@ -220,10 +210,10 @@ class RequestMiddleware:
         outcome = record.end_with(status)
         labels = {"model": record.model, "endpoint": record.endpoint, "outcome": outcome}
         if record.endpoint != "other":
-            self._metrics.observe("requests_total", 1, status=str(status), **labels)
-            self._metrics.observe("request_duration_seconds", duration, **labels)
+            self.metrics.observe("requests_total", 1, status=str(status), **labels)
+            self.metrics.observe("request_duration_seconds", duration, **labels)
         if outcome == "aborted":
-            self._metrics.observe("client_disconnects_total", 1, endpoint=record.endpoint)
+            self.metrics.observe("client_disconnects_total", 1, endpoint=record.endpoint)
         traced = {}
         if record.trace is not None:
             record.trace.end(status, record.model, outcome, {"request_id": record.request_id, **record.notes})

@@ -115,12 +115,7 @@ def _description(kind: type) -> str:
 
 
 def _content(types: Mapping[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for media_type, kind in types.items():
-        content[media_type] = {}
-        if kind is not None:
-            content[media_type] = {"schema": _reference(kind)}
-    return content
+    return {media_type: {} if kind is None else {"schema": _reference(kind)} for media_type, kind in types.items()}
 
 
 def install_openapi(
@@ -204,31 +199,22 @@ def type_text(schema: Mapping[str, Any]) -> Markup:
         return Markup("<code>{}</code>").format(schema["const"])
     if "type" not in schema:
         return Markup.escape(schema.get("description", "anything"))
-    kind = schema["type"]
-    if kind == "array":
-        return Markup("{} of {}").format(_counted("list", schema, "Items"), type_text(schema.get("items", {})))
-    if kind == "object":
-        values = schema.get("additionalProperties")
-        return Markup("map to {}").format(type_text(values)) if isinstance(values, Mapping) else Markup("object")
-    if kind == "string":
-        return Markup(_counted("string", schema, "Length"))
-    return Markup.escape(f"{kind} {_bounds(schema)}".rstrip())
+    limits = ", ".join(f"{words} {schema[key]}" for key, words in LIMITS.items() if key in schema)
+    bounds = f" ({limits})" if limits else ""
+    match schema["type"]:
+        case "array":
+            return Markup("list{} of {}").format(bounds, type_text(schema.get("items", {})))
+        case "object":
+            values = schema.get("additionalProperties")
+            return Markup("map to {}").format(type_text(values)) if isinstance(values, Mapping) else Markup("object")
+        case kind:
+            return Markup.escape(f"{kind}{bounds}")
 
 
-def _counted(word: str, schema: Mapping[str, Any], what: str) -> str:
-    bounds = [
-        f"{words} {schema[key]}"
-        for key, words in ((f"min{what}", "at least"), (f"max{what}", "at most"))
-        if key in schema
-    ]
-    return f"{word} ({', '.join(bounds)})" if bounds else word
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if least == -(2**63):
-        return "of 64 bits"
-    if least is not None and most is not None:
-        return f"{least} to {most}"
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    return ", ".join(f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema)
+LIMITS = {
+    **dict.fromkeys(("minLength", "minItems", "minimum"), "at least"),
+    **dict.fromkeys(("maxLength", "maxItems", "maximum"), "at most"),
+    "exclusiveMinimum": "more than",
+    "exclusiveMaximum": "less than",
+}
+"""Keywords of a schema, and what the page says for them."""

@@ -7,58 +7,25 @@ import base64
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
-from models.interfaces.errors import InputError
+from service.api.chat import schema as chat
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
-from service.api.chat.schema import (
-    ChatRequestBody,
-    FunctionDefinition,
-    Message,
-    NamedFunction,
-    NamedToolChoice,
-    ToolCallDelta,
-    ToolDefinition,
-    Usage,
-)
+from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
+from service.api.chat.turns import Turn
 from service.api.context import ServerContext
-from service.api.http.errors import ApiError, as_api_error
+from service.api.http.errors import ApiError, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
-from service.api.realtime.conversation import (
-    Conversation,
-    Playback,
-    SourcedMessage,
-    renamed,
-    renamed_field,
-    renamed_message,
-)
-from service.api.realtime.schema import (
-    ConversationItem,
-    ItemContent,
-    Metadata,
-    OutputPart,
-    RealtimeAudio,
-    RealtimeConfig,
-    RealtimeErrorDetail,
-    RealtimeFailure,
-    RealtimeFormat,
-    RealtimeInputDetails,
-    RealtimeOutputDetails,
-    RealtimeResponse,
-    RealtimeUsage,
-    ResponseStatus,
-    ServerEvent,
-    Status,
-    StatusDetails,
-    new_id,
-    server_event,
-)
+from service.api.realtime import schema
+from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_session, named
+from service.api.realtime.schema import ConversationItem, ServerEvent, new_id, server_event
 from service.api.sockets import StreamClosed
 
 log = logging.getLogger("reprise.access")
@@ -78,7 +45,7 @@ class Output:
         emit: Emit,
         conversation: Conversation | None,
         item: ConversationItem,
-        format: RealtimeFormat | None = None,
+        format: schema.RealtimeFormat | None = None,
     ) -> None:
         self._emit = emit
         self._conversation = conversation
@@ -118,7 +85,7 @@ class Output:
         self._sound_bytes += len(data)
         await self._tell("response.output_audio.delta", **self._where, delta=base64.b64encode(data).decode())
 
-    async def end(self, status: Status, speech: SpokenAnswer | None) -> ConversationItem:
+    async def end(self, status: schema.Status, speech: SpokenAnswer | None) -> ConversationItem:
         text = "".join(self._text)
         if self._format:
             unspoken = (speech and speech.unspoken) or UNSET
@@ -131,7 +98,7 @@ class Output:
         else:
             await self._tell("response.content_part.done", **self._where, part=self._part(text))
             kind = "output_audio" if self._format else "output_text"
-            content = msgspec.convert({"type": kind, self._field: text}, ItemContent)
+            content = msgspec.convert({"type": kind, self._field: text}, schema.ItemContent)
             item = msgspec.structs.replace(self._item, status=status, content=[content])
             if speech is not None and self._format:
                 texts = tuple(line.text for line in speech.script.lines)
@@ -146,59 +113,53 @@ class Output:
     async def _tell(self, type: str, **fields: Any) -> None:
         await self._emit(server_event(type, **fields))
 
-    def _part(self, text: str) -> OutputPart:
-        return OutputPart(type="audio", transcript=text) if self._format else OutputPart(type="text", text=text)
+    def _part(self, text: str) -> schema.OutputPart:
+        return (
+            schema.OutputPart(type="audio", transcript=text)
+            if self._format
+            else schema.OutputPart(type="text", text=text)
+        )
 
 
+@dataclass(eq=False)
 class Answer:
     """`task`, which starts at once, makes the answer, sends it and writes it into the conversation. A request that is
     refused before the response begins gets an error event; a later failure is the status of response.done.
 
     record: of this response; its ticket is released at the end. conversation: None for an answer that is not kept.
-    whole: CONVERSATION or INPUT, where the messages are from, which errors name.
+    whole: CONVERSATION or INPUT, where the turns are from, which errors name.
     metadata, event_id, size (bytes): of the client's response.create, which may hold items of its own.
     """
 
-    def __init__(
-        self,
-        context: ServerContext,
-        emit: Emit,
-        record: RequestRecord,
-        conversation: Conversation | None,
-        config: RealtimeConfig,
-        messages: Sequence[SourcedMessage],
-        *,
-        whole: str,
-        metadata: Metadata | None,
-        event_id: str | None,
-        size: int,
-    ) -> None:
-        self.id = new_id("resp")
-        self.ended = False
-        """Whether the last event has been handed over, so that the next response may begin."""
-        self._context = context
-        self._emit = emit
-        self._record = record
-        self._conversation = conversation
-        self._config = config
-        self._metadata = metadata
-        self._event_id = event_id
-        self._size = size
-        self._messages = {id(one.message): one for one in messages}
+    context: ServerContext
+    emit: Emit
+    record: RequestRecord
+    conversation: Conversation | None
+    config: schema.RealtimeConfig
+    turns: Sequence[Turn[Source]]
+    whole: str
+    metadata: schema.Metadata | None
+    event_id: str | None
+    size: int
+    id: str = field(default_factory=lambda: new_id("resp"))
+    ended: bool = False
+    """Whether the last event has been handed over, so that the next response may begin."""
+    _job: ChatJob | None = None
+    _spoken: SpokenAnswer | None = None
+    _begun: bool = False
+    _message: Output | None = None
+    _calls: list[Output] = field(default_factory=list)
+    _outputs: list[Output] = field(default_factory=list)
+    """The message and the calls, in order."""
+    _cancelled: bool = False
+    _ending: bool = False
+    _telling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while events that belong together are sent, so that a client that cancels gets all of them or none."""
+
+    def __post_init__(self) -> None:
+        self._turns = {id(turn.message): turn for turn in self.turns}
         """By the identity of the message: a request may leave out the oldest."""
-        self._whole = whole
-        self._body = _request(record.model, config, [one.message for one in messages])
-        self._job: ChatJob | None = None
-        self._spoken: SpokenAnswer | None = None
-        self._begun = False
-        self._message: Output | None = None
-        self._calls: list[Output] = []
-        self._outputs: list[Output] = []
-        """The message and the calls, in order."""
-        self._cancelled = False
-        self._ending = False
-        self._telling = asyncio.Lock()
-        """Held while events that belong together are sent, so that a client that cancels gets all of them or none."""
+        self._body = _request(self.record.model, self.config, [turn.message for turn in self.turns])
         self.task = asyncio.create_task(self._run())
 
     async def cancel(self) -> None:
@@ -222,23 +183,23 @@ class Answer:
             if not self._cancelled or task is None:
                 raise
             task.uncancel()
-            details = StatusDetails(type="cancelled", reason="client_cancelled")
+            details = schema.StatusDetails(type="cancelled", reason="client_cancelled")
         except (StreamClosed, WebSocketDisconnect):
             raise
         except Exception as error:
-            failure = renamed(as_api_error(error), "response")
+            failure = in_session(as_api_error(error), "response")
             if not self._begun:
                 await self._refuse(failure)
                 return
-            failed = RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
-            details = StatusDetails(type="failed", error=failed)
+            failed = schema.RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
+            details = schema.StatusDetails(type="failed", error=failed)
         finally:
-            self._record.ticket.release()
+            self.record.ticket.release()
         self._ending = True
         await self._end(details)
 
-    async def _generate(self) -> StatusDetails:
-        context = self._context
+    async def _generate(self) -> schema.StatusDetails:
+        context = self.context
         async with asyncio.timeout(context.settings.request_timeout):
             job = await self._prepared()
         self._job = job
@@ -254,26 +215,24 @@ class Answer:
                 if isinstance(part, TextDelta):
                     finish_reason = part.finish_reason or finish_reason
         if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
-            return StatusDetails(type="incomplete", reason="max_output_tokens")
-        return StatusDetails(type="completed")
+            return schema.StatusDetails(type="incomplete", reason="max_output_tokens")
+        return schema.StatusDetails(type="completed")
 
     async def _prepared(self) -> ChatJob:
         """With truncation, keeps only as many of the last turns as the model's context can hold along with an
         answer."""
-        if self._config.truncation == "disabled":
+        if self.config.truncation == "disabled":
             return await self._attempt(self._body)
         return await truncated(self._body, self._attempt)
 
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
-        self._record.ticket.release()
-        self._record.ticket.grow(1, self._size)
-        try:
-            if self._config.spoken:
-                self._spoken = await prepare_spoken(self._context, body, self._record)
-            return await prepare_job(self._context, body, self._record)
-        except (ApiError, InputError) as error:
-            messages = [self._messages.get(id(message)) for message in body.messages]
-            raise renamed_message(as_api_error(error), messages, self._whole) from error
+        self.record.ticket.release()
+        self.record.ticket.grow(1, self.size)
+        turns = [self._turns[id(message)] for message in body.messages]
+        with renamed(lambda error: in_conversation(error, turns, self.whole)):
+            if self.config.spoken:
+                self._spoken = await prepare_spoken(self.context, body, self.record)
+            return await prepare_job(self.context, body, self.record)
 
     async def _tell(self, part: TextDelta | bytes) -> None:
         """part: text and calls, or audio in the format of the session."""
@@ -287,26 +246,26 @@ class Answer:
 
     async def _begin(self) -> None:
         self._begun = True
-        await self._emit(server_event("response.created", response=self._response("in_progress", [])))
+        await self.emit(server_event("response.created", response=self._response("in_progress", [])))
 
     async def _begun_message(self) -> Output:
         """The message, which is announced with its first text or sound."""
         if self._message is None:
-            format = self._config.format if self._config.spoken else None
+            format = self.config.format if self.config.spoken else None
             self._message = await self._output(format, type="message", role="assistant", content=[])
         return self._message
 
-    async def _call(self, delta: ToolCallDelta) -> None:
+    async def _call(self, delta: chat.ToolCallDelta) -> None:
         if delta.id is not UNSET:
             named: dict[str, Any] = {"call_id": delta.id, "name": delta.function.name, "arguments": ""}
             self._calls.append(await self._output(type="function_call", **named))
         if delta.function.arguments:
             await self._calls[delta.index].write(delta.function.arguments)
 
-    async def _output(self, format: RealtimeFormat | None = None, **fields: Any) -> Output:
+    async def _output(self, format: schema.RealtimeFormat | None = None, **fields: Any) -> Output:
         """Begin the next item."""
         item = ConversationItem(id=new_id("item"), object="realtime.item", status="in_progress", **fields)
-        output = Output(self.id, len(self._outputs), self._emit, self._conversation, item, format)
+        output = Output(self.id, len(self._outputs), self.emit, self.conversation, item, format)
         self._outputs.append(output)
         await output.begin()
         return output
@@ -314,39 +273,39 @@ class Answer:
     async def _refuse(self, error: ApiError) -> None:
         self._ending = self.ended = True
         self._observe("refused")
-        await self._emit(error_event(error, self._event_id))
+        await self.emit(error_event(error, self.event_id))
 
-    async def _end(self, details: StatusDetails) -> None:
+    async def _end(self, details: schema.StatusDetails) -> None:
         if not self._begun:
             await self._begin()
         if not self._outputs and details.type in ("completed", "incomplete"):
             await self._begun_message()
-        status: Status = "completed" if details.type == "completed" else "incomplete"
+        status: schema.Status = "completed" if details.type == "completed" else "incomplete"
         output = [await one.end(status, self._spoken) for one in self._outputs]
         self._observe(details.type)
         self.ended = True
-        await self._emit(server_event("response.done", response=self._response(details.type, output, details)))
+        await self.emit(server_event("response.done", response=self._response(details.type, output, details)))
 
     def _response(
-        self, status: ResponseStatus, output: list[ConversationItem], details: StatusDetails | None = None
-    ) -> RealtimeResponse:
-        return RealtimeResponse(
+        self, status: schema.ResponseStatus, output: list[ConversationItem], details: schema.StatusDetails | None = None
+    ) -> schema.RealtimeResponse:
+        return schema.RealtimeResponse(
             id=self.id,
             status=status,
             output=output,
-            conversation_id=None if self._conversation is None else self._conversation.id,
-            output_modalities=self._config.output_modalities,
-            max_output_tokens=self._config.max_output_tokens,
-            audio=RealtimeAudio(output=self._config.output),
-            metadata=self._metadata,
+            conversation_id=None if self.conversation is None else self.conversation.id,
+            output_modalities=self.config.output_modalities,
+            max_output_tokens=self.config.max_output_tokens,
+            audio=schema.RealtimeAudio(output=self.config.output),
+            metadata=self.metadata,
             status_details=details,
             usage=None if details is None or self._job is None else _usage(self._job, self._spoken),
             unenforced=UNSET if self._job is None else unenforced(self._job.unenforced, "response"),
         )
 
     def _observe(self, status: str) -> None:
-        record = self._record
-        self._context.metrics.observe("realtime_responses_total", model=record.model, status=status)
+        record = self.record
+        self.context.metrics.observe("realtime_responses_total", model=record.model, status=status)
         extra = {"request_id": record.request_id, "model": record.model, **record.notes}
         log.info("realtime response %s", status, extra=extra)
 
@@ -354,31 +313,31 @@ class Answer:
 def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
     """event_id: of the client's event that caused it."""
     fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
-    return server_event("error", error=RealtimeErrorDetail(event_id=event_id, **fields))
+    return server_event("error", error=schema.RealtimeErrorDetail(event_id=event_id, **fields))
 
 
 def unenforced(paths: Sequence[str] | UnsetType, within: str) -> list[str] | UnsetType:
     """Paths of keywords in the tools' schemas that calls may break, under the names that they have here."""
-    return UNSET if paths is UNSET or not paths else [renamed_field(path, within) for path in paths]
+    return UNSET if paths is UNSET or not paths else [named(path, within) for path in paths]
 
 
-def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> RealtimeUsage:
-    usage: Usage = job.usage(0 if spoken is None else spoken.patches)
+def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.RealtimeUsage:
+    usage: chat.Usage = job.usage(0 if spoken is None else spoken.patches)
     prompt, audio_tokens = usage.prompt_tokens_details, usage.completion_tokens_details.audio_tokens
-    return RealtimeUsage(
+    return schema.RealtimeUsage(
         total_tokens=usage.total_tokens,
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
-        input_token_details=RealtimeInputDetails(
+        input_token_details=schema.RealtimeInputDetails(
             cached_tokens=prompt.cached_tokens, text_tokens=prompt.text_tokens, image_tokens=prompt.image_tokens
         ),
-        output_token_details=RealtimeOutputDetails(
+        output_token_details=schema.RealtimeOutputDetails(
             text_tokens=usage.completion_tokens - audio_tokens, audio_tokens=audio_tokens
         ),
     )
 
 
-def _request(model: str, config: RealtimeConfig, messages: list[Message]) -> ChatRequestBody:
+def _request(model: str, config: schema.RealtimeConfig, messages: list[Message]) -> ChatRequestBody:
     return ChatRequestBody(
         model=model,
         messages=messages,
@@ -392,14 +351,14 @@ def _request(model: str, config: RealtimeConfig, messages: list[Message]) -> Cha
     )
 
 
-def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
+def chat_tools(config: schema.RealtimeConfig) -> dict[str, Any]:
     """The fields of a chat request that describe the tools."""
     asked = config.tool_choice
     if not config.tools and asked in ("none", "auto"):
         return {}
-    choice = asked if isinstance(asked, str) else NamedToolChoice(NamedFunction(asked.name))
+    choice = asked if isinstance(asked, str) else chat.NamedToolChoice(chat.NamedFunction(asked.name))
     tools = [
-        ToolDefinition("function", FunctionDefinition(tool.name, tool.description, tool.parameters))
+        chat.ToolDefinition("function", chat.FunctionDefinition(tool.name, tool.description, tool.parameters))
         for tool in config.tools
     ]
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": config.parallel_tool_calls}

@@ -15,37 +15,27 @@ from service.api.chat import prompt as prompt_messages
 from service.api.chat.prompt_media import MediaReference, PromptMedia, VideoSampling
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
 from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
+from service.api.chat.turns import Names, Turn, joined, located, translated
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
-from service.api.http.errors import ApiError, bad_request
-from service.api.realtime.schema import (
-    NO_RECOGNITION,
-    ContentType,
-    ConversationItem,
-    ItemContent,
-    ItemType,
-    Role,
-    new_id,
-)
+from service.api.http.errors import ApiError, invalid
+from service.api.realtime import schema
+from service.api.realtime.schema import ConversationItem, ItemContent, Role, new_id
 from service.media.fetch import is_data_url
 from service.settings.settings import Settings
 
 # Items that clients create
 
-ALLOWED: dict[Role, tuple[ContentType, ...]] = {
+ALLOWED: dict[Role, tuple[schema.ContentType, ...]] = {
     "user": ("input_text", "input_image"),
     "system": ("input_text",),
     "assistant": ("output_text",),
 }
 """Kinds of content that a client may create, by role."""
-CALL_FIELDS: dict[ItemType, tuple[str, ...]] = {
+CALL_FIELDS: dict[schema.ItemType, tuple[str, ...]] = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
 }
-
-
-def invalid(field: str, problem: str, code: str | None = None) -> ApiError:
-    return bad_request(f"{field}: {problem}.", field, code)
 
 
 def created_item(given: ConversationItem, field: str) -> ConversationItem:
@@ -77,7 +67,7 @@ def _require(given: ConversationItem | ItemContent, names: Sequence[str], field:
 
 def _created_content(part: ItemContent, role: Role, field: str) -> ItemContent:
     if part.type == "input_audio":
-        raise invalid(f"{field}.type", NO_RECOGNITION, "unsupported_parameter")
+        raise invalid(f"{field}.type", schema.NO_RECOGNITION, "unsupported_parameter")
     if part.type not in ALLOWED[role]:
         raise invalid(f"{field}.type", f"must be {' or '.join(ALLOWED[role])} in an item with role {role}")
     if part.type == "input_image":
@@ -227,8 +217,8 @@ class Conversation:
         """Approximate size of an item in bytes."""
         return self._entry(id).size
 
-    def messages(self) -> list[SourcedMessage]:
-        return as_messages(Source(entry.item) for entry in self._entries.values())
+    def turns(self) -> list[Turn[Source]]:
+        return as_turns(Source(entry.item) for entry in self._entries.values())
 
     def check_room(self, item: ConversationItem) -> None:
         """ApiError 400 if the item would not fit."""
@@ -236,8 +226,7 @@ class Conversation:
         limits = self._settings
         held = [entry.item for entry in self._entries.values()] + [item]
         for what, count, most in (
-            ("items", len(held), max_items()),
-            ("content parts", sum(len(one.content or ()) for one in held), prompt_messages.MAX_PARTS),
+            *_counts(held),
             ("images", sum(1 for one in held for _ in pictures(one)), limits.max_images),
             ("bytes", self._size + _size(item), limits.max_body),
         ):
@@ -315,12 +304,14 @@ class Conversation:
         self._size += size
 
 
+def _counts(items: Sequence[ConversationItem]) -> list[tuple[str, int, int]]:
+    parts = sum(len(item.content or ()) for item in items)
+    return [("items", len(items), max_items()), ("content parts", parts, prompt_messages.MAX_PARTS)]
+
+
 def check_counts(given: Sequence[ConversationItem], field: str) -> None:
     """ApiError 400 for more items or content parts than any conversation has room for, before they are read."""
-    for what, count, most in (
-        ("items", len(given), max_items()),
-        ("content parts", sum(len(item.content or ()) for item in given), prompt_messages.MAX_PARTS),
-    ):
+    for what, count, most in _counts(given):
         if count > most:
             raise invalid(field, f"too many {what}: {count} given, at most {most} allowed", "conversation_full")
 
@@ -342,7 +333,7 @@ def _size(item: ConversationItem) -> int:
 CONVERSATION = "conversation"
 INPUT = "response.input"
 
-RENAMED = (
+RENAMED: Names = (
     (r"audio((?:\..*)?)", r"response.audio.output\1"),
     (r"max_completion_tokens", "response.max_output_tokens"),
     (r"tools\[(\d+)\]\.function(.*)", r"response.tools[\1]\2"),
@@ -353,14 +344,6 @@ RENAMED = (
 )
 """Fields of a chat request, and the names that they have here."""
 
-MESSAGES = re.compile(r"messages\b.*")
-IN_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(.*)")
-IN_ITEM = (
-    (r"(\.content\[\d+\]\.image_url)\.url", r"\1"),
-    (r"\.tool_call_id|\.id", ".call_id"),
-    (r"\.function(\..*)", r"\1"),
-)
-"""The same for fields of messages and of calls."""
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Ids that errors may repeat."""
 
@@ -375,43 +358,24 @@ class Source:
     given: bool = False
 
 
-@dataclass(frozen=True)
-class SourcedMessage:
-    """source: None for the instructions, and for an answer that is nothing but calls. calls: sources of its calls."""
-
-    message: Message
-    source: Source | None = None
-    calls: tuple[Source, ...] = ()
+def as_turns(sources: Iterable[Source]) -> list[Turn[Source]]:
+    """The items as chat messages. A call that was cut off is left out, and so is an answer that nobody heard any of."""
+    return joined(turn for source in sources if (turn := _turn(source)) is not None)
 
 
-def as_messages(sources: Iterable[Source]) -> list[SourcedMessage]:
-    """The items as chat messages. Calls belong to the answer before them. A call that was cut off is left out, and so
-    is an answer that nobody heard any of."""
-    messages: list[SourcedMessage] = []
-    for source in sources:
-        item = source.item
-        if item.type == "function_call":
-            if item.status != "completed":
-                continue
-            call = ToolCallEntry(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
-            after_answer = bool(messages) and messages[-1].message.role == "assistant"
-            answer = messages.pop() if after_answer else SourcedMessage(Message("assistant"))
-            calls = [*(answer.message.tool_calls or ()), call]
-            message = msgspec.structs.replace(answer.message, tool_calls=calls)
-            messages.append(replace(answer, message=message, calls=(*answer.calls, source)))
-        elif item.type == "function_call_output":
-            messages.append(SourcedMessage(Message("tool", item.output, tool_call_id=item.call_id), source))
-        elif (said := _as_message(item)) is not None:
-            messages.append(SourcedMessage(said, source))
-    return messages
-
-
-def _as_message(item: ConversationItem) -> Message | None:
+def _turn(source: Source) -> Turn[Source] | None:
+    item = source.item
+    if item.type == "function_call":
+        call = ToolCallEntry(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
+        called = Turn(Message("assistant", tool_calls=[call]), None, [source])
+        return called if item.status == "completed" else None
+    if item.type == "function_call_output":
+        return Turn(Message("tool", item.output, tool_call_id=item.call_id), source)
     assert item.role is not None and item.content is not None
-    if item.role != "user":
-        text = "".join(part.text or part.transcript or "" for part in item.content)
-        return Message(item.role, text) if text else None
-    return Message(item.role, [_as_part(part) for part in item.content])
+    if item.role == "user":
+        return Turn(Message(item.role, [_as_part(part) for part in item.content]), source)
+    text = "".join(part.text or part.transcript or "" for part in item.content)
+    return Turn(Message(item.role, text), source) if text else None
 
 
 def _as_part(part: ItemContent) -> ContentPart:
@@ -421,58 +385,30 @@ def _as_part(part: ItemContent) -> ContentPart:
     return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
 
 
-def renamed_field(param: str, within: str) -> str:
+def named(param: str, within: str) -> str:
     """The name that a field of a chat request has here. within: session or response."""
-    for pattern, name in RENAMED:
-        if found := re.fullmatch(pattern, param):
-            return found.expand(name.replace("response.", f"{within}.", 1))
-    return param
+    return translated(param, RENAMED).replace("response.", f"{within}.", 1)
 
 
-def renamed(error: ApiError, within: str) -> ApiError:
+def in_session(error: ApiError, within: str) -> ApiError:
     """The error for a field of a chat request, under the name that the field has here."""
-    if error.param is None or (param := renamed_field(error.param, within)) == error.param:
-        return error
-    return _moved(error, param)
+    return error if error.param is None else error.at(named(error.param, within))
 
 
-def renamed_message(error: ApiError, messages: Sequence[SourcedMessage | None], whole: str) -> ApiError:
+def in_conversation(error: ApiError, turns: Sequence[Turn[Source]], whole: str) -> ApiError:
     """The same for an error in a request's messages. whole: CONVERSATION or INPUT, which an error that is not about one
     item names."""
-    if error.param is None or not MESSAGES.fullmatch(error.param):
+    if error.param is None or not error.param.startswith("messages"):
         return error
-    found = IN_MESSAGE.fullmatch(error.param)
-    message = messages[int(found[1])] if found and int(found[1]) < len(messages) else None
-    if found is None or message is None:
-        return _moved(error, whole)
-    source = message.source if found[2] is None else message.calls[int(found[2])]
+    place = located(error.param, turns)
+    source, rest = place or (None, "")
     if source is None:
-        return _moved(error, whole)
-    rest = found[3]
-    for pattern, name in IN_ITEM:
-        if inside := re.fullmatch(pattern, rest):
-            rest = inside.expand(name)
-            break
-    return _moved(error, source.field + rest if source.given else source.field, source.item)
-
-
-def _moved(error: ApiError, param: str, item: ConversationItem | None = None) -> ApiError:
-    """The error under another name. item: where it is, if that is one item."""
-    problem = error.message.removeprefix(f"{error.param}: ")
-    if item is not None:
-        problem = _in_words_of_items(problem, item)
-    return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code, retry_after=error.retry_after)
-
-
-def _in_words_of_items(problem: str, item: ConversationItem) -> str:
-    call_id = f"call_id {item.call_id}" if PLAIN.fullmatch(item.call_id or "") else "call_id"
-    if problem == f"{NO_CALL}.":
-        return (
-            f"this function_call_output has the {call_id}, which no function_call before it has; nothing but other "
-            "calls and outputs may be between the two."
-        )
-    if problem == f"{NO_RESULT}.":
-        return (
-            f"this function_call, with the {call_id}, must be followed by a function_call_output of the same call_id."
-        )
-    return problem
+        return error.at(whole)
+    moved = error.at(source.field + rest if source.given else source.field)
+    known = PLAIN.fullmatch(source.item.call_id or "")
+    call_id = f"call_id {source.item.call_id}" if known else "call_id"
+    output = "which no function_call before it has; nothing but other calls and outputs may be between the two"
+    call = "must be followed by a function_call_output of the same call_id"
+    moved.message = moved.message.replace(NO_CALL, f"this function_call_output has the {call_id}, {output}")
+    moved.message = moved.message.replace(NO_RESULT, f"this function_call, with the {call_id}, {call}")
+    return moved

@@ -16,57 +16,28 @@ from models.interfaces.errors import InputError
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import check_audio
 from service.api.chat.tools import MAX_TOOLS, checked_tool_grammar, tool_use
+from service.api.chat.turns import Turn
 from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.errors import ApiError, as_api_error, bad_request, invalid, renamed
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
+from service.api.realtime import schema
 from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
 from service.api.realtime.conversation import (
     CONVERSATION,
     INPUT,
     Conversation,
     Source,
-    SourcedMessage,
-    as_messages,
+    as_turns,
     check_counts,
     check_pictures,
     created_item,
-    invalid,
+    in_session,
     max_items,
-    renamed,
 )
-from service.api.realtime.schema import (
-    AUDIO_CHUNK,
-    NO_RECOGNITION,
-    UNSUPPORTED_EVENTS,
-    AnyClientEvent,
-    AnyServerEvent,
-    ConversationItem,
-    Envelope,
-    ItemCreate,
-    ItemDelete,
-    ItemRetrieve,
-    ItemTruncate,
-    Overrides,
-    RealtimeAudio,
-    RealtimeConfig,
-    RealtimeFormat,
-    RealtimeInput,
-    RealtimeOutput,
-    RealtimeSession,
-    RealtimeToolChoice,
-    ResponseCancel,
-    ResponseCreate,
-    ResponseParams,
-    ServerEvent,
-    SessionParams,
-    SessionUpdate,
-    UnsupportedField,
-    new_id,
-    server_event,
-)
+from service.api.realtime.schema import NO_RECOGNITION, RealtimeConfig, ServerEvent, new_id, server_event
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
 
@@ -83,7 +54,10 @@ MAX_UPDATE = 1 << 18
 """Limit in bytes of a session.update, since its values are kept."""
 
 websocket(
-    PATH, "Converse in text and pictures; answers are written or spoken.", client=AnyClientEvent, server=AnyServerEvent
+    PATH,
+    "Converse in text and pictures; answers are written or spoken.",
+    client=schema.AnyClientEvent,
+    server=schema.AnyServerEvent,
 )
 
 
@@ -128,17 +102,17 @@ class Session:
                 await task  # raises if its last event could not be sent
 
     @property
-    def _shown(self) -> RealtimeSession:
+    def _shown(self) -> schema.RealtimeSession:
         fields = {name: getattr(self._config, name) for name in self._config.__struct_fields__}
-        return RealtimeSession(id=self._id, model=self._model.name, **fields)
+        return schema.RealtimeSession(id=self._id, model=self._model.name, **fields)
 
     def _requested_model(self) -> HostedModel:
         query = self._socket.query_params
         if query.get("intent") == "transcription" or "call_id" in query:
             field = "call_id" if "call_id" in query else "intent"
-            raise bad_request(f"{field}: not supported: {NO_RECOGNITION}.", field, "unsupported_parameter")
+            raise invalid(field, f"not supported: {NO_RECOGNITION}", "unsupported_parameter")
         if "model" not in query:
-            raise bad_request("model: required in the query, as in /v1/realtime?model=NAME.", "model")
+            raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
         return self._context.model(query["model"], "chat", self._record)
 
     async def _take(self, raw: str | bytes) -> None:
@@ -149,23 +123,23 @@ class Session:
             event_id = envelope.event_id[:512] if isinstance(envelope.event_id, str) else None
             if envelope.type == "session.update":
                 await self._update(raw)
-            elif envelope.type == AUDIO_CHUNK and self._told_deaf:
+            elif envelope.type == schema.AUDIO_CHUNK and self._told_deaf:
                 return
-            elif isinstance(envelope.type, str) and envelope.type in UNSUPPORTED_EVENTS:
-                self._told_deaf = self._told_deaf or envelope.type == AUDIO_CHUNK
-                message = f"{envelope.type}: not supported: {UNSUPPORTED_EVENTS[envelope.type]}."
+            elif isinstance(envelope.type, str) and envelope.type in schema.UNSUPPORTED_EVENTS:
+                self._told_deaf = self._told_deaf or envelope.type == schema.AUDIO_CHUNK
+                message = f"{envelope.type}: not supported: {schema.UNSUPPORTED_EVENTS[envelope.type]}."
                 raise bad_request(message, "type", "unsupported_event")
             else:
-                await self._obey(await self._decoded(raw, AnyClientEvent), len(raw))
+                await self._obey(await self._decoded(raw, schema.AnyClientEvent), len(raw))
         except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
             await self.send_error(as_api_error(error), event_id)
 
-    async def _envelope(self, raw: str | bytes) -> Envelope:
+    async def _envelope(self, raw: str | bytes) -> schema.Envelope:
         """StreamClosed for anything but a JSON object: the client speaks another protocol."""
         try:
             # Fields that an event does not have are skipped without a look at their bytes.
             text = raw if isinstance(raw, str) else raw.decode()
-            envelope: Envelope = await self._decoded(text, Envelope)
+            envelope: schema.Envelope = await self._decoded(text, schema.Envelope)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             deep = isinstance(error, RecursionError)
             message = "The event is nested too deeply." if deep else "An event must be a JSON object, in UTF-8."
@@ -182,21 +156,21 @@ class Session:
         """size: bytes of the event, one of AnyClientEvent."""
         conversation = self._conversation
         match event:
-            case ItemCreate():
+            case schema.ItemCreate():
                 await self._create_item(event, size)
-            case ItemRetrieve():
+            case schema.ItemRetrieve():
                 item = conversation.item(event.item_id)
                 await self._tell("conversation.item.retrieved", conversation.size(event.item_id), item=item)
-            case ItemDelete():
+            case schema.ItemDelete():
                 conversation.delete(event.item_id)
                 await self._tell("conversation.item.deleted", item_id=event.item_id)
-            case ItemTruncate():
+            case schema.ItemTruncate():
                 place: dict[str, Any] = {"item_id": event.item_id, "content_index": event.content_index}
                 conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
                 await self._tell("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
-            case ResponseCreate():
-                await self._respond(event.response or ResponseParams(), event.event_id, size)
-            case ResponseCancel():
+            case schema.ResponseCreate():
+                await self._respond(event.response or schema.ResponseParams(), event.event_id, size)
+            case schema.ResponseCancel():
                 await self._cancel(event.response_id)
 
     async def _update(self, raw: str | bytes) -> None:
@@ -206,7 +180,7 @@ class Session:
         fields = parse(raw, dict[str, Any])
         session = fields.get("session")
         unsupported = take_unsupported(session, "session") if isinstance(session, dict) else []
-        given = parse(msgspec.json.encode(fields), SessionUpdate).session
+        given = parse(msgspec.json.encode(fields), schema.SessionUpdate).session
         if given.type != "realtime":
             raise invalid("session.type", f"must be realtime: {NO_RECOGNITION}", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
@@ -220,7 +194,7 @@ class Session:
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
         await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET, unenforced=broken)
 
-    async def _create_item(self, event: ItemCreate, size: int) -> None:
+    async def _create_item(self, event: schema.ItemCreate, size: int) -> None:
         check_counts([event.item], "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
@@ -229,7 +203,7 @@ class Session:
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, size, item=item, previous_item_id=previous)
 
-    async def _respond(self, given: ResponseParams, event_id: str | None, size: int) -> None:
+    async def _respond(self, given: schema.ResponseParams, event_id: str | None, size: int) -> None:
         context, conversation = self._context, self._conversation
         if self._answer is not None:
             if not self._answer.ended:
@@ -243,7 +217,7 @@ class Session:
         if kept and len(conversation) >= max_items():
             message = f"The conversation is full: at most {max_items()} items allowed. Delete some."
             raise bad_request(message, code="conversation_full")
-        messages = self._messages(config, given)
+        turns = self._turns(config, given)
         record = RequestRecord(
             self._record.request_id, "realtime", context.admission.ticket("realtime"), self._record.client
         )
@@ -254,35 +228,35 @@ class Session:
             record,
             conversation if kept else None,
             config,
-            messages,
+            turns,
             whole=CONVERSATION if given.input is None else INPUT,
             metadata=given.metadata,
             event_id=event_id,
             size=size,
         )
 
-    def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[SourcedMessage]:
+    def _turns(self, config: RealtimeConfig, given: schema.ResponseParams) -> list[Turn[Source]]:
         if given.input is None:
-            messages = self._conversation.messages()
+            turns = self._conversation.turns()
         else:
             check_counts(given.input, INPUT)
             named = [item.id for item in given.input if item.type == "item_reference"]
             if len(set(named)) < len(named):
                 # A large item that is named a thousand times would otherwise be copied a thousand times.
-                raise bad_request(f"{INPUT}: an item can be referred to once.", INPUT)
-            messages = as_messages(self._input(item, place) for place, item in enumerate(given.input))
+                raise invalid(INPUT, "an item can be referred to once")
+            turns = as_turns(self._input(item, place) for place, item in enumerate(given.input))
         if config.instructions:
-            messages = [SourcedMessage(Message("system", config.instructions)), *messages]
-        if not messages:
+            turns = [Turn(Message("system", config.instructions)), *turns]
+        if not turns:
             raise bad_request("There is nothing to respond to; send conversation.item.create first.")
-        return messages
+        return turns
 
-    def _input(self, item: ConversationItem, place: int) -> Source:
+    def _input(self, item: schema.ConversationItem, place: int) -> Source:
         field = f"{INPUT}[{place}]"
         if item.type != "item_reference":
             return Source(created_item(item, field), field, given=True)
         if item.id is None:
-            raise bad_request(f"{field}.id: this field is required.", f"{field}.id")
+            raise invalid(f"{field}.id", "this field is required")
         return Source(self._conversation.item(item.id, f"{field}.id"), field)
 
     async def _cancel(self, response_id: str | None) -> None:
@@ -325,9 +299,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported fields of a session, with the values beside null that change nothing and are accepted."""
 NESTED: dict[str, type[msgspec.Struct]] = {
-    "audio": RealtimeAudio,
-    "audio.input": RealtimeInput,
-    "audio.output": RealtimeOutput,
+    "audio": schema.RealtimeAudio,
+    "audio.input": schema.RealtimeInput,
+    "audio.output": schema.RealtimeOutput,
 }
 """Objects of a session in which unsupported fields are looked for."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
@@ -339,24 +313,24 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def check_update(
-    context: ServerContext, given: SessionParams, config: RealtimeConfig, client: str
+    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
 ) -> list[str] | UnsetType:
     """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
     client: identifies the client, since clients take turns at the check of grammars. Return what is not enforced of the
     schemas of tools."""
-    try:
+    with renamed(lambda error: in_session(error, "session")):
         output = None if given.audio is None else given.audio.output
         named = () if output is None else (output.model, output.voice, output.inference_timesteps)
         if any(value is not None for value in named):
             check_audio(context, config.speech, client)
         return unenforced(await _check_tools(context, given, config, client), "session")
-    except ApiError as error:
-        raise renamed(error, "session") from error
 
 
-async def _check_tools(context: ServerContext, given: SessionParams, config: RealtimeConfig, client: str) -> list[str]:
+async def _check_tools(
+    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
+) -> list[str]:
     """A choice of the session that a later update may still provide with tools is left to the response."""
-    named = given.tool_choice if isinstance(given.tool_choice, RealtimeToolChoice) else None
+    named = given.tool_choice if isinstance(given.tool_choice, schema.RealtimeToolChoice) else None
     if given.tools is None and named is None:
         return []
     fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
@@ -374,7 +348,7 @@ async def _check_tools(context: ServerContext, given: SessionParams, config: Rea
     return broken
 
 
-def updated(config: RealtimeConfig, given: Overrides, field: str) -> RealtimeConfig:
+def updated(config: RealtimeConfig, given: schema.Overrides, field: str) -> RealtimeConfig:
     """The configuration with the fields that `given` sets. ApiError names the unsupported field below `field`."""
     hearing = None if given.audio is None else given.audio.input
     fields = {"prompt": given.prompt, "reasoning": given.reasoning, "audio": {"input": msgspec.to_builtins(hearing)}}
@@ -390,7 +364,7 @@ def updated(config: RealtimeConfig, given: Overrides, field: str) -> RealtimeCon
             if format.rate not in (None, format.sample_rate):
                 problem = f"{format.rate} given, must be {format.sample_rate} for {format.type}"
                 raise invalid(f"{field}.audio.output.format.rate", problem)
-            format = RealtimeFormat(type=format.type, rate=format.sample_rate)
+            format = schema.RealtimeFormat(type=format.type, rate=format.sample_rate)
             output = msgspec.structs.replace(output, format=format)
     modalities = given.output_modalities or given.modalities or config.output_modalities
     return msgspec.structs.replace(
@@ -407,8 +381,8 @@ def _overlaid(base: T, given: msgspec.Struct) -> T:
 
 
 def take_unsupported(
-    given: dict[str, Any], field: str, kind: type[msgspec.Struct] = SessionParams, below: str = ""
-) -> list[UnsupportedField]:
+    given: dict[str, Any], field: str, kind: type[msgspec.Struct] = schema.SessionParams, below: str = ""
+) -> list[schema.UnsupportedField]:
     """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
     kind: the type of `given`, which is at the path `below` of the session."""
     taken = []
@@ -438,5 +412,5 @@ def take_unsupported(
     return taken
 
 
-def _unsupported(param: str, reason: str) -> UnsupportedField:
-    return UnsupportedField(param=param, message=f"{param}: {reason}.")
+def _unsupported(param: str, reason: str) -> schema.UnsupportedField:
+    return schema.UnsupportedField(param=param, message=f"{param}: {reason}.")

@@ -186,28 +186,21 @@ class AudioFeed:
         return AudioChunk(audio, arrived, first.segment, last.segment_done, last.truncated, last.steps)
 
 
+@dataclass(eq=False)
 class Captions:
     """When each segment is heard, counted in samples, and when its words are, estimated. lines: of the segments; may
     grow. granularities: timestamp_granularities. kind: type of the events."""
 
-    def __init__(
-        self,
-        job: SpeechJob,
-        lines: Sequence[Line],
-        granularities: frozenset[str],
-        kind: type[SpeechAudioSegment] = SpeechAudioSegment,
-    ) -> None:
-        self._kind = kind
-        self._job = job
-        self._lines = lines
-        self._rate = job.heard_rate
-        self._granularities = granularities
-        self._samples = 0
-        self._start: int | None = None
-        """Sample at which the current segment begins."""
-        self._audible: tuple[int, int] | None = None
-        """Samples from the first to the last audible one of the current segment."""
-        self._complete: list[SpeechAudioSegment] = []
+    job: SpeechJob
+    lines: Sequence[Line]
+    granularities: frozenset[str]
+    kind: type[SpeechAudioSegment] = SpeechAudioSegment
+    _samples: int = 0
+    _start: int | None = None
+    """Sample at which the current segment begins."""
+    _audible: tuple[int, int] | None = None
+    """Samples from the first to the last audible one of the current segment."""
+    _complete: list[SpeechAudioSegment] = field(default_factory=list)
 
     def add(self, chunk: AudioChunk) -> None:
         start, self._samples = self._samples, self._samples + len(chunk.audio)
@@ -228,60 +221,52 @@ class Captions:
         return taken
 
     def _caption(self, index: int, start: int) -> SpeechAudioSegment:
-        text = self._lines[index].text
+        text = self.lines[index].text
         if index == 0:
-            text = text.removeprefix(self._job.control_of(text)) or text
+            text = text.removeprefix(self.job.control_of(text)) or text
         begin, end = (start, self._samples) if self._audible is None else self._audible
-        words = self._words(text, begin, end) if "word" in self._granularities else None
-        return self._kind(index, start / self._rate, self._samples / self._rate, text, words)
+        words = self._words(text, begin, end) if "word" in self.granularities else None
+        return self.kind(index, start / self.job.heard_rate, self._samples / self.job.heard_rate, text, words)
 
     def _words(self, text: str, begin: int, end: int) -> tuple[CaptionWord, ...]:
         """Words share the samples from begin to end by their length."""
         words = words_of(text)
         lengths = [*accumulate(map(spoken_length, words), initial=0)]
-        times = [round((begin + (end - begin) * length / lengths[-1]) / self._rate, 3) for length in lengths]
+        times = [round((begin + (end - begin) * length / lengths[-1]) / self.job.heard_rate, 3) for length in lengths]
         return tuple(CaptionWord(word, *span) for word, span in zip(words, pairwise(times), strict=True))
 
 
+@dataclass(eq=False)
 class Delivery:
     """Encode the audio of an answer, count it, and measure it as heard by a listener who plays it as it arrives. live:
     somebody listens. arrival: time.monotonic() from which the first audio is awaited."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        job: SpeechJob,
-        *,
-        live: bool,
-        arrival: float = 0.0,
-        captions: Captions | None = None,
-    ) -> None:
-        self.arrival = arrival
-        self.captions = captions
-        self.samples = 0
-        """Samples before they are encoded, pauses included."""
-        self.truncated = False
-        """Whether a segment ended at its cap, not by itself."""
-        self.steps: tuple[StepCounts, ...] = ()
-        """Set once the engine has ended the request."""
-        self._context = context
-        self._job = job
-        self._live = live
-        self._silence = 0
-        """Samples of pauses."""
-        self._end: float | None = None
-        """When playback of all chunks so far ends."""
-        self._last_chunk = 0.0
-        self._underrun = 0.0
+    context: ServerContext
+    job: SpeechJob
+    live: bool
+    arrival: float = 0.0
+    captions: Captions | None = None
+    samples: int = 0
+    """Samples before they are encoded, pauses included."""
+    truncated: bool = False
+    """Whether a segment ended at its cap, not by itself."""
+    steps: tuple[StepCounts, ...] = ()
+    """Set once the engine has ended the request."""
+    _silence: int = 0
+    """Samples of pauses."""
+    _end: float | None = None
+    """When playback of all chunks so far ends."""
+    _last_chunk: float = 0.0
+    _underrun: float = 0.0
 
     @property
     def patches(self) -> int:
-        return (self.samples - self._silence) // self._job.processor.samples_per_patch
+        return (self.samples - self._silence) // self.job.processor.samples_per_patch
 
     @property
     def seconds(self) -> float:
         """Seconds as a listener hears them."""
-        return self.samples / self._job.heard_rate
+        return self.samples / self.job.heard_rate
 
     async def file(self, chunks: AsyncGenerator[AudioChunk], encoder: StreamingEncoder) -> AsyncGenerator[bytes]:
         """Yield the encoded file of all chunks, piece by piece as it is made."""
@@ -293,11 +278,11 @@ class Delivery:
         finally:
             self.note()
         self.finish()
-        if tail := await self._context.encoders.finish(encoder):
+        if tail := await self.context.encoders.finish(encoder):
             yield tail
 
     async def encode(self, encoder: StreamingEncoder, chunk: AudioChunk) -> bytes:
-        metrics, job = self._context.metrics, self._job
+        metrics, job = self.context.metrics, self.job
         self.samples += len(chunk.audio)
         self._silence += len(chunk.audio) if chunk.silent else 0
         if self.captions is not None:
@@ -308,7 +293,7 @@ class Delivery:
             self.truncated = job.record.notes["truncated"] = True
             metrics.observe("speech_truncated_total", model=job.model.name)
         began = time.monotonic()
-        data = await self._context.encoders.encode(encoder, chunk.audio)
+        data = await self.context.encoders.encode(encoder, chunk.audio)
         took = time.monotonic() - began
         metrics.observe("audio_encode_duration_seconds", took, format=job.response_format)
         if len(chunk.audio):
@@ -318,8 +303,8 @@ class Delivery:
 
     def _heard(self, at: float, seconds: float) -> None:
         """`seconds` of audio were ready to be sent at the time `at`."""
-        if self._live:
-            metrics, model = self._context.metrics, self._job.model.name
+        if self.live:
+            metrics, model = self.context.metrics, self.job.model.name
             if self._end is None:
                 metrics.observe("time_to_first_audio_seconds", at - self.arrival, model=model)
                 self._end = at
@@ -333,7 +318,7 @@ class Delivery:
 
     def note(self) -> None:
         """Add what was spoken to the access log line of the request or connection."""
-        notes = self._job.record.notes
+        notes = self.job.record.notes
         before = notes.get("audio_seconds", 0.0)
         assert isinstance(before, float)
         notes["audio_seconds"] = round(before + self.seconds, 2)
@@ -342,8 +327,8 @@ class Delivery:
         """Observe the metrics of audio that was delivered to its end."""
         if not self.samples:
             return
-        metrics, model = self._context.metrics, self._job.model.name
+        metrics, model = self.context.metrics, self.job.model.name
         metrics.observe("audio_realtime_factor", (self._last_chunk - self.arrival) / self.seconds, model=model)
-        if self._live:
+        if self.live:
             metrics.observe("audio_underrun_seconds", self._underrun, model=model)
             metrics.observe("audio_streams_total", model=model, underrun="true" if self._underrun > 0 else "false")

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
@@ -82,45 +83,39 @@ def _reason(text: str) -> str:
     return "blocks of code, tags, link targets and emoji are removed from it, which leaves no word or number"
 
 
+@dataclass(eq=False)
 class LiveText:
-    """One text, written in chunks, to be closed in any case. `feed` is done with the first segment, and is None when
-    the text ends without one.
+    """One text, written in chunks, to be closed in any case.
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
     counts the texts of a job. live: somebody listens while it is spoken. ssml, first: of ScriptReader.
     """
 
-    def __init__(
-        self,
-        context: ServerContext,
-        job: SpeechJob,
-        *,
-        number: int = 0,
-        live: bool = True,
-        arrival: float | None = None,
-        first: Granularity | None = None,
-        ssml: bool = False,
-    ) -> None:
-        self.complete = False
-        """Whether the text has ended."""
-        self.feed: asyncio.Future[AudioFeed | None] = asyncio.get_running_loop().create_future()
-        self.script = Script()
-        """Grows as segments are complete."""
-        self.arrival = arrival
-        self.given = -math.inf
-        """time.monotonic() when text of which something is to be spoken was last given."""
-        self._context = context
-        self._job = job
-        self._number = number
-        self._live = live
-        self._reader = ScriptReader(job, ssml=ssml, first=first)
-        self._characters = 0
-        self._control = ""
-        self._transcript: tuple[int, ...] = ()
-        self._segments: list[SpeechSegment] = []
-        """Complete segments that the engine does not have yet."""
-        self._request_id = ""
-        self._ended = False
+    context: ServerContext
+    job: SpeechJob
+    number: int = 0
+    live: bool = True
+    arrival: float | None = None
+    first: Granularity | None = None
+    ssml: bool = False
+    feed: asyncio.Future[AudioFeed | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done with the first segment; None when the text ends without one."""
+    complete: bool = False
+    """Whether the text has ended."""
+    script: Script = field(default_factory=Script)
+    """Grows as segments are complete."""
+    given: float = -math.inf
+    """time.monotonic() when text of which something is to be spoken was last given."""
+    _characters: int = 0
+    _control: str = ""
+    _transcript: tuple[int, ...] = ()
+    _segments: list[SpeechSegment] = field(default_factory=list)
+    """Complete segments that the engine does not have yet."""
+    _request_id: str = ""
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._reader = ScriptReader(self.job, ssml=self.ssml, first=self.first)
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
         """Add text. pause: something else follows before more text, so a segment ends here. InputError if a segment
@@ -129,15 +124,15 @@ class LiveText:
         begun = len(self.script.lines)
         small = len(text) <= SMALL_TEXT
         final = last or pause
-        parts = self._read(text, final) if small else await self._context.in_thread(lambda: self._read(text, final))
+        parts = self._read(text, final) if small else await self.context.in_thread(lambda: self._read(text, final))
         if sum(len(part) for part in parts if isinstance(part, str)) <= SMALL_TEXT:
             error = self._tokenize(parts)
         else:
-            error = await self._context.in_thread(lambda: self._tokenize(parts))
+            error = await self.context.in_thread(lambda: self._tokenize(parts))
         if lines := self.script.lines[begun:]:
             self.given = time.monotonic()
             spoken = sum(len(line.text) for line in lines)
-            self._context.metrics.observe("speech_characters_total", spoken, model=self._job.model.name)
+            self.context.metrics.observe("speech_characters_total", spoken, model=self.job.model.name)
         if not self._ended:
             self._submit(last)
         if (error := self._reader.error or error) is not None:
@@ -163,31 +158,31 @@ class LiveText:
         return refused
 
     def _add_segment(self, text: str) -> None:
-        most = max_spoken_chars(self._context, live=self._live)
+        most = max_spoken_chars(self.context, live=self.live)
         self._characters += len(text)
         if self._characters > most:
             raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")
-        segment = self._job.segment(self._control + text)
+        segment = self.job.segment(self._control + text)
         if not self.script.lines:
-            self._transcript = self._job.transcript_ids(text)
-            self._control = self._job.control_of(text)
+            self._transcript = self.job.transcript_ids(text)
+            self._control = self.job.control_of(text)
         self._segments.append(segment)
 
     def _submit(self, last: bool) -> None:
         segments, self._segments = tuple(self._segments), []
         if self.feed.done():
             if segments or last:
-                self._context.engine.send(SpeechAppend(self._request_id, segments, last))
+                self.context.engine.send(SpeechAppend(self._request_id, segments, last))
         elif segments:
-            job, context = self._job, self._context
+            job, context = self.job, self.context
             self.arrival = time.monotonic() if self.arrival is None else self.arrival
             request = job.request(
                 segments,
                 self._transcript,
-                live=self._live,
+                live=self.live,
                 open=not last,
                 arrival=self.arrival,
-                number=self._number,
+                number=self.number,
             )
             self._request_id = request.request_id
             self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))

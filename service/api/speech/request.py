@@ -11,7 +11,7 @@ import msgspec
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
-from service.api.http.errors import bad_request
+from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, check_room, resolve_speaker
@@ -151,7 +151,7 @@ async def prepare(
     sample_rate = options.sample_rate or (native if native in rates else rates[0])
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
     if options.min_len is not None and max_patches is not None and options.min_len > max_patches:
-        raise bad_request(f"min_len: {options.min_len} given, must be at most max_len, {max_patches}.", "min_len")
+        raise invalid("min_len", f"{options.min_len} given, must be at most max_len, {max_patches}")
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
@@ -197,7 +197,7 @@ def solver_steps(context: ServerContext, model: HostedModel, given: int | None) 
     steps = served[0] if given is None else given
     if steps not in served:
         allowed = ", ".join(map(str, sorted(served)))
-        raise bad_request(f"inference_timesteps: {steps} given, must be one of {allowed}.", "inference_timesteps")
+        raise invalid("inference_timesteps", f"{steps} given, must be one of {allowed}")
     return steps
 
 
@@ -213,6 +213,6 @@ def speech_model(context: ServerContext, name: str | None, record: RequestRecord
         hosted = context.catalog.of_kind("speech")
         if len(hosted) != 1:
             several = f"this field is required: {len(hosted)} speech models are served"
-            raise bad_request(f"model: {several if hosted else 'no speech model is served'}.", "model")
+            raise invalid("model", f"{(several if hosted else 'no speech model is served')}")
         name = hosted[0].name
     return context.model(name, "speech", record)

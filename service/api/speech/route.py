@@ -18,9 +18,10 @@ from starlette.responses import Response
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext, post
 from service.api.engines.request_stream import step_report
-from service.api.http.errors import bad_request
+from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, unless_disconnected
+from service.api.speech import schema
 from service.api.speech.delivery import AudioFeed, Captions, Delivery, Script
 from service.api.speech.live_text import read_script
 from service.api.speech.request import (
@@ -30,13 +31,6 @@ from service.api.speech.request import (
     SpeechJob,
     max_spoken_chars,
     prepare,
-)
-from service.api.speech.schema import (
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    SpeechAudioSegment,
-    SpeechRequestBody,
-    SpeechUsage,
 )
 from service.link.messages import SpeechRequest
 from service.media.audio_formats import FORMATS, content_type
@@ -67,12 +61,12 @@ class PreparedSpeech:
     """Header with what the model leaves out of the text, percent-encoded."""
 
 
-EVENTS = (SpeechAudioDelta, SpeechAudioSegment, SpeechAudioDone)
+EVENTS = (schema.SpeechAudioDelta, schema.SpeechAudioSegment, schema.SpeechAudioDone)
 FILES = dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()}))
 
 
-@post(router, "/v1/audio/speech", "Convert a text to speech.", SpeechRequestBody, FILES, events=EVENTS)
-async def speak(request: Request, context: ServerContext, body: SpeechRequestBody) -> Response:
+@post(router, "/v1/audio/speech", "Convert a text to speech.", schema.SpeechRequestBody, FILES, events=EVENTS)
+async def speak(request: Request, context: ServerContext, body: schema.SpeechRequestBody) -> Response:
     record = record_of(request.scope)
     async with asyncio.timeout(context.settings.request_timeout):
         speech = await unless_disconnected(request, _prepare(context, body, record))
@@ -100,7 +94,7 @@ async def speak(request: Request, context: ServerContext, body: SpeechRequestBod
     return Response(data, headers={**headers, "content-type": media_type})
 
 
-async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
+async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
     """Validate a request, load its voice and tokenize its text. ApiError or InputError names the field that does not
     fit."""
     settings = context.settings
@@ -140,18 +134,18 @@ def _tokens(request: SpeechRequest) -> int:
     return sum(len(segment.text_ids) for segment in request.segments)
 
 
-def _check_fields(body: SpeechRequestBody, max_chars: int) -> None:
+def _check_fields(body: schema.SpeechRequestBody, max_chars: int) -> None:
     """ApiError for fields that contradict each other, and for a text that is too long whatever is spoken of it."""
     length = len(body.input)
     if length > max_chars:
-        raise bad_request(f"input: too long: {length} characters given, at most {max_chars} allowed.", "input")
+        raise invalid("input", f"too long: {length} characters given, at most {max_chars} allowed")
     if body.stream is False and body.stream_format == "sse":
-        raise bad_request("stream: cannot be false with stream_format: sse.", "stream")
+        raise invalid("stream", "cannot be false with stream_format: sse")
     if body.stream is False and length > MAX_WHOLE_CHARS:
         message = f"cannot be false for a text this long: {length} characters given, at most {MAX_WHOLE_CHARS} allowed"
-        raise bad_request(f"stream: {message}.", "stream")
+        raise invalid("stream", f"{message}")
     if body.timestamp_granularities and body.stream_format != "sse":
-        raise bad_request("timestamp_granularities: require stream_format: sse.", "timestamp_granularities")
+        raise invalid("timestamp_granularities", "require stream_format: sse")
 
 
 def _check_length(script: Script, max_spoken: int, *, whole: bool) -> None:
@@ -186,13 +180,13 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
     delivery = speech.delivery
     async with aclosing(_encoded(context, speech)) as pieces:
         async for data in pieces:
-            delta = SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
+            delta = schema.SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
             yield _named_event("speech.audio.delta", delta) + _captions(delivery)
     if rest := _captions(delivery):
         yield rest
     tokens, patches = _tokens(speech.request), delivery.patches
-    done = SpeechAudioDone(
-        SpeechUsage(tokens, patches, tokens + patches),
+    done = schema.SpeechAudioDone(
+        schema.SpeechUsage(tokens, patches, tokens + patches),
         "length" if delivery.truncated else "stop",
         step_report(delivery.steps),
         speech.unspoken or UNSET,

@@ -16,7 +16,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding
-from service.api.http.errors import ApiError, bad_request, naming
+from service.api.http.errors import ApiError, bad_request, invalid, naming
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
@@ -92,16 +92,12 @@ async def resolve_speaker(
     if options.instructions:
         check_text(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
-        raise bad_request("ref_text: requires ref_audio, whose transcript it is.", "ref_text")
+        raise invalid("ref_text", "requires ref_audio, whose transcript it is")
     if bool(options.prompt_audio) != bool(options.prompt_text):
         missing = "prompt_text" if options.prompt_audio else "prompt_audio"
-        raise bad_request(
-            f"{missing}: required: prompt_audio and prompt_text, its transcript, are used together.", missing
-        )
+        raise invalid(missing, "required: prompt_audio and prompt_text, its transcript, are used together")
     if options.prompt_audio and options.ref_text:
-        raise bad_request(
-            "ref_text: cannot be combined with prompt_audio: only one audio can be continued.", "ref_text"
-        )
+        raise invalid("ref_text", "cannot be combined with prompt_audio: only one audio can be continued")
     if design and (options.ref_text or options.prompt_audio):
         message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
         raise bad_request(message, "instructions")
@@ -200,7 +196,7 @@ async def _stored_speaker(context: ServerContext, voice: Voice, design: str) -> 
         if error.reason == "gone":
             raise _no_voice() from error
         if error.reason == "damaged":
-            raise bad_request(f"voice: {error}; upload the voice again.", "voice", "voice_unreadable") from error
+            raise invalid("voice", f"{error}; upload the voice again", "voice_unreadable") from error
         raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
     if design or voice.ref_text is None:
         return Speaker(latents["reference"], design=design)

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.errors import ApiError, as_api_error, invalid
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import websocket
@@ -170,7 +170,7 @@ class Session:
     def _parse(self, raw: str | bytes) -> ClientMessage:
         message: ClientMessage = parse(raw, ClientMessage)
         if isinstance(message, InputText) and len(raw) > MAX_TEXT:
-            raise bad_request(f"text: message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed.", "text")
+            raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
         return message
 
     async def _handle(self, message: ClientMessage) -> None:
@@ -219,10 +219,9 @@ class Session:
         self._active = max(self._active, utterance.active)
 
     async def send_error(self, error: ApiError) -> None:
-        text, param = error.message, error.param
-        if param == "input":  # of a speech request; here it is the field of an input.text
-            text, param = f"text: {text.removeprefix('input: ')}", "text"
-        message = SocketError(text, error.code, param, error.retry_after)
+        if error.param == "input":  # of a speech request; here it is the field of an input.text
+            error = error.at("text")
+        message = SocketError(error.message, error.code, error.param, error.retry_after)
         try:
             await send(self._context, self._socket, message)
         except (WebSocketDisconnect, StreamClosed):
@@ -277,7 +276,7 @@ class Utterance:
         """Add text. InputError or ApiError if it cannot be spoken; the utterance continues without it."""
         given, most = self._characters + len(text), self._context.settings.max_speech_chars
         if given > most:
-            raise bad_request(f"text: utterance too long: {given} characters given, at most {most} allowed.", "text")
+            raise invalid("text", f"utterance too long: {given} characters given, at most {most} allowed")
         self._characters = given
         await self._text.write(text, last=last)
 

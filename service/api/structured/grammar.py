@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import llguidance
 import msgspec
 
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import ApiError, invalid
 from service.api.structured.grammar_worker import Tried, TryGrammar
 from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown
 from service.confined.channel import WorkerChannel
@@ -143,7 +143,7 @@ class GrammarChecks:
             grammar = await self.made(lambda: self._bounded(make), client)
             return grammar, await self._result(grammar, client)
         except (msgspec.DecodeError, RecursionError):
-            raise bad_request(f"{field}: not the text of a JSON object.", field) from None
+            raise invalid(field, "not the text of a JSON object") from None
         except Unfit as unfit:
             raise refusal(field, Tried(str(unfit))) from None
 
@@ -196,7 +196,7 @@ class GrammarChecks:
 
 def refusal(field: str, tried: Tried) -> ApiError:
     at = f"{shown(tried.path)}: " if tried.path else ""
-    return bad_request(f"{field}: {at}{tried.problem}.", field, "invalid_grammar")
+    return invalid(field, f"{at}{tried.problem}", "invalid_grammar")
 
 
 @asynccontextmanager

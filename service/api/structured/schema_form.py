@@ -106,7 +106,7 @@ def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> tuple[dict
     former = _Former(schema, loose)
     form = former.of(schema)
     for reference, name in former.tags:
-        _require(_target(form, reference), name)
+        _require(target(form, reference), name)
     close_objects(form)
     return form, former.unenforced
 
@@ -315,7 +315,7 @@ class _Former:
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, dict) or not str(part.get("$ref")).startswith("#/"):
                 break
-            part = found = _target(self.root, part["$ref"])
+            part = found = target(self.root, part["$ref"])
         return found if isinstance(found, dict) and "$ref" not in found else {}
 
     def _format(self, value: Any, schema: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class _Former:
         return {}
 
 
-def _target(root: Any, reference: str) -> Any:
+def target(root: Any, reference: str) -> Any:
     """The part of a schema that a JSON pointer names; None if there is none."""
     for step in unquote(reference).split("/")[1:]:
         root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None

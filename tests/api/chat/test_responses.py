@@ -144,7 +144,7 @@ def test_items_that_follow_each_other_are_one_message() -> None:
     assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert [message.reasoning_content for message in messages] == [None, None, "hm", None, "so"]
     assert [len(message.tool_calls or ()) for message in messages] == [0, 0, 1, 0, 1]
-    assert turns[4].path == "input[5]" and turns[4].calls == ["input[6]"]
+    assert turns[4].source == "input[5]" and turns[4].calls == ["input[6]"]
 
 
 @pytest.mark.parametrize(
