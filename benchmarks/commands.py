@@ -70,6 +70,12 @@ COMMANDS: tuple[Command, ...] = (
         "embeddings_2b",
         "python -m benchmarks.embeddings",
     ),
+    *(
+        Command(
+            f"steps and answers of {name} with drafts", f"drafts_{name}", f"python -m benchmarks.drafts {name}{many}"
+        )
+        for name, many in (("qwen3_5_4b", " --many 64"), ("qwen3_5_27b", ""))
+    ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
