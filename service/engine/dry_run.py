@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from service.engine.memory.memory import (
+from service.engine.memory import (
     LiveBytes,
     MemoryPlanError,
     Reserved,

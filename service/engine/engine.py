@@ -18,7 +18,7 @@ from itertools import chain
 
 from service.engine.arbiter import CPU_SHARE, Arbiter
 from service.engine.core.worker import ModelWorker, StartPhases
-from service.engine.memory.memory import device_memory, device_name, process_usage
+from service.engine.memory import device_memory, device_name, process_usage
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

@@ -23,8 +23,8 @@ from models.layers import kernels
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from service.engine.core.worker import ModelWorker, StartPhases, WorkerContext
 from service.engine.engine import Engine
-from service.engine.memory.memory import device_name, device_room, plan_pages, process_age, total_memory, with_gpu_bytes
-from service.engine.startup.precompile import Compilations, precompile, stamp_file
+from service.engine.memory import device_name, device_room, plan_pages, process_age, total_memory, with_gpu_bytes
+from service.engine.precompile import Compilations, precompile, stamp_file
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool, claim_workspace
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig

@@ -80,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     graph_memory: int | None = None
     encoder_cache: int | None = None
     gpu_bytes: int | None = None
-    """Bytes of the GPU; the engine sets it (service.engine.memory.memory.with_gpu_bytes). None on a CPU."""
+    """Bytes of the GPU; the engine sets it (service.engine.memory.with_gpu_bytes). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     @property
     def graph_bytes(self) -> int:
         """Limit of captured graphs: on a small GPU an eighth of its memory, to leave room for weights and KV caches.
-        The memory plan lowers it where these need more (service.engine.memory.memory)."""
+        The memory plan lowers it where these need more (service.engine.memory)."""
         return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
 
     @property

@@ -285,7 +285,7 @@ class EngineState(Struct, frozen=True):
     graph_bytes: int
     """Bytes of captured graphs and of their static buffers."""
     device_memory: dict[str, int] = {}
-    """Bytes by state (service.engine.memory.memory.device_memory); empty on a CPU."""
+    """Bytes by state (service.engine.memory.device_memory); empty on a CPU."""
     device: str = ""
     """Name of the device."""
     occupied: bool = False

@@ -29,7 +29,7 @@ from models.layers.norms import rms_norm
 from models.layers.op import FALLBACKS
 from models.layers.quantized import QuantizedWeight, Weight
 from models.qwen_vl.v3_5.language import HybridBlock
-from service.engine.startup.precompile import compiling
+from service.engine.precompile import compiling
 
 EPS = 1e-5
 MAX_ERROR = 8e-3

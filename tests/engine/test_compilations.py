@@ -18,7 +18,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from service.engine.startup.precompile import Compilations
+from service.engine.precompile import Compilations
 from service.graphs.observations import Observations
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment

@@ -17,11 +17,11 @@ from benchmarks.checkpoints.published import make
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
 from service.cli.main import app
+from service.engine import memory
 from service.engine.chat.worker import ChatWorker
 from service.engine.core.worker import MemoryRequirements
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
-from service.engine.memory import memory
-from service.engine.memory.memory import LiveBytes, MemoryPlanError, peak_bytes, state_bytes
+from service.engine.memory import LiveBytes, MemoryPlanError, peak_bytes, state_bytes
 from service.engine.speech.worker import SpeechWorker
 from service.hub.catalog import embedded_models
 from service.link.config import ConfigurationError, EngineConfig, ModelConfig

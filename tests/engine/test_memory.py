@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.core.worker import MemoryRequirements, ModelWorker
-from service.engine.memory.memory import (
+from service.engine.memory import (
     MemoryPlanError,
     Reserved,
     Room,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.startup.precompile import ZeroAllocations, precompile, stamp_file
+from service.engine.precompile import ZeroAllocations, precompile, stamp_file
 from service.link.config import EngineConfig, ModelConfig, Quantization
 from tests.support.inline_engine import InlineEngine
 from tests.support.optional import needed

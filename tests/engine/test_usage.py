@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from service.engine.core.worker import StartPhases
-from service.engine.memory.memory import process_age, process_usage
+from service.engine.memory import process_age, process_usage
 from service.graphs.observations import Observations
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
-from service.engine.memory.memory import peak_bytes
+from service.engine.memory import peak_bytes
 from service.graphs import pool as pool_module
 from service.graphs.pool import (
     Capture,

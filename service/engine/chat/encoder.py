@@ -21,7 +21,7 @@ from service.engine.core.faults import LaunchError, RepeatableLaunchError, launc
 from service.engine.core.readback import Mark, mark
 from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
-from service.engine.memory.memory import peak_bytes
+from service.engine.memory import peak_bytes
 from service.graphs.buckets import captured_first, cost_of, key_of
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route

@@ -30,7 +30,7 @@ from service.engine.chat.steps import (
     with_features,
 )
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
-from service.engine.memory.memory import peak_bytes
+from service.engine.memory import peak_bytes
 from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import exact_buffers, upload_arrays
 from service.graphs.pool import RouteSeconds, seconds_of

@@ -35,7 +35,7 @@ from service.engine.core.faults import LaunchError, RepeatableLaunchError, launc
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
-from service.engine.memory.memory import state_bytes
+from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
 from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, TokenInfo

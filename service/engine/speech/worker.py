@@ -20,7 +20,7 @@ from service.engine.core.faults import LaunchError, RepeatableLaunchError, launc
 from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
-from service.engine.memory.memory import peak_bytes
+from service.engine.memory import peak_bytes
 from service.engine.speech import warmup as scratch
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts

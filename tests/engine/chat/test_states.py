@@ -10,10 +10,10 @@ import torch
 
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
+from service.engine import memory
 from service.engine.chat import runner as chat_runner
 from service.engine.chat import states as chat_states
 from service.engine.chat.sequence import Step
-from service.engine.memory import memory
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.layers import tower
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
-from service.engine.memory.memory import LiveBytes
+from service.engine.memory import LiveBytes
 from tests.models.kernels.checking import relative_error
 from tests.support.inference import no_gradients as no_gradients
 
