@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -155,14 +155,17 @@ class SpokenAnswer:
     async def audio(self, transcript: str) -> schema.AnswerAudio:
         """The whole file, after `heard` has ended."""
         self._encoder.complete(self._file)
-        expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
-        steps = step_report(self._delivery.steps)
-        return schema.AnswerAudio(self.id, data, expiry, transcript, self._ending, steps, self.unspoken or UNSET)
+        return schema.AnswerAudio(id=self.id, data=data, transcript=transcript, **await self._known(transcript))
 
-    @property
-    def _ending(self) -> Literal["stop", "length"]:
-        return "length" if self.cut or self.truncated else "stop"
+    async def _known(self, transcript: str) -> dict[str, Any]:
+        """What is known of the audio at its end, as fields of an answer. Keeps the transcript."""
+        return {
+            "expires_at": await self._context.keep_transcript(self.id, transcript),
+            "finish_reason": "length" if self.cut or self.truncated else "stop",
+            "steps": step_report(self._delivery.steps),
+            "unspoken": self.unspoken or UNSET,
+        }
 
     async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
         """The deltas. Ends only when everything has been spoken, too."""
@@ -199,10 +202,7 @@ class SpokenAnswer:
             last = schema.DeltaAudio(
                 id=UNSET if self._transcript else self.id,
                 data=base64.b64encode(self._file).decode() if self._file else UNSET,
-                expires_at=await self._context.keep_transcript(self.id, self._transcript),
-                finish_reason=self._ending,
-                steps=step_report(self._delivery.steps),
-                unspoken=self.unspoken or UNSET,
+                **await self._known(self._transcript),
             )
             ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
         return ends

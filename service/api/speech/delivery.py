@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from types import TracebackType
 
 import numpy as np
 
@@ -82,8 +81,8 @@ class AudioChunk:
 class AudioFeed:
     """Audio chunks of one request. Audio that the client has not read yet is merged, up to the end of a segment.
 
-    The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. Leaving
-    the context aborts a request that has not ended. script: says where the pauses are; may grow. A callback takes the
+    The stream is paused in the engine while more than `max_ahead` seconds wait, and resumed at half of that. `aclose`
+    aborts a request that has not ended. script: says where the pauses are; may grow. A callback takes the
     deltas, not a task, so that none of 64 streams waits for 64 tasks to wake up.
     """
 
@@ -104,17 +103,12 @@ class AudioFeed:
         """Awaited while no delta waits."""
         self._stream.on_update = self._take
 
-    async def __aenter__(self) -> AudioFeed:
-        return self
-
     def end(self) -> None:
         """End the chunks with those that have come, and abort a request that has not ended."""
         nothing = np.zeros(0, np.float32)
         self._stream.cut(SpeechDelta(self._request_id, nothing, self._segment, finished=True))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def aclose(self) -> None:
         await self._stream.aclose()
 
     def _take(self) -> None:

@@ -201,5 +201,5 @@ class LiveText:
         """Abort speech that has not ended."""
         self._ended = True
         if self.feed.done() and not self.feed.cancelled() and (feed := self.feed.result()) is not None:
-            await feed.__aexit__(None, None, None)
+            await feed.aclose()
         self.feed.cancel()

@@ -169,7 +169,7 @@ def _engine_request(job: SpeechJob, script: Script, *, live: bool) -> SpeechRequ
 async def _encoded(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:
     """Yield the encoded file, piece by piece as it is made. Closing the generator aborts the request."""
     async with (
-        AudioFeed(context, speech.job, speech.request, speech.script, speech.max_ahead) as feed,
+        aclosing(AudioFeed(context, speech.job, speech.request, speech.script, speech.max_ahead)) as feed,
         aclosing(speech.delivery.file(feed.chunks(), speech.encoder)) as pieces,
     ):
         async for data in pieces:
