@@ -39,7 +39,7 @@ from models.layers.precision import Precision
 from models.layers.quantized import QuantizedWeight, Scheme
 from models.voxcpm2.kernels import step as speech_step
 from models.voxcpm2.kernels import vae
-from service.engine.chat import filter_kernels, step_kernels
+from service.engine.chat import step_kernels
 from service.engine.chat.slot_state import SlotState
 
 META = torch.device("meta")
@@ -417,7 +417,7 @@ def sampling(rows: int) -> None:
     logits = empty(rows, 1024)[:, :1000]
     step_kernels.sample_tokens(logits, slots, state)
     step_kernels.sample_tokens(logits, slots, state, rows_of_int64(rows))
-    kept = filter_kernels.filtered(logits.float(), state.ints[slots], state.floats[slots])
+    kept = step_kernels.filtered(logits.float(), state.ints[slots], state.floats[slots])
     step_kernels.sample_tokens(kept, slots, state)
 
 

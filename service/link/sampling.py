@@ -2,7 +2,7 @@
 
 To add a filter: a field of SamplingOptions and of SamplingParams, a FloatColumn (or an IntColumn of
 service/engine/chat/slot_state.py) of the same name, and what it does: service/engine/chat/sampler.py and its kernel in
-filter_kernels.py.
+step_kernels.py.
 """
 
 from __future__ import annotations

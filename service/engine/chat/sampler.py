@@ -80,7 +80,7 @@ def threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
     return found
 
 
-@op(cuda="service.engine.chat.filter_kernels:filtered")
+@op(cuda="service.engine.chat.step_kernels:filtered")
 def filtered(logits: Tensor, ints: Tensor, floats: Tensor) -> Tensor:
     """Logits float32 [rows, n] with -inf where a filter excludes; decided after temperature, ties at a border stay.
     NaN and inf stay, for corrupt_rows.

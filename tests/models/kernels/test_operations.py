@@ -47,14 +47,14 @@ from models.layers.resample import resample
 from models.layers.rotary import rotary_cos_sin, rotate_and_cache
 from models.voxcpm2.kernels import step, vae
 from models.voxcpm2.vae_layers import channel_gemm, residual_unit, snake_samples, snake_upsample
-from service.engine.chat import filter_kernels, step_kernels
+from service.engine.chat import step_kernels
 from tests.models.kernels.checking import poisoned_allocations, relative_error
 from tests.support.slow import slow
 
 TILE = Tile(16, 32, 32, warps=4, stages=2)
 EPS = 1e-5
 MODULES = (
-    elementwise, filter_kernels, gated_delta, gemv_kernels, latent, moe, norms, packed, paged_decode,
+    elementwise, gated_delta, gemv_kernels, latent, moe, norms, packed, paged_decode,
     random, rotary, step, step_kernels, tiled_gemm, vae, varlen, persistent_gemm, resample_kernels,
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ from benchmarks.kernels.launch_cases import (
 )
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape
-from service.engine.chat import filter_kernels, step_kernels
+from service.engine.chat import step_kernels
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
 from tests.support.slow import slow
@@ -40,7 +40,7 @@ KERNEL_MODULES = [
     importlib.import_module(f"{package.__name__}.{found.name}")
     for package in (models.layers.kernels, models.voxcpm2.kernels)
     for found in pkgutil.iter_modules(package.__path__)
-] + [step_kernels, filter_kernels]
+] + [step_kernels]
 
 
 QUICK = ("Qwen2-VL-2B", "VoxCPM2 local decoder")
