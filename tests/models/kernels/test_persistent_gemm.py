@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -27,7 +29,8 @@ def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tupl
 def test_one_program_takes_tile_after_tile(
     device: torch.device, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistent_gemm, "num_sms", lambda: 2)
+    small = dataclasses.replace(persistent_gemm.current_gpu(), num_sms=2)
+    monkeypatch.setattr(persistent_gemm, "current_gpu", lambda: small)
     x, weight, offset = operands(device, rows, 128, 256)
     given = (x, weight, offset) if bias else (x, weight)
     out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
