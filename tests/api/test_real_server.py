@@ -149,6 +149,12 @@ def test_the_metrics_are_clean_and_tell_the_story(server: ServerProcess, client:
         assert complaints == []
 
 
+def test_every_line_of_the_log_is_json(server: ServerProcess) -> None:
+    """From the first one, which comes before anything is loaded."""
+    messages = [json.loads(line)["message"] for line in list(server.log)]
+    assert messages[0].endswith(": locating")
+
+
 def test_prompts_are_not_logged(server: ServerProcess, client: OpenAI) -> None:
     answer = ask(client, text_part("a very private question"))
 
