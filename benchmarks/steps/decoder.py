@@ -75,7 +75,7 @@ def captured_decode(
     step = VerifyStep(layers, sampling) if drafts else DecodeStep(layers, sampling)
     bucket: Bucket = {"rows": rows, "pages": MAX_CONTEXT // PAGE_SIZE}
     if drafts:
-        bucket |= {"drafts": drafts}
+        bucket = {**bucket, "drafts": drafts}
     fill(state, rows)
     runner = captured(name, step.name, step, [bucket], pool)
     return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, required=bucket), state
