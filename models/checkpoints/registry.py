@@ -17,13 +17,15 @@ from models.interfaces.errors import CheckpointError
 class Family:
     """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
     has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
-    argument drafter, which loads the network of Decoder.drafter, too."""
+    argument drafter, which loads the network of Decoder.drafter, too. task: what requests ask of it, if it is not
+    `kind`."""
 
     name: str
     kind: Literal["chat", "speech"]
     architectures: tuple[str, ...]
     package: str
     drafter: bool = False
+    task: Literal["transcription"] | None = None
 
     @property
     def processor(self) -> str:
@@ -48,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
     Family("minicpmv4_6", "chat", (f"MiniCPMV4_6{_NAMED}", f"MiniCPMV4_7{_NAMED}"), "models.minicpmv.v4_6"),
     Family("kimi_vl", "chat", (f"KimiVL{_NAMED}",), "models.kimi_vl"),
+    Family("qwen3_asr", "chat", (f"Qwen3ASR{_NAMED}",), "models.qwen3_asr", task="transcription"),
     Family("voxcpm2", "speech", ("voxcpm2",), "models.voxcpm2"),
 )
 

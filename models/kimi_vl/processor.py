@@ -26,7 +26,7 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.processor import ChatProcessor
+from models.interfaces.processor import AudioInput, ChatProcessor
 from models.interfaces.resizing import FrameResizer
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
 from models.kimi_vl.config import KimiVLConfig, load_config
@@ -48,6 +48,7 @@ class KimiVLProcessor:
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
+    audio: AudioInput | None = None
     template_options: frozenset[str] = frozenset()
     modes: Mapping[str, ChatProcessor] = {}
 
