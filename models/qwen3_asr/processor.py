@@ -41,7 +41,8 @@ class Qwen3ASRProcessor(TextProcessor):
     """Implements models.interfaces.processor.ChatProcessor and AudioInput. models/qwen3_asr/items.py describes the
     items."""
 
-    reasoning_markers = None
+    reasoning_markers = ("language ", TEXT_TAG)
+    """So that the answer to a chat is what was said, and its reasoning the language."""
     sample_rate = SAMPLE_RATE
     max_seconds = 1200.0
     joined = staticmethod(joined)

@@ -37,6 +37,7 @@ PATHS: dict[Task, str] = {
     "speech": "/v1/audio/speech",
     "embedding": "/v1/embeddings",
     "rerank": "/v1/rerank",
+    "transcription": "/v1/audio/transcriptions",
 }
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
@@ -175,13 +176,13 @@ class ServerContext:
 
     def model(self, name: str, task: Task, record: RequestRecord) -> HostedModel:
         """The model with that served name, which is also written to the record. ApiError 404 for an unknown name, 400
-        for a model for another task."""
+        for a model for another task; one that transcribes also takes chats, and answers with the transcript."""
         model = self.catalog.get(name)
         if model is None:
             message = f"model: no model of this name is served; {self.served(task)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         record.model = model.name
-        if model.task != task:
+        if model.task != task and (model.task, task) != ("transcription", "chat"):
             article = "an" if model.task == "embedding" else "a"
             problem = f"this is {article} {model.task} model, which this endpoint does not serve"
             message = f"model: {problem}; use {PATHS[model.task]}."

@@ -1,5 +1,5 @@
-"""The pictures and videos of a chat request, or of an item of a conversation: loaded and decoded within a request's
-limits, and laid out as items of the model."""
+"""The pictures, videos and recordings of a chat request, or of an item of a conversation: loaded and decoded within a
+request's limits, and laid out as items of the model."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: s
 
 @dataclass(frozen=True)
 class MediaReference:
-    """A picture or video as the request names it."""
+    """A picture, video or recording as the request names it."""
 
     kind: MediaKind
     media: MediaUrl
@@ -161,7 +161,7 @@ class PromptMedia:
 
     async def load(self, reference: MediaReference) -> MediaItem:
         """One item. ApiError or InputError names the field that does not fit; ApiError 503 if the server is full."""
-        load = self._load_image if reference.kind == "image" else self._load_video
+        load = {"image": self._load_image, "video": self._load_video, "audio": self._load_audio}[reference.kind]
         with Decoding(self._ticket) as decoding:
             try:
                 with phase("media", kind=reference.kind):
@@ -170,7 +170,24 @@ class PromptMedia:
                 if not decoding.refused:
                     self._context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
                 raise
-            decoding.keep(sum(frame.nbytes for frame in item.frames))
+            decoding.keep(sum(array.nbytes for array in (*item.frames, *item.arrays.values())))
+        return item
+
+    async def _load_audio(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
+        hears, began = self._processor.audio, time.monotonic()
+        assert hears is not None
+        samples = await self._context.media.audio(
+            reference.media.url,
+            sample_rate=hears.sample_rate,
+            field=reference.field,
+            client=self._budget.client,
+            reserve=decoding.reserve,
+            fetched=decoding.fetched,
+            recording=True,
+        )
+        decoded = time.monotonic()
+        item = await self._context.in_thread(lambda: naming(reference.field, lambda: hears.item(samples)))
+        self._observe("audio", began, decoded)
         return item
 
     async def _load_image(self, reference: MediaReference, decoding: Decoding) -> MediaItem:

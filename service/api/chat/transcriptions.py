@@ -1,0 +1,467 @@
+"""POST /v1/audio/transcriptions: what is said in a recording. A longer one is cut at quiet places into pieces, each of
+which is a chat job of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request
+from msgspec import UNSET, Meta, UnsetType
+from starlette.datastructures import FormData, UploadFile
+from starlette.responses import Response
+
+from models.interfaces.errors import InputError
+from models.interfaces.processor import AudioInput, Transcript
+from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.schema import ChatRequestBody, TokenLogprob
+from service.api.context import ServerContext, context_of
+from service.api.http.admission import Decoding
+from service.api.http.errors import ApiError, bad_request
+from service.api.http.form import parse_form, text_fields
+from service.api.http.json_body import of_texts
+from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
+from service.hub.catalog import HostedModel
+from service.system.concurrency import all_results, merged
+
+router = APIRouter()
+
+PATH = "/v1/audio/transcriptions"
+PIECE_SECONDS, CUE_SECONDS = 120.0, 30.0
+"""Length of the pieces of a longer recording, and where their times are part of the answer, or for
+chunking_strategy auto."""
+AT_ONCE = 16
+"""Pieces of a request that are in the engine together."""
+MAX_FIELDS = 256
+NO_TAG = 50
+"""Characters of an answer that name a language at most: without the tag by then, the answer is the text itself."""
+LISTS = (
+    *("languages", "keywords", "include", "timestamp_granularities"),
+    *("known_speaker_names", "known_speaker_references"),
+)
+ALTERNATIVES = 5
+"""Tokens among which no_speech_prob looks for the one that says that there is no language."""
+NO_LANGUAGE = "None"
+
+
+class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
+    """file: a recording in WAV, FLAC, Ogg, MP3, M4A, AAC, WebM or the sound of an MP4. language: a code such as en, or
+    languages with one entry; otherwise the model tells which it hears. prompt, keywords: names and words that may
+    occur. chunking_strategy: auto cuts at quiet places every 30 seconds, not every two minutes. stream: with json or
+    text. include: with json. timestamp_granularities: with verbose_json; segment alone."""
+
+    file: str
+    model: str
+    language: str | None = None
+    languages: list[str] = []
+    prompt: str = ""
+    keywords: list[str] = []
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"] = "json"
+    temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    timestamp_granularities: list[Literal["segment", "word"]] = []
+    stream: bool = False
+    include: list[Literal["logprobs"]] = []
+    chunking_strategy: Any = None
+    known_speaker_names: list[str] = []
+    known_speaker_references: list[str] = []
+
+
+class TranscribedLanguage(msgspec.Struct, frozen=True):
+    code: str
+
+
+class TranscribedToken(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class InputTokenDetails(msgspec.Struct, frozen=True):
+    audio_tokens: int
+    text_tokens: int
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: InputTokenDetails
+    type: Literal["tokens"] = "tokens"
+
+
+class DurationUsage(msgspec.Struct, frozen=True):
+    seconds: float
+    type: Literal["duration"] = "duration"
+
+
+class Transcription(msgspec.Struct, frozen=True):
+    """languages: those that were heard, or the given one; empty where nobody speaks."""
+
+    text: str
+    languages: list[TranscribedLanguage]
+    usage: TokenUsage
+    logprobs: list[TranscribedToken] | UnsetType = UNSET
+
+
+class TranscriptionSegment(msgspec.Struct, frozen=True):
+    """start, end: seconds at which the piece was cut. no_speech_prob: of hearing no language; 0 where one was given."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(msgspec.Struct, frozen=True):
+    """language: its English name in lower case; empty where nobody speaks. duration: seconds."""
+
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptionSegment]
+    usage: DurationUsage
+    task: Literal["transcribe"] = "transcribe"
+
+
+class TranscriptDelta(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.delta"):
+    delta: str
+    logprobs: list[TranscribedToken] | UnsetType = UNSET
+
+
+class TranscriptDone(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.done"):
+    """text: with repetitions repaired, which deltas may have."""
+
+    text: str
+    languages: list[TranscribedLanguage]
+    usage: TokenUsage
+    logprobs: list[TranscribedToken] | UnsetType = UNSET
+
+
+@router.post(
+    PATH,
+    openapi_extra=operation(
+        "Transcribe a recording.",
+        {JSON: Transcription, "text/plain": None, "text/vtt": None},
+        events=(TranscriptDelta, TranscriptDone),
+        errors=WORK_ERRORS,
+        body={"multipart/form-data": TranscriptionForm},
+    ),
+)
+async def transcribe(request: Request) -> Response:
+    context, record = context_of(request), record_of(request.scope)
+    _require_recogniser(context)
+    context.require_ready()
+    form = await parse_form(request, "file and model", MAX_FIELDS)
+    try:
+        body = _read(form, context)
+        model = context.model(body.model, "transcription", record)
+        async with asyncio.timeout(context.settings.request_timeout):
+            hearing = await unless_disconnected(request, _prepared(context, body, model, form, record))
+    finally:
+        await form.close()
+    if body.stream:
+        return event_stream(hearing.events(), context.settings)
+    await unless_disconnected(request, hearing.hear_all())
+    return hearing.answer()
+
+
+@router.post("/v1/audio/translations", include_in_schema=False)
+async def translate(request: Request) -> Response:
+    _require_recogniser(context_of(request))
+    message = f"Models here do not translate speech: transcribe it ({PATH}), and have a chat model translate the text."
+    raise bad_request(message, code="unsupported_endpoint")
+
+
+def _require_recogniser(context: ServerContext) -> None:
+    if not any(model.task == "transcription" for model in context.catalog.models):
+        message = "This server has no speech recognition: host a model that has, such as Qwen/Qwen3-ASR-0.6B."
+        raise ApiError(404, message, code="no_speech_recognition")
+
+
+def _read(form: FormData, context: ServerContext) -> TranscriptionForm:
+    """ApiError 400 names the field that does not fit."""
+    values: dict[str, Any] = {}
+    for name in dict.fromkeys(form):
+        key, bracket, _ = name.partition("[")
+        texts = [] if name == "file" else text_fields(form, name)
+        if key in LISTS:
+            values[key] = [*values.get(key, ()), *texts]
+        elif texts or name == "file":
+            values[key] = {} if bracket else "".join(texts[-1:])
+    context.field_warnings.warn(PATH, set(values) - set(TranscriptionForm.__struct_fields__))
+    body: TranscriptionForm = of_texts(values, TranscriptionForm)
+    _refuse(body)
+    return body
+
+
+def _refuse(body: TranscriptionForm) -> None:
+    """ApiError 400 for what no model here can do, and for fields that exclude each other."""
+    kind, granularities, strategy = body.response_format, body.timestamp_granularities, body.chunking_strategy
+    unsupported: tuple[tuple[str, object, str], ...] = (
+        ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model"),
+        ("known_speaker_names", body.known_speaker_names, "not supported: no speaker model"),
+        ("known_speaker_references", body.known_speaker_references, "not supported: no speaker model"),
+        ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported: no voice detector"),
+        ("timestamp_granularities", "word" in granularities, "word is not supported: no aligner"),
+    )
+    for name, given, reason in unsupported:
+        if given:
+            raise bad_request(f"{name}: {reason} is hosted here.", name, "unsupported_parameter")
+    conflicts: tuple[tuple[str, object, str], ...] = (
+        ("timestamp_granularities", granularities and kind != "verbose_json", "verbose_json"),
+        ("stream", body.stream and kind not in ("json", "text"), "json or text"),
+        ("include", body.include and kind != "json", "json"),
+    )
+    for name, given, formats in conflicts:
+        if given:
+            raise bad_request(f"{name}: only with response_format {formats}.", name)
+
+
+@dataclass(eq=False)
+class Piece:
+    """Consecutive samples of a recording, float32 [n], and what has been heard there. start, end: seconds."""
+
+    samples: np.ndarray
+    start: float
+    end: float
+    job: ChatJob | None = None
+    raw: str = ""
+    """The answer so far, with the language that the model names first."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+async def _prepared(
+    context: ServerContext, body: TranscriptionForm, model: HostedModel, form: FormData, record: RequestRecord
+) -> Hearing:
+    """Decode the file and cut it into pieces. ApiError or InputError names the field that does not fit."""
+    audio, file = model.chat_processor.audio, form.get("file")
+    assert audio is not None
+    if not isinstance(file, UploadFile):
+        raise bad_request("file: must be a file.", "file")
+    named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
+    language = None if named is None else audio.language(named)
+    times = body.response_format in ("srt", "vtt", "verbose_json")
+    seconds = CUE_SECONDS if times or body.chunking_strategy else PIECE_SECONDS
+    data, rate, began = await file.read(), audio.sample_rate, time.monotonic()
+    with Decoding(record.ticket) as decoding:
+        try:
+            samples = await context.media.audio_file(
+                data, sample_rate=rate, field="file", client=record.client, recording=True
+            )
+        except InputError:
+            context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
+            raise
+        decoding.keep(samples.nbytes)
+    context.metrics.observe("media_decode_duration_seconds", time.monotonic() - began, kind="audio")
+    cut = await context.in_thread(lambda: audio.pieces(samples, seconds))
+    ends = np.cumsum([len(one) for one in cut]) / rate
+    pieces = [Piece(one, end - len(one) / rate, end) for one, end in zip(cut, ends.tolist(), strict=True)]
+    record.ticket.grow(min(len(pieces), AT_ONCE) - 1)
+    record.notes["audio_seconds"] = round(len(samples) / rate, 3)
+    context.metrics.observe("audio_heard_seconds_total", len(samples) / rate, model=model.name)
+    return Hearing(context, body, model, audio, language, record, pieces)
+
+
+class Hearing:
+    """A request whose recording is transcribed."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        body: TranscriptionForm,
+        model: HostedModel,
+        audio: AudioInput,
+        language: str | None,
+        record: RequestRecord,
+        pieces: Sequence[Piece],
+    ) -> None:
+        self._context = context
+        self._body = body
+        self._model = model
+        self._audio = audio
+        self._language = language
+        self._record = record
+        self._pieces = pieces
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._tag = model.chat_processor.detokenize([audio.start_id]).decode()
+
+    async def hear_all(self) -> None:
+        async def hear(piece: Piece) -> None:
+            async with self._turns:
+                job = piece.job = await self._job(piece)
+                await tried_again(self._context, job, 0, lambda: collect(piece, job))
+
+        async def collect(piece: Piece, job: ChatJob) -> None:
+            async with aclosing(self._text(piece, job)) as texts:
+                async for _ in texts:
+                    pass
+
+        await all_results([hear(piece) for piece in self._pieces])
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Deltas in the order of the recording; what is heard of later pieces meanwhile waits."""
+
+        async def hear(piece: Piece) -> AsyncGenerator[str]:
+            async with self._turns:
+                piece.job = await self._job(piece)
+                async with aclosing(self._text(piece, piece.job)) as texts:
+                    async for text in texts:
+                        yield text
+            yield ""  # its end
+
+        said, current, ended = "", 0, set[int]()
+        waiting, sent = [""] * len(self._pieces), [0] * len(self._pieces)
+        async with aclosing(merged([hear(piece) for piece in self._pieces])) as heard:
+            async for index, text in heard:
+                waiting[index] += text
+                ended |= set() if text else {index}
+                while current < len(self._pieces):
+                    if text := waiting[current]:
+                        delta = text if sent[current] else self._joined(said, text)[len(said) :]
+                        entries = self._entries(self._pieces[current])
+                        yield event(TranscriptDelta(delta, entries[sent[current] :] if self._body.include else UNSET))
+                        said, waiting[current], sent[current] = said + delta, "", max(1, len(entries))
+                    if current not in ended:
+                        break
+                    current += 1
+        yield event(TranscriptDone(**self._fields())) + DONE
+
+    def answer(self) -> Response:
+        kind, whole = self._body.response_format, self._whole()
+        if kind in ("srt", "vtt"):
+            return Response(self._captions(kind), media_type="text/vtt" if kind == "vtt" else "text/plain")
+        if kind == "text":
+            return Response(f"{whole.text}\n", media_type="text/plain")
+        if kind == "json":
+            return Response(msgspec.json.encode(Transcription(**self._fields())), media_type=JSON)
+        seconds = self._pieces[-1].end
+        segments = [self._segment(index, piece) for index, piece in enumerate(self._pieces)]
+        language = (whole.language or "").split(",")[0].lower()
+        said = [one for one in segments if one.text]
+        verbose = VerboseTranscription(language, seconds, whole.text, said, DurationUsage(seconds))
+        return Response(msgspec.json.encode(verbose), media_type=JSON)
+
+    async def _job(self, piece: Piece) -> ChatJob:
+        """ApiError that names the file if its piece is too long for the model's cache."""
+        hints = "\n".join(filter(None, (self._body.prompt, ", ".join(self._body.keywords))))
+        audio, language = self._audio, self._language
+
+        def make() -> tuple[Any, int]:
+            item = audio.item(piece.samples)
+            return audio.prompt(item, context=hints, language=language), audio.max_new_tokens(item)
+
+        prompt, most = await self._context.in_thread(make)
+        verbose = self._body.response_format == "verbose_json"
+        asked = ChatRequestBody(
+            model=self._model.name,
+            messages=[],
+            max_tokens=most,
+            temperature=self._body.temperature,
+            logprobs=verbose or bool(self._body.include),
+            top_logprobs=ALTERNATIVES if verbose else 0,
+        )
+        try:
+            return await prepare_job(self._context, asked, self._record, raw=prompt, task="transcription")
+        except ApiError as error:
+            if error.param != "messages":
+                raise
+            raise bad_request(f"file: {error.message.removeprefix('messages: ')}", "file", error.code) from error
+
+    async def _text(self, piece: Piece, job: ChatJob) -> AsyncGenerator[str]:
+        """What is said in a piece, as it comes, without white space at the ends."""
+        piece.raw, piece.logprobs = "", []
+        begun, held, said = self._language is not None, "", False
+        async with aclosing(generate(self._context, job, 0)) as deltas:
+            async for delta in deltas:
+                piece.raw += delta.content
+                piece.logprobs += delta.logprobs
+                held += delta.content
+                if not begun:
+                    before, tag, behind = held.partition(self._tag)
+                    begun = bool(tag) or "\n" in before or len(before) > NO_TAG or delta.finish_reason is not None
+                    held = behind if tag else held
+                text = held.rstrip() if said else held.strip()
+                if begun and text:
+                    held = held[len(held.rstrip()) :]
+                    said = True
+                    yield text
+
+    def _whole(self) -> Transcript:
+        return self._audio.joined([self._transcript(piece) for piece in self._pieces])
+
+    def _transcript(self, piece: Piece) -> Transcript:
+        return self._audio.transcript(piece.raw, self._language)
+
+    def _joined(self, *texts: str) -> str:
+        return self._audio.joined([Transcript(None, text) for text in texts]).text
+
+    def _entries(self, piece: Piece) -> list[TranscribedToken]:
+        """The tokens of what is said: those behind the tag, or all if there is none."""
+        behind = next((at + 1 for at, entry in enumerate(piece.logprobs) if entry.token == self._tag), 0)
+        return [TranscribedToken(entry.token, entry.bytes, entry.logprob) for entry in piece.logprobs[behind:]]
+
+    def _fields(self) -> dict[str, Any]:
+        """Of Transcription and TranscriptDone."""
+        whole, codes = self._whole(), {name: code for code, name in self._audio.languages.items()}
+        names = whole.language.split(",") if whole.language else []
+        usages = [piece.job.usage() for piece in self._pieces if piece.job is not None]
+        heard = sum(one.prompt_tokens_details.audio_tokens for one in usages)
+        read, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+        self._record.notes |= {"prompt_tokens": read, "tokens": written}
+        entries = [entry for piece in self._pieces for entry in self._entries(piece)]
+        return {
+            "text": whole.text,
+            "languages": [TranscribedLanguage(codes[name]) for name in names if name in codes],
+            "usage": TokenUsage(read, written, read + written, InputTokenDetails(heard, read - heard)),
+            "logprobs": entries if self._body.include else UNSET,
+        }
+
+    def _segment(self, index: int, piece: Piece) -> TranscriptionSegment:
+        text, entries = self._transcript(piece).text, self._entries(piece)
+        raw, mean = text.encode(), sum(entry.logprob for entry in entries) / max(1, len(entries))
+        named = piece.logprobs[: len(piece.logprobs) - len(entries)]
+        silent = [top for entry in named for top in entry.top_logprobs if top.token.strip() == NO_LANGUAGE]
+        return TranscriptionSegment(
+            id=index,
+            seek=round(piece.start * 100),
+            start=piece.start,
+            end=piece.end,
+            text=text,
+            tokens=self._model.chat_processor.tokenize(text),
+            temperature=self._body.temperature,
+            avg_logprob=mean,
+            compression_ratio=len(raw) / len(zlib.compress(raw)),
+            no_speech_prob=max((math.exp(top.logprob) for top in silent), default=0.0),
+        )
+
+    def _captions(self, kind: Literal["srt", "vtt"]) -> str:
+        """A cue for each piece in which somebody speaks."""
+        mark = "," if kind == "srt" else "."
+        cues = [(piece, text) for piece in self._pieces if (text := self._transcript(piece).text)]
+        blocks = ["WEBVTT"] if kind == "vtt" else []
+        for number, (piece, text) in enumerate(cues, 1):
+            times = f"{_clock(piece.start, mark)} --> {_clock(piece.end, mark)}"
+            blocks.append("\n".join([*([str(number)] if kind == "srt" else []), times, " ".join(text.split())]))
+        return "".join(f"{block}\n\n" for block in blocks)
+
+
+def _clock(seconds: float, mark: str) -> str:
+    """00:01:02,345 for SubRip, with a point for WebVTT."""
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{mark}{milliseconds % 1000:03}"
