@@ -1,4 +1,4 @@
-"""Commands that talk to a server: ask, chat, say, models, ps; and pull, which fetches what one serves."""
+"""Commands that talk to a server: ask, chat, say, hear, models, ps; and pull, which fetches what one serves."""
 
 from __future__ import annotations
 
@@ -130,6 +130,27 @@ def say(
             write_to_standard_output(chunks)
         else:
             typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes")
+
+
+def hear(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Recording, or - for standard input: arecord -f S16_LE -r 16000 | reprise hear -"),
+    ],
+    language: Annotated[str, typer.Option(help="Code such as en; default: the model tells which it hears.")] = "",
+    prompt: Annotated[str, typer.Option(help="Names and words that may occur.")] = "",
+    response_format: Annotated[str, typer.Option("--format", help="text, json, verbose_json, srt or vtt.")] = "text",
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    model: Model = "",
+) -> None:
+    """Print what is said in a recording."""
+    audio = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
+    with connect(url, key) as client:
+        pieces = client.transcript(file, audio, response_format, model, language, prompt)
+        for piece in until_first(pieces, "listening"):
+            typer.echo(piece, nl=False)
+        typer.echo()
 
 
 def _table(*headings: str) -> Table:
