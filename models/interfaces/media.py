@@ -105,6 +105,7 @@ class Prompt:
     positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
     next_position: position (all axes) of the first generated token; each later token adds one.
     cache_salt: first part of the keys of the prefix cache; prompts with different salts share no cached page.
+    marks: ascending int32 [k], the positions for which the most likely class is reported; None: for none.
     """
 
     token_ids: np.ndarray
@@ -113,6 +114,11 @@ class Prompt:
     items: tuple[MediaItem, ...] = ()
     placeholders: tuple[PlaceholderRange, ...] = ()
     cache_salt: bytes = b""
+    marks: np.ndarray | None = None
+
+    def marked(self, marks: np.ndarray) -> Prompt:
+        """Return the prompt with these marks."""
+        return replace(self, marks=marks)
 
     def salted(self, salt: str) -> Prompt:
         """Return the prompt with cache keys that only prompts with the same salt have, those of its media included."""

@@ -76,6 +76,40 @@ class AudioInput(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class AlignedWord:
+    """start, end: seconds. Both are the same for words shorter than the model's resolution."""
+
+    word: str
+    start: float
+    end: float
+
+
+class Aligner(Protocol):
+    """The processor of a model that says when words were said."""
+
+    sample_rate: int
+    max_seconds: float
+    """As of AudioInput."""
+
+    def item(self, samples: np.ndarray) -> MediaItem:
+        """As of AudioInput."""
+        ...
+
+    def words(self, text: str, language: str | None = None) -> list[str]:
+        """The words of a transcript that get a time, without punctuation. language: as in Transcript. Raises InputError
+        for one that the model does not know."""
+        ...
+
+    def alignment_prompt(self, item: MediaItem, words: Sequence[str]) -> Prompt:
+        """Its marks (Prompt.marks) are the starts and ends of the words."""
+        ...
+
+    def aligned(self, words: Sequence[str], classes: np.ndarray) -> list[AlignedWord]:
+        """classes: int [2 * words], those of the marks (ChatDelta.classes)."""
+        ...
+
+
 class ChatProcessor(Protocol):
     """Turns messages and media into a Prompt."""
 

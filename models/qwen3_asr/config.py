@@ -11,6 +11,7 @@ from models.checkpoints.published import (
     check_heads,
     preprocessor_fields,
     read_config,
+    read_optional_json,
     require_text_fields,
     section_of,
     token_id,
@@ -53,6 +54,17 @@ class AudioConfig:
 
 
 @dataclass(frozen=True)
+class AlignerConfig:
+    """What a forced aligner has in place of a head for tokens."""
+
+    classes: int
+    marker_id: int
+    """timestamp_token_id."""
+    class_ms: int
+    """Milliseconds from one class to the next."""
+
+
+@dataclass(frozen=True)
 class Qwen3ASRConfig:
     """What the checkpoint's files say about the model."""
 
@@ -62,6 +74,8 @@ class Qwen3ASRConfig:
     audio_token_id: int
     languages: tuple[str, ...]
     """support_languages; empty where the file names none."""
+    aligner: AlignerConfig | None = None
+    """None for a model that transcribes."""
 
 
 def load_config(directory: Path) -> Qwen3ASRConfig:
@@ -76,6 +90,7 @@ def load_config(directory: Path) -> Qwen3ASRConfig:
     try:
         audio = _audio_config(section_of(inner, "audio_config"))
         audio_token_id = token_id(inner, "audio_token_id")
+        aligner = _aligner_config(directory, {**inner, **config})
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
     if audio.out_features != text["hidden_size"]:
@@ -83,9 +98,8 @@ def load_config(directory: Path) -> Qwen3ASRConfig:
             f"{directory}: config.json: audio_config.output_dim is {audio.out_features}, expected the language model's "
             f"hidden_size {text['hidden_size']}"
         )
-    return Qwen3ASRConfig(
-        _with_plain_positions(text), audio, audio_token_id, tuple(config.get("support_languages", ()))
-    )
+    languages = tuple(config.get("support_languages", ()))
+    return Qwen3ASRConfig(_with_plain_positions(text), audio, audio_token_id, languages, aligner)
 
 
 def _audio_config(config: Mapping[str, Any]) -> AudioConfig:
@@ -116,6 +130,16 @@ def _audio_config(config: Mapping[str, Any]) -> AudioConfig:
         window_chunks=window // CHUNK_FRAMES,
         out_features=config["output_dim"],
     )
+
+
+def _aligner_config(directory: Path, config: Mapping[str, Any]) -> AlignerConfig | None:
+    """One layout has classify_num and timestamp_segment_time here, the other a name for each class, and the time in
+    processor_config.json."""
+    classes = config.get("classify_num") or len(config.get("id2label") or ())
+    if not classes or ("classify_num" not in config and "timestamp_token_id" not in config):
+        return None
+    settings = {**read_optional_json(directory, "processor_config.json"), **config}
+    return AlignerConfig(int(classes), token_id(config, "timestamp_token_id"), int(settings["timestamp_segment_time"]))
 
 
 def _with_plain_positions(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from models.checkpoints.chat_model import VisionChatModel, load_chat_model
 from models.checkpoints.checkpoint import LoadFormat, Quantization
@@ -20,6 +22,7 @@ ALIASES = (
     ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
     ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
     ("model.language_model.", "model."),
+    ("score.", "lm_head."),
 )
 """The makers' prefix, and the names of the checkpoints that transformers 5 converted."""
 _TABLES = ("thinker.model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
@@ -32,14 +35,24 @@ def load_model(
     load_format: LoadFormat = "published",
     quantization: Quantization = "none",
 ) -> VisionChatModel[AudioEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor. The logits of an
+    aligner's decoder are those of classes."""
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qk_norm=True)
     decoder = with_the_files_head(
         decoder, directory, device, load_format, head="thinker.lm_head.weight", embeddings=_TABLES
     )
+    if config.aligner is not None:
+        decoder = replace(decoder, tied=False)
+
+    def build() -> tuple[AudioEncoder, CausalDecoder]:
+        causal = CausalDecoder(decoder)
+        if config.aligner is not None:
+            causal.head = nn.Linear(causal.hidden_size, config.aligner.classes, bias=False)
+        return AudioEncoder(config.audio), causal
+
     return load_chat_model(
-        lambda: (AudioEncoder(config.audio), CausalDecoder(decoder)),
+        build,
         [*audio_rules(config.audio), *decoder_rules(decoder)],
         *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,

@@ -22,6 +22,7 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
+from models.interfaces.processor import AudioInput
 from models.interfaces.resizing import FrameResizer
 from models.qwen3_asr.config import SAMPLE_RATE, Qwen3ASRConfig, load_config
 from models.qwen3_asr.items import audio_item, quiet_pieces
@@ -53,7 +54,7 @@ class Qwen3ASRProcessor(TextProcessor):
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS, _GREEDY)
         self.config = config
-        self.audio = self
+        self.audio: AudioInput | None = self
         self._settings = repr(config.audio).encode()
         named = config.languages or tuple(LANGUAGES.values())
         self.languages = {code: name for code, name in LANGUAGES.items() if name in named}

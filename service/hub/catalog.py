@@ -31,7 +31,7 @@ DEMO_NOTICES = {
 """Notices about the embedded models, by kind."""
 
 
-Task = Literal["chat", "speech", "embedding", "rerank", "transcription"]
+Task = Literal["chat", "speech", "embedding", "rerank", "transcription", "alignment"]
 TASKS: dict[str, Task] = {"qwen3-vl-embedding": "embedding", "qwen3-vl-reranker": "rerank"}
 """By what the name of a checkpoint contains in lower case: its config.json is that of a chat model."""
 
