@@ -85,7 +85,7 @@ class AudioEncoder(nn.Module):
         mel = self.log_mel(upload_frames([item.arrays["samples"]], self.sinusoid.device)[0])
         mel = F.pad(mel, (0, -mel.shape[1] % CHUNK_FRAMES))
         start, stop = chunks_of(item)
-        return mel.view(MEL_BANDS, -1, CHUNK_FRAMES)[:, start:stop].transpose(0, 1)
+        return mel.view(MEL_BANDS, -1, CHUNK_FRAMES)[:, start:stop].transpose(0, 1).contiguous()
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         chunks = bucket["patches"] // CHUNK_ROWS
