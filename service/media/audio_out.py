@@ -181,6 +181,18 @@ LAWS = {"ulaw": mu_law, "alaw": a_law}
 """Compression of 16-bit samples to 8 bits, by the format."""
 
 
+def g711_levels(law: str) -> np.ndarray:
+    """float32 [256], the 16-bit sample that each byte of a law stands for."""
+    codes = np.arange(256) ^ (0xFF if law == "ulaw" else 0x55)
+    segment, step = codes >> 4 & 7, codes & 0x0F
+    if law == "ulaw":
+        magnitude, negative = ((step << 3) + MU_BIAS << segment) - MU_BIAS, codes & 0x80 != 0
+    else:
+        magnitude = (step << 4) + 8 + np.where(segment, 0x100, 0) << np.maximum(segment - 1, 0)
+        negative = codes & 0x80 == 0
+    return np.where(negative, -magnitude, magnitude).astype(np.float32)
+
+
 class _Raw:
     """16-bit little-endian samples, or 8 bits of `law`, behind an optional header."""
 

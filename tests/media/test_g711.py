@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.media.audio_formats import G711_RATE as RATE
-from service.media.audio_out import a_law, mu_law
+from service.media.audio_out import a_law, g711_levels, mu_law
 
 EVERY = np.arange(-32_768, 32_768).astype(np.int16)
 LAWS = [("pcm_mulaw", mu_law), ("pcm_alaw", a_law)]
@@ -39,3 +39,8 @@ def test_levels_are_kept(codec: str, law: Law) -> None:
     levels = decoded(codec, bytes(range(256)))
     assert (decoded(codec, law(levels.astype(np.int16))) == levels).all()
     assert law(np.zeros(0, np.int16)) == b""
+
+
+@pytest.mark.parametrize(("codec", "name"), [("pcm_mulaw", "ulaw"), ("pcm_alaw", "alaw")])
+def test_bytes_are_heard_at_their_levels(codec: str, name: str) -> None:
+    assert (g711_levels(name) == decoded(codec, bytes(range(256)))).all()

@@ -269,13 +269,23 @@ async def _prepared(
             raise
         decoding.keep(samples.nbytes)
     context.metrics.observe("media_decode_duration_seconds", time.monotonic() - began, kind="audio")
-    cut = await context.in_thread(lambda: audio.pieces(samples, seconds))
-    ends = np.cumsum([len(one) for one in cut]) / rate
-    pieces = [Piece(one, end - len(one) / rate, end) for one, end in zip(cut, ends.tolist(), strict=True)]
-    record.ticket.grow(min(len(pieces), AT_ONCE) - 1)
-    record.notes["audio_seconds"] = round(len(samples) / rate, 3)
-    context.metrics.observe("audio_heard_seconds_total", len(samples) / rate, model=model.name)
+    pieces = await pieces_of(context, model, samples, seconds, record)
     return Hearing(context, body, model, audio, language, record, pieces)
+
+
+async def pieces_of(
+    context: ServerContext, model: HostedModel, samples: np.ndarray, seconds: float, record: RequestRecord
+) -> list[Piece]:
+    """The pieces of a recording, for which the record's ticket takes places."""
+    audio = model.chat_processor.audio
+    assert audio is not None
+    cut = await context.in_thread(lambda: audio.pieces(samples, seconds))
+    ends = np.cumsum([len(one) for one in cut]) / audio.sample_rate
+    record.ticket.grow(min(len(cut), AT_ONCE) - 1)
+    record.notes["audio_seconds"] = round(float(ends[-1]), 3)
+    context.metrics.observe("audio_heard_seconds_total", float(ends[-1]), model=model.name)
+    lengths = (len(one) / audio.sample_rate for one in cut)
+    return [Piece(one, end - length, end) for one, end, length in zip(cut, ends.tolist(), lengths, strict=True)]
 
 
 class Hearing:
@@ -315,7 +325,16 @@ class Hearing:
         await all_results([hear(piece) for piece in self._pieces])
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Deltas in the order of the recording; what is heard of later pieces meanwhile waits."""
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                yield event(delta)
+        yield event(self.done()) + DONE
+
+    def done(self) -> TranscriptDone:
+        return TranscriptDone(**self._fields())
+
+    async def deltas(self) -> AsyncGenerator[TranscriptDelta]:
+        """What is said, in the order of the recording; what is heard of later pieces meanwhile waits."""
 
         async def hear(piece: Piece) -> AsyncGenerator[str]:
             async with self._turns:
@@ -335,12 +354,11 @@ class Hearing:
                     if text := waiting[current]:
                         delta = text if sent[current] else self._joined(said, text)[len(said) :]
                         entries = self._entries(self._pieces[current])
-                        yield event(TranscriptDelta(delta, entries[sent[current] :] if self._body.include else UNSET))
+                        yield TranscriptDelta(delta, entries[sent[current] :] if self._body.include else UNSET)
                         said, waiting[current], sent[current] = said + delta, "", max(1, len(entries))
                     if current not in ended:
                         break
                     current += 1
-        yield event(TranscriptDone(**self._fields())) + DONE
 
     def answer(self) -> Response:
         kind, whole = self._body.response_format, self._whole()

@@ -19,7 +19,6 @@ from service.api.context import ServerContext
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError, bad_request
 from service.api.realtime.schema import (
-    NO_RECOGNITION,
     ContentType,
     ConversationItem,
     ItemContent,
@@ -77,7 +76,8 @@ def _require(given: ConversationItem | ItemContent, names: Sequence[str], field:
 
 def _created_content(part: ItemContent, role: Role, field: str) -> ItemContent:
     if part.type == "input_audio":
-        raise invalid(f"{field}.type", NO_RECOGNITION, "unsupported_parameter")
+        problem = "not in an item: send input_audio_buffer.append where a model hears, else text as input_text"
+        raise invalid(f"{field}.type", problem, "unsupported_parameter")
     if part.type not in ALLOWED[role]:
         raise invalid(f"{field}.type", f"must be {' or '.join(ALLOWED[role])} in an item with role {role}")
     if part.type == "input_image":
@@ -415,8 +415,8 @@ def _as_message(item: ConversationItem) -> Message | None:
 
 
 def _as_part(part: ItemContent) -> ContentPart:
-    if part.type == "input_text":
-        return ContentPart(type="text", text=part.text)
+    if part.type != "input_image":
+        return ContentPart(type="text", text=part.text or part.transcript or "")
     assert part.image_url is not None
     return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
 
