@@ -38,6 +38,7 @@ PATHS: dict[Task, str] = {
     "embedding": "/v1/embeddings",
     "rerank": "/v1/rerank",
     "transcription": "/v1/audio/transcriptions",
+    "alignment": "the model that transcribes; this one gives it the times of words",
 }
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
@@ -183,7 +184,7 @@ class ServerContext:
             raise ApiError(404, message, param="model", code="model_not_found")
         record.model = model.name
         if model.task != task and (model.task, task) != ("transcription", "chat"):
-            article = "an" if model.task == "embedding" else "a"
+            article = "an" if model.task in ("embedding", "alignment") else "a"
             problem = f"this is {article} {model.task} model, which this endpoint does not serve"
             message = f"model: {problem}; use {PATHS[model.task]}."
             raise ApiError(400, message, param="model", code="wrong_endpoint")

@@ -125,7 +125,7 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
 def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
     if model.task == "speech":
         return Architecture(("text",), ("audio",))
-    if model.task == "transcription":
+    if model.task in ("transcription", "alignment"):
         return Architecture(("audio", "text"), ("text",))
     if model.task == "embedding":
         return Architecture(("text", "image", "video"), ("embeddings",))

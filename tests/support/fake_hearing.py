@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, PlaceholderRange, Prompt, TokenizedChat, source_digest
+from models.interfaces.processor import AlignedWord
+from models.qwen3_asr.aligner import split_words
 from models.qwen3_asr.items import quiet_pieces
 from models.qwen3_asr.transcript import TEXT_TAG, joined, language_name, read_transcript
 from service.hub import Checkpoint
@@ -33,7 +36,7 @@ class FakeHearing(FakeProcessor):
     joined = staticmethod(joined)
 
     def __init__(self) -> None:
-        self.audio = self
+        self.audio: Any = self
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(TEXT_TAG.encode() if one == TAG else FakeProcessor.detokenize(self, [one]) for one in token_ids)
@@ -66,8 +69,28 @@ class FakeHearing(FakeProcessor):
         return 500
 
 
-def hearing_catalog() -> Catalog:
-    """A model that transcribes, and one that chats and takes no audio."""
+class FakeAligner(FakeHearing):
+    """Each word takes a quarter of a second, and a quarter is between two words."""
+
+    def __init__(self) -> None:
+        self.audio = None
+
+    def words(self, text: str, language: str | None = None) -> list[str]:
+        if language == "German":
+            raise InputError("language", "German cannot be aligned")
+        return list(split_words(text))
+
+    def alignment_prompt(self, item: MediaItem, words: Sequence[str]) -> Prompt:
+        return self.prompt(item).marked(np.zeros(2 * len(words), np.int32))
+
+    def aligned(self, words: Sequence[str], classes: np.ndarray) -> list[AlignedWord]:
+        times = (classes / 4).tolist()
+        return [AlignedWord(*one) for one in zip(words, times[::2], times[1::2], strict=True)]
+
+
+def hearing_catalog(*, aligns: bool = False) -> Catalog:
+    """A model that transcribes, one that chats and takes no audio, and, if `aligns`, an aligner."""
     checkpoint = Checkpoint("Qwen3-ASR-tiny", Path("/nowhere"))
     ears = HostedModel(("ears",), "chat", checkpoint, FakeHearing, 1, family_task="transcription")
-    return Catalog([ears, *fake_catalog().models])
+    aligner = HostedModel(("aligner",), "chat", checkpoint, FakeAligner, 1, family_task="alignment")
+    return Catalog([ears, *fake_catalog().models, *([aligner] if aligns else [])])

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
+import uuid
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -20,10 +22,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
-from models.interfaces.processor import AudioInput, Transcript
+from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transcript
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, TokenLogprob
 from service.api.context import ServerContext, context_of
+from service.api.engines.request_stream import RequestGroup
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.form import parse_form, text_fields
@@ -32,6 +35,8 @@ from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
 from service.hub.catalog import HostedModel
+from service.link.messages import ChatRequest
+from service.link.sampling import SamplingParams
 from service.system.concurrency import all_results, merged
 
 router = APIRouter()
@@ -52,13 +57,19 @@ LISTS = (
 ALTERNATIVES = 5
 """Tokens among which no_speech_prob looks for the one that says that there is no language."""
 NO_LANGUAGE = "None"
+LONGEST_CUE, SHORTEST_CUE = 7.0, 0.2
+"""Seconds of a cue of captions."""
+ENDINGS = frozenset(".?!。？！")
+CLOSING = re.compile(r"[^\w\s]*")
+"""What follows a word directly."""
 
 
 class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
     """file: a recording in WAV, FLAC, Ogg, MP3, M4A, AAC, WebM or the sound of an MP4. language: a code such as en, or
     languages with one entry; otherwise the model tells which it hears. prompt, keywords: names and words that may
     occur. chunking_strategy: auto cuts at quiet places every 30 seconds, not every two minutes. stream: with json or
-    text. include: with json. timestamp_granularities: with verbose_json; segment alone."""
+    text. include: with json. timestamp_granularities: with
+    verbose_json; word where an aligner is hosted."""
 
     file: str
     model: str
@@ -128,14 +139,22 @@ class TranscriptionSegment(msgspec.Struct, frozen=True):
     no_speech_prob: float
 
 
+class TranscribedWord(msgspec.Struct, frozen=True):
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(msgspec.Struct, frozen=True):
-    """language: its English name in lower case; empty where nobody speaks. duration: seconds."""
+    """language: its English name in lower case; empty where nobody speaks. duration: seconds. words: without
+    punctuation."""
 
     language: str
     duration: float
     text: str
     segments: list[TranscriptionSegment]
     usage: DurationUsage
+    words: list[TranscribedWord] | UnsetType = UNSET
     task: Literal["transcribe"] = "transcribe"
 
 
@@ -170,6 +189,7 @@ async def transcribe(request: Request) -> Response:
     form = await parse_form(request, "file and model", MAX_FIELDS)
     try:
         body = _read(form, context)
+        _refuse(body, aligns=_aligner(context) is not None)
         model = context.model(body.model, "transcription", record)
         async with asyncio.timeout(context.settings.request_timeout):
             hearing = await unless_disconnected(request, _prepared(context, body, model, form, record))
@@ -178,6 +198,8 @@ async def transcribe(request: Request) -> Response:
     if body.stream:
         return event_stream(hearing.events(), context.settings)
     await unless_disconnected(request, hearing.hear_all())
+    async with asyncio.timeout(context.settings.request_timeout):
+        await unless_disconnected(request, hearing.align())
     return hearing.answer()
 
 
@@ -206,19 +228,23 @@ def _read(form: FormData, context: ServerContext) -> TranscriptionForm:
             values[key] = {} if bracket else "".join(texts[-1:])
     context.field_warnings.warn(PATH, set(values) - set(TranscriptionForm.__struct_fields__))
     body: TranscriptionForm = of_texts(values, TranscriptionForm)
-    _refuse(body)
     return body
 
 
-def _refuse(body: TranscriptionForm) -> None:
-    """ApiError 400 for what no model here can do, and for fields that exclude each other."""
+def _aligner(context: ServerContext) -> HostedModel | None:
+    return next((model for model in context.catalog.models if model.task == "alignment"), None)
+
+
+def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
+    """ApiError 400 for what no model here can do, and for fields that exclude each other. aligns: an aligner is
+    hosted."""
     kind, granularities, strategy = body.response_format, body.timestamp_granularities, body.chunking_strategy
     unsupported: tuple[tuple[str, object, str], ...] = (
         ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model"),
         ("known_speaker_names", body.known_speaker_names, "not supported: no speaker model"),
         ("known_speaker_references", body.known_speaker_references, "not supported: no speaker model"),
         ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported: no voice detector"),
-        ("timestamp_granularities", "word" in granularities, "word is not supported: no aligner"),
+        ("timestamp_granularities", "word" in granularities and not aligns, "word is not supported: no aligner"),
     )
     for name, given, reason in unsupported:
         if given:
@@ -244,6 +270,8 @@ class Piece:
     raw: str = ""
     """The answer so far, with the language that the model names first."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    words: list[AlignedWord] = field(default_factory=list)
+    """Those that were aligned, with seconds of the recording."""
 
 
 async def _prepared(
@@ -324,6 +352,38 @@ class Hearing:
 
         await all_results([hear(piece) for piece in self._pieces])
 
+    async def align(self) -> None:
+        """Find the times of the words, if the answer has them and an aligner is hosted. Captions in a language that it
+        does not know do without; InputError for words in one."""
+        wanted, model = "word" in self._body.timestamp_granularities, _aligner(self._context)
+        if model is None or not (wanted or self._body.response_format in ("srt", "vtt")):
+            return
+        name, aligner = model.name, cast(Aligner, model.processor)
+
+        async def align(piece: Piece) -> None:
+            said = self._transcript(piece)
+            try:
+                words = aligner.words(said.text, said.language)
+            except InputError:
+                if wanted:
+                    raise
+                return
+            if words:
+                prompt = await self._context.in_thread(
+                    lambda: aligner.alignment_prompt(aligner.item(piece.samples), words)
+                )
+                owner = self._context.owner(self._record.client)
+                sampling = SamplingParams(max_tokens=1, temperature=0.0)
+                id = f"align-{uuid.uuid4().hex}"
+                request = ChatRequest(id, name, prompt.salted(owner), sampling, self._record.arrival)
+                async with self._turns, aclosing(self._context.engine.submit(request, RequestGroup())) as deltas:
+                    classes = [delta.classes async for delta in deltas][-1]
+                assert classes is not None
+                found = aligner.aligned(words, classes)
+                piece.words = [replace(one, start=piece.start + one.start, end=piece.start + one.end) for one in found]
+
+        await all_results([align(piece) for piece in self._pieces])
+
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
@@ -373,6 +433,9 @@ class Hearing:
         language = (whole.language or "").split(",")[0].lower()
         said = [one for one in segments if one.text]
         verbose = VerboseTranscription(language, seconds, whole.text, said, DurationUsage(seconds))
+        if "word" in self._body.timestamp_granularities:
+            words = [TranscribedWord(one.word, one.start, one.end) for piece in self._pieces for one in piece.words]
+            verbose = msgspec.structs.replace(verbose, words=words)
         return Response(msgspec.json.encode(verbose), media_type=JSON)
 
     async def _job(self, piece: Piece) -> ChatJob:
@@ -469,14 +532,34 @@ class Hearing:
         )
 
     def _captions(self, kind: Literal["srt", "vtt"]) -> str:
-        """A cue for each piece in which somebody speaks."""
+        """Cues of sentences where words have times, else one for each piece in which somebody speaks."""
         mark = "," if kind == "srt" else "."
-        cues = [(piece, text) for piece in self._pieces if (text := self._transcript(piece).text)]
+        said = [(piece, text) for piece in self._pieces if (text := self._transcript(piece).text)]
         blocks = ["WEBVTT"] if kind == "vtt" else []
-        for number, (piece, text) in enumerate(cues, 1):
-            times = f"{_clock(piece.start, mark)} --> {_clock(piece.end, mark)}"
+        cues = [cue for piece, text in said for cue in sentences(text, piece.words) or [(piece.start, piece.end, text)]]
+        for number, (start, end, text) in enumerate(cues, 1):
+            times = f"{_clock(start, mark)} --> {_clock(max(end, start + SHORTEST_CUE), mark)}"
             blocks.append("\n".join([*([str(number)] if kind == "srt" else []), times, " ".join(text.split())]))
         return "".join(f"{block}\n\n" for block in blocks)
+
+
+def sentences(text: str, words: Sequence[AlignedWord]) -> list[tuple[float, float, str]]:
+    """(start, end, text) of the sentences of a transcript, cut where they last too long. words: all of its words, which
+    have its letters in their order."""
+    cues: list[tuple[float, float, str]] = []
+    begun, cursor, start = 0, 0, None
+    for index, word in enumerate(words):
+        start = word.start if start is None else start
+        for character in word.word:
+            cursor = text.index(character, cursor) + 1
+        closing = CLOSING.match(text, cursor)
+        cursor = cursor if closing is None else closing.end()
+        ends = not ENDINGS.isdisjoint(text[begun:cursor][-2:]) or word.end - start >= LONGEST_CUE
+        if ends or index + 1 == len(words):
+            stop = cursor if index + 1 < len(words) else len(text)
+            cues.append((start, word.end, text[begun:stop].strip()))
+            begun, start = stop, None
+    return cues
 
 
 def _clock(seconds: float, mark: str) -> str:

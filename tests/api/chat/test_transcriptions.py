@@ -13,6 +13,9 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI, omit
 from openai.types.audio import TranscriptionVerbose
 
+from models.interfaces.processor import AlignedWord
+from models.qwen3_asr.aligner import split_words
+from service.api.chat.transcriptions import sentences
 from service.media.messages import MIB
 from tests.media.samples import sound, tone
 from tests.models.qwen3_asr import golden
@@ -45,8 +48,9 @@ def hear(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
 
 
 def test_transcripts_are_those_of_the_published_code() -> None:
-    """Hints, a given language, silence: token by token, in streams and in one piece."""
-    flags = {"model": (str(golden.DIRECTORY),), "device": "cpu", "kv_cache_tokens": 4096}
+    """Hints, a given language, silence: token by token, in streams and in one piece. Words of random texts have times,
+    too."""
+    flags = {"model": (str(golden.DIRECTORY), str(golden.ALIGNER)), "device": "cpu", "kv_cache_tokens": 4096}
     with openai_client(flags) as asking:
         for stream, (name, prompt) in product((False, True), golden.INPUTS["prompts"].items()):
             if prompt["continue_text"]:
@@ -61,6 +65,11 @@ def test_transcripts_are_those_of_the_published_code() -> None:
             assert said == golden.processor().detokenize(ids), name
             assert heard.usage.input_tokens == len(golden.of(name, "input_ids"))
             assert heard.usage.input_token_details.audio_tokens == spec["tokens"]
+        times = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+        told = hear(asking, audio, model="whisper-1", language="en", **times)
+        assert [one.word for one in told.words] == [*split_words(told.text)]
+        ends = [time for one in told.words for time in (one.start, one.end)]
+        assert ends == sorted(ends) and len(set(ends)) > 1
 
 
 def test_every_format(client: OpenAI) -> None:
@@ -200,6 +209,44 @@ def test_without_a_model_that_hears(client: OpenAI) -> None:
             hear(asking)
         with pytest.raises(NotFoundError, match="no speech recognition"):
             asking.audio.translations.create(model="whisper-1", file=("a.wav", SHORT))
+
+
+def test_words_have_times_where_an_aligner_is_hosted() -> None:
+    hints = {"prompt": "Good day. Ann"}  # which the fake model says before the seconds
+    with (
+        running_server(hearing_catalog(aligns=True)) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        told = hear(client, LONG, response_format="verbose_json", timestamp_granularities=["word"], **hints)
+        words = [(one.word, one.start, one.end) for one in told.words]
+        assert words[:6] == [
+            *(("Good", 0.0, 0.25), ("day", 0.5, 0.75), ("Ann", 1.0, 1.25), ("2500", 1.5, 1.75), ("s", 2.0, 2.25)),
+            ("Good", 25.0, 25.25),
+        ]
+        assert len(words) == 15 and len(told.segments) == 3
+        assert hear(client, response_format="verbose_json").words is None
+        cues = hear(client, response_format="srt", **hints).split("\n\n")
+        assert cues[:2] == [
+            "1\n00:00:00,000 --> 00:00:00,750\nGood day.", "2\n00:00:01,000 --> 00:00:02,250\nAnn: 1.00 s."
+        ]  # fmt: skip
+        with pytest.raises(BadRequestError, match="German cannot be aligned"):
+            hear(client, language="de", response_format="verbose_json", timestamp_granularities=["word"])
+        german = hear(client, language="de", response_format="srt")
+        assert german == "1\n00:00:00,000 --> 00:00:01,000\n1.00 s.\n\n"
+        with pytest.raises(BadRequestError, match="this is an alignment model"):
+            hear(client, model="aligner")
+        server.wait_idle()
+
+
+def test_sentences_are_cut_where_they_last_too_long() -> None:
+    text = 'He said: "3.5-metre, no?" Then  nothing 好。吗'
+    spoken = ("He", "said", "35metre", "no", "Then", "nothing", "好", "吗")
+    words = [AlignedWord(word, 4.0 * index, 4.0 * index + 1) for index, word in enumerate(spoken)]
+    assert sentences(text, words) == [
+        *((0.0, 9.0, 'He said: "3.5-metre,'), (12.0, 13.0, 'no?"'), (16.0, 25.0, "Then  nothing 好。")),
+        (28.0, 29.0, "吗"),
+    ]
+    assert sentences("?!", []) == []
 
 
 def audio_part(data: bytes = SHORT, **fields: Any) -> dict[str, Any]:
