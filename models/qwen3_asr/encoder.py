@@ -28,6 +28,8 @@ NORM_EPS = 1e-5
 KERNEL, STRIDE, NUM_CONVS = 3, 2, 3
 BANDS = MEL_BANDS // STRIDE**NUM_CONVS
 """Bands behind the convolutions."""
+_CONV_CHUNKS = 16
+"""Chunks that are convolved at a time: the first convolution makes 3 MB of each, 16 bits a value."""
 _BUCKET_CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Turns of a few seconds, packs of them, half a minute and two minutes."""
 
@@ -105,11 +107,14 @@ class AudioEncoder(nn.Module):
 
     def convolved(self, mel: Tensor) -> Tensor:
         """[chunks, 128, 100] -> [chunks, 13, hidden_size]."""
-        x = mel[:, None].to(self.conv_out.weight.dtype)
         with without_tf32():
-            for conv in cast("Sequence[nn.Linear]", self.convs):
-                weight = conv.weight.view(conv.out_features, -1, KERNEL, KERNEL)
-                x = F.gelu(F.conv2d(x, weight, conv.bias, stride=STRIDE, padding=KERNEL // 2))
+            return torch.cat([self._convolved_block(block) for block in mel.split(_CONV_CHUNKS)])
+
+    def _convolved_block(self, mel: Tensor) -> Tensor:
+        x = mel[:, None].to(self.conv_out.weight.dtype)
+        for conv in cast("Sequence[nn.Linear]", self.convs):
+            weight = conv.weight.view(conv.out_features, -1, KERNEL, KERNEL)
+            x = F.gelu(F.conv2d(x, weight, conv.bias, stride=STRIDE, padding=KERNEL // 2))
         return self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:

@@ -33,8 +33,8 @@ def processor() -> Any:
 
 
 @cache
-def model() -> Any:
-    return resolve(family_of(DIRECTORY).model)(DIRECTORY, torch.device("cpu"), torch.float32)
+def model(device: str = "cpu") -> Any:
+    return resolve(family_of(DIRECTORY).model)(DIRECTORY, torch.device(device), torch.float32)
 
 
 def samples(name: str) -> np.ndarray:

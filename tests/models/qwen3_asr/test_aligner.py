@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import InputError
 from models.interfaces.media import Prompt
 from models.qwen3_asr.aligner import repaired, split_words
+from models.qwen3_asr.config import load_config
+from tests.models.families.test_loading import json_of
 from tests.models.qwen3_asr.golden import ALIGNER, samples
+from tests.models.qwen3_asr.test_loading import CONVERTED
 from tests.support.chat_golden import encode, generate, largest_difference
-from tests.support.golden import inputs
+from tests.support.golden import copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow
@@ -86,6 +92,40 @@ def test_times_from_the_engine(step_tokens: int, graphs: bool) -> None:
         assert first - first % 4 == cached[f"{name} 1"]
     assert {route for kind, route in engine.routes() if "prefill" in kind} == {"replay" if graphs else "eager"}
     engine.assert_nothing_left()
+
+
+def as_the_makers_publish(directory: Path) -> None:
+    """Only fields of thinker_config tell the aligner from a recogniser."""
+    tensors = load_file(directory / "model.safetensors")
+    for new, old in (("thinker.lm_head.", "score."), *CONVERTED):
+        tensors = {name.replace(old, new, 1): tensor for name, tensor in tensors.items()}
+    save_file(tensors, directory / "model.safetensors")
+    config = json_of(directory, "config.json")
+    inner = {name: config[name] for name in ("audio_config", "text_config", "audio_token_id")}
+    inner |= {"model_type": "qwen3_forced_aligner", "classify_num": len(config["id2label"])}
+    whole = {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr", "thinker_config": inner}
+    whole |= {"timestamp_token_id": config["timestamp_token_id"], "timestamp_segment_time": 80}
+    (directory / "config.json").write_text(json.dumps(whole))
+    (directory / "processor_config.json").unlink()
+
+
+def test_the_makers_layout(tmp_path: Path) -> None:
+    directory = copy_checkpoint(ALIGNER, tmp_path / "published")
+    as_the_makers_publish(directory)
+    family = family_of(directory)
+    assert (family.name, family.task) == ("qwen3_aligner", "alignment")
+    assert load_config(directory).aligner == load_config(ALIGNER).aligner
+    logits, _, _ = generate(resolve(family.model)(directory, CPU, torch.float32), prompt("hum"), 1)
+    assert largest_difference(logits[prompt("hum").marks], expected()["item.hum.logits"]) <= 1e-3
+
+
+def test_what_an_aligner_refuses() -> None:
+    with pytest.raises(InputError, match="Swedish cannot be aligned; these can: Cantonese Chinese"):
+        processor().words("hej", "Swedish")
+    with pytest.raises(InputError, match="answers no messages"):
+        processor().apply_chat_template([], [], options={})
+    with pytest.raises(InputError, match="longer than the 180 seconds"):
+        processor().item(np.zeros(181 * 16_000, np.float32))
 
 
 def test_words_and_repaired_times() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +16,20 @@ from models.interfaces.media import MediaItem
 from tests.models.qwen3_asr import golden
 from tests.models.qwen3_asr.golden import PROMPTS, model, of, processor, prompt
 from tests.support.audit import audit
+from tests.support.devices import DEVICES
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
+from tests.support.routes import replayed_if_captured as replayed_if_captured
 from tests.support.slow import slow
 
 TOLERANCE, LOGPROBS_TOLERANCE = 2e-5, 1e-3
-BUCKETS = tuple({"patches": 13 * chunks, "sequences": windows} for chunks, windows in ((2, 1), (6, 4), (16, 12)))
+BUCKETS = tuple({"patches": 13 * chunks, "sequences": windows} for chunks, windows in ((2, 1), (6, 4), (18, 12)))
 
 
-def engine_of(**settings: object) -> InlineEngine:
-    return InlineEngine(model(), processor(), **{"num_pages": 512, "max_step_tokens": 512, **settings})
+def engine_of(device: str = "cpu", **settings: Any) -> InlineEngine:
+    settings = {"num_pages": 512, "max_step_tokens": 512, **settings}
+    return InlineEngine(model(device), processor(), device=device, **settings)
 
 
 def check(engine: InlineEngine, name: str, request: str) -> None:
@@ -37,9 +41,11 @@ def check(engine: InlineEngine, name: str, request: str) -> None:
     assert np.abs(engine.log_probabilities(request) - wanted).max() <= LOGPROBS_TOLERANCE
 
 
+@pytest.mark.usefixtures("replayed_if_captured")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("chunks", "graphs"), [(True, True), slow(False, True), slow(True, False)])
-def test_golden_tokens_in_a_batch(chunks: bool, graphs: bool) -> None:
-    engine = engine_of(graphs=graphs, max_step_tokens=golden.CHUNK if chunks else 512)
+def test_golden_tokens_in_a_batch(chunks: bool, graphs: bool, device: str) -> None:
+    engine = engine_of(device, graphs=graphs, max_step_tokens=golden.CHUNK if chunks else 512)
     for turn in range(2):
         for name in PROMPTS:
             engine.submit(f"{name} {turn}", prompt(name), max_tokens=20, logprobs=0)
@@ -85,7 +91,7 @@ def test_random_mixes_replay_as_they_run_alone(lengths: list[int]) -> None:
 
 
 def test_items_that_fill_a_bucket() -> None:
-    for lengths in ((32_000,), (96_000,), tuple([16_000] * 12)):
+    for lengths in ((32_000,), (96_000,), tuple([16_000] * 12), (288_000,)):
         captured().check_replay([random_item(seed, length) for seed, length in enumerate(lengths)], TOLERANCE)
 
 
