@@ -16,7 +16,7 @@ def upload_frames(frames: Sequence[np.ndarray], device: torch.device) -> Tensor:
     run, and the launching thread would wait for it.
     """
     shape = (len(frames), *frames[0].shape)
-    dtype = torch.from_numpy(frames[0][:0]).dtype
+    dtype = torch.from_numpy(np.empty(0, frames[0].dtype)).dtype
     host = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     np.stack(frames, out=host.numpy())
     return host.to(device, non_blocking=True)

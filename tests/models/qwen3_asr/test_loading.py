@@ -68,7 +68,11 @@ def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters", "tower"),
-    [("qwen3_asr_0_6b", 782_426_112, 186.4), ("qwen3_asr_1_7b", 2_038_052_480, 317.5)],
+    [
+        ("qwen3_asr_0_6b", 782_426_112, 186.4),
+        ("qwen3_asr_1_7b", 2_038_052_480, 317.5),
+        ("qwen3_aligner_0_6b", 917_728_896, 316.4),
+    ],
 )
 def test_the_published_sizes(name: str, parameters: int, tower: float, tmp_path: Path) -> None:
     model = load_model(make(name, tmp_path), "meta", torch.bfloat16, "random")
