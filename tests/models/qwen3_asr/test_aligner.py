@@ -18,6 +18,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import Prompt
 from models.qwen3_asr.aligner import repaired, split_words
 from models.qwen3_asr.config import load_config
+from service.engine.chat.guided.matchers import build_tokenizer
 from tests.models.families.test_loading import json_of
 from tests.models.qwen3_asr.golden import ALIGNER, samples
 from tests.models.qwen3_asr.test_loading import CONVERTED
@@ -92,6 +93,7 @@ def test_times_from_the_engine(step_tokens: int, graphs: bool) -> None:
         assert first - first % 4 == cached[f"{name} 1"]
     assert {route for kind, route in engine.routes() if "prefill" in kind} == {"replay" if graphs else "eager"}
     engine.assert_nothing_left()
+    build_tokenizer(processor(), processor().vocab_size)  # as the engine does for grammars of any model
 
 
 def as_the_makers_publish(directory: Path) -> None:
