@@ -18,7 +18,7 @@ class Family:
     """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
     has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
     argument drafter, which loads the network of Decoder.drafter, too. task: what requests ask of it, if it is not
-    `kind`."""
+    `kind`. processor_module: where the package has load_processor."""
 
     name: str
     kind: Literal["chat", "speech"]

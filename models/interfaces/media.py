@@ -116,10 +116,6 @@ class Prompt:
     cache_salt: bytes = b""
     marks: np.ndarray | None = None
 
-    def marked(self, marks: np.ndarray) -> Prompt:
-        """Return the prompt with these marks."""
-        return replace(self, marks=marks)
-
     def salted(self, salt: str) -> Prompt:
         """Return the prompt with cache keys that only prompts with the same salt have, those of its media included."""
         key = hashlib.blake2b(salt.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Qwen3AlignerProcessor(Qwen3ASRProcessor):
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         prompt = super().expand_placeholders(chat, items)
-        return prompt.marked(np.flatnonzero(prompt.token_ids == self._marker).astype(np.int32))
+        return replace(prompt, marks=np.flatnonzero(prompt.token_ids == self._marker).astype(np.int32))
 
     def apply_chat_template(
         self,
