@@ -4,6 +4,7 @@ that is asked for. Silence has no language. Its engine is that of fake_engine.""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class FakeAligner(FakeHearing):
         return list(split_words(text))
 
     def alignment_prompt(self, item: MediaItem, words: Sequence[str]) -> Prompt:
-        return self.prompt(item).marked(np.zeros(2 * len(words), np.int32))
+        return replace(self.prompt(item), marks=np.zeros(2 * len(words), np.int32))
 
     def aligned(self, words: Sequence[str], classes: np.ndarray) -> list[AlignedWord]:
         times = (classes / 4).tolist()
