@@ -148,7 +148,7 @@ def next_delta(answer: Answer) -> ChatDelta | None:
     counts = _counts(answer.produced) if finish else None
     times = PhaseTimes(answer.began, time.monotonic()) if answer.produced == 1 else None
     marks = request.prompt.marks
-    classes = np.arange(len(marks), dtype=np.int32) if finish and len(marks) else None
+    classes = None if marks is None or not finish else np.arange(len(marks), dtype=np.int32)
     return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times, classes=classes)
 
 

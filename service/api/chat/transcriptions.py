@@ -34,6 +34,7 @@ from service.api.http.json_body import of_texts
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
+from service.api.tracing import phase
 from service.hub.catalog import HostedModel
 from service.link.messages import ChatRequest
 from service.link.sampling import SamplingParams
@@ -287,7 +288,7 @@ async def _prepared(
     times = body.response_format in ("srt", "vtt", "verbose_json")
     seconds = CUE_SECONDS if times or body.chunking_strategy else PIECE_SECONDS
     data, rate, began = await file.read(), audio.sample_rate, time.monotonic()
-    with Decoding(record.ticket) as decoding:
+    with Decoding(record.ticket) as decoding, phase("media", kind="audio"):
         try:
             samples = await context.media.audio_file(
                 data, sample_rate=rate, field="file", client=record.client, recording=True
@@ -404,21 +405,21 @@ class Hearing:
                         yield text
             yield ""  # its end
 
-        said, current, ended = "", 0, set[int]()
-        waiting, sent = [""] * len(self._pieces), [0] * len(self._pieces)
+        said, waiting, ended = "", [""] * len(self._pieces), set[int]()
+        current, begun, sent = 0, False, 0
         async with aclosing(merged([hear(piece) for piece in self._pieces])) as heard:
             async for index, text in heard:
                 waiting[index] += text
                 ended |= set() if text else {index}
                 while current < len(self._pieces):
                     if text := waiting[current]:
-                        delta = text if sent[current] else self._joined(said, text)[len(said) :]
-                        entries = self._entries(self._pieces[current])
-                        yield TranscriptDelta(delta, entries[sent[current] :] if self._body.include else UNSET)
-                        said, waiting[current], sent[current] = said + delta, "", max(1, len(entries))
+                        delta = text if begun else self._joined(said, text)[len(said) :]
+                        tokens = self._tokens(self._pieces[current], sent)
+                        yield TranscriptDelta(delta, tokens if self._body.include else UNSET)
+                        said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
                     if current not in ended:
                         break
-                    current += 1
+                    current, begun, sent = current + 1, False, 0
 
     def answer(self) -> Response:
         kind, whole = self._body.response_format, self._whole()
@@ -492,10 +493,10 @@ class Hearing:
     def _joined(self, *texts: str) -> str:
         return self._audio.joined([Transcript(None, text) for text in texts]).text
 
-    def _entries(self, piece: Piece) -> list[TranscribedToken]:
-        """The tokens of what is said: those behind the tag, or all if there is none."""
+    def _tokens(self, piece: Piece, start: int = 0) -> list[TranscribedToken]:
+        """The tokens of what is said, from `start`: those behind the tag, or all if there is none."""
         behind = next((at + 1 for at, entry in enumerate(piece.logprobs) if entry.token == self._tag), 0)
-        return [TranscribedToken(entry.token, entry.bytes, entry.logprob) for entry in piece.logprobs[behind:]]
+        return [TranscribedToken(one.token, one.bytes, one.logprob) for one in piece.logprobs[behind + start :]]
 
     def _fields(self) -> dict[str, Any]:
         """Of Transcription and TranscriptDone."""
@@ -505,7 +506,7 @@ class Hearing:
         heard = sum(one.prompt_tokens_details.audio_tokens for one in usages)
         read, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
         self._record.notes |= {"prompt_tokens": read, "tokens": written}
-        entries = [entry for piece in self._pieces for entry in self._entries(piece)]
+        entries = [entry for piece in self._pieces for entry in self._tokens(piece)]
         return {
             "text": whole.text,
             "languages": [TranscribedLanguage(codes[name]) for name in names if name in codes],
@@ -514,7 +515,7 @@ class Hearing:
         }
 
     def _segment(self, index: int, piece: Piece) -> TranscriptionSegment:
-        text, entries = self._transcript(piece).text, self._entries(piece)
+        text, entries = self._transcript(piece).text, self._tokens(piece)
         raw, mean = text.encode(), sum(entry.logprob for entry in entries) / max(1, len(entries))
         named = piece.logprobs[: len(piece.logprobs) - len(entries)]
         silent = [top for entry in named for top in entry.top_logprobs if top.token.strip() == NO_LANGUAGE]
