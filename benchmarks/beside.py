@@ -141,7 +141,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.beside", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    chats = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen")]
+    chats = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen") and "asr" not in source]
     parser.add_argument("chat_model", nargs="?", default=FULL.chat_model, choices=chats)
     parser.add_argument("speech_model", nargs="?", default=FULL.speech_model, choices=[FULL.speech_model])
     parser.add_argument("--seconds", type=float, help="that are counted of each load")

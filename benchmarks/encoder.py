@@ -1,6 +1,6 @@
-"""Vision encoders at full size with random weights: replay compared with eager and with the roofline, and padding.
+"""Encoders at full size with random weights: replay compared with eager and with the roofline, and padding.
 replay_ms: through the runner. graph_ms: the bare graph. general_graph_ms: the bare graph for any number of segments,
-where a single picture has one of its own.
+where a single picture has one of its own. plan_ms: what precedes a pass, such as the log-mel features of audio.
 
 python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_6 kimi_vl_a3b qwen3_vl_4b ...]
 """
@@ -15,7 +15,7 @@ import torch
 from benchmarks.measure.record import Row, table
 from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.roofline.encoders import encoder_floor
-from benchmarks.steps.encoder import Work, fitting_bucket, pictures, plans_of, replays_of, served_buckets, video
+from benchmarks.steps.encoder import Work, audio, fitting_bucket, pictures, plans_of, replays_of, served_buckets, video
 from benchmarks.steps.full_size import captured, load, measure_each, named_models, show
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import MediaItem
@@ -28,6 +28,7 @@ POOL_BYTES = 24 << 30
 
 _QWEN2 = [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)]
 _QWEN3 = [pictures(448, 448), pictures(640, 480), pictures(1024, 1024), pictures(1920, 1080), video(16, 448, 448)]
+_AUDIO = [audio(3), audio(30), audio(120), audio(4, 8)]
 _QWEN_2_5_WORK = [pictures(224, 224), *_QWEN3]
 
 WORK: dict[str, list[Work]] = {
@@ -49,6 +50,8 @@ WORK: dict[str, list[Work]] = {
     "qwen3_vl_4b": _QWEN3,
     "qwen3_vl_8b": _QWEN3,
     "qwen3_vl_30b_a3b": _QWEN3,
+    "qwen3_asr_0_6b": _AUDIO,
+    "qwen3_asr_1_7b": _AUDIO,
 }
 
 
@@ -65,6 +68,7 @@ def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[M
     chosen = [fitting_bucket(served_buckets(encoder, plan), plan) for plan in plans]
     runner = captured(name, "encoder", encoder, chosen, pool)
     replays = replays_of(runner, plans)
+    planned = milliseconds(lambda: plans_of(encoder, items, encoder.default_buckets()[-1]), repeats=10)
     eager = milliseconds(lambda: [runner.run(plan, eager="disabled") for plan in plans], repeats=10)
     replay = milliseconds(lambda: [runner.run(plan) for plan in plans])
     graph = milliseconds(lambda: [each() for each in replays])
@@ -86,6 +90,7 @@ def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[M
         "bucket": offered,
         "padding": offered / real - 1,
         "embeds": embeds,
+        "plan_ms": planned["median"],
         "eager_ms": eager["median"],
         **spread("replay", replay),
         **spread("graph", graph),

@@ -361,7 +361,7 @@ def parse(words: Sequence[str] | None) -> Options:
     arguments: list[str] = given.arguments
     directory = Path(arguments.pop(0)) if given.kind == "directory" and arguments else None
     model = TINY_MODEL if given.tiny else (arguments or ["qwen2_vl_2b"])[0]
-    known = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen")]
+    known = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen") and "asr" not in source]
     if model not in (*known, TINY_MODEL) or len(arguments) > 1:
         parser.error(f"one model of {', '.join(known)}")
     if given.engine not in ("reprise", "vllm") and not given.url:

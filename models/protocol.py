@@ -20,8 +20,9 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 
 
 class VisionEncoder(Capturable, Protocol):
-    """Vision tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the decoder], item
-    after item; in each row the features follow the embedding (Decoder.feature_levels)."""
+    """Vision or audio tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the
+    decoder], item after item; in each row the features follow the embedding (Decoder.feature_levels). More rows may
+    follow those of the items."""
 
     @property
     def rare_buckets(self) -> Sequence[Bucket]:
@@ -116,7 +117,7 @@ class Decoder(Protocol):
 
 
 class ChatModel(Protocol):
-    """A vision-language model."""
+    """A language model with an encoder of pictures and videos, or of audio."""
 
     encoder: VisionEncoder
     decoder: Decoder

@@ -105,6 +105,15 @@ def _qwen3_5(
     return {"text_config": text, "vision_config": whole, "tie_word_embeddings": tied}
 
 
+def _qwen3_asr(width: int, inner: int, tower: tuple[int, int, int], vocab_size: int = 151936) -> dict[str, Any]:
+    """text_config and audio_config of a published size. tower: width, layers and heads."""
+    text = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 28, "vocab_size": vocab_size}
+    text |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    audio = {"d_model": tower[0], "encoder_layers": tower[1], "encoder_attention_heads": tower[2]}
+    audio |= {"encoder_ffn_dim": 4 * tower[0], "downsample_hidden_size": 480, "n_window_infer": 800}
+    return {"text_config": text, "audio_config": audio | {"output_dim": width}}
+
+
 SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl_2b": (
         "qwen2_vl",
@@ -191,6 +200,14 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "vocab_size": 163840,
         },
         {"in_token_limit": 4096},
+    ),
+    "qwen3_asr_0_6b": ("qwen3_asr", {"thinker_config": _qwen3_asr(1024, 3072, (896, 18, 14))}, {}),
+    "qwen3_asr_1_7b": ("qwen3_asr", {"thinker_config": _qwen3_asr(2048, 6144, (1024, 24, 16))}, {}),
+    "qwen3_aligner_0_6b": (
+        "qwen3_asr_aligner",
+        _qwen3_asr(1024, 3072, (1024, 24, 16), 152064)
+        | {"id2label": {str(index): f"LABEL_{index}" for index in range(5000)}},
+        {},
     ),
     "voxcpm2": (
         "voxcpm2",

@@ -24,6 +24,8 @@ NAMES = {
     "qwen3_5_4b": "Qwen3.5-4B",
     "qwen3_5_27b": "Qwen3.5-27B",
     "qwen3_5_35b_a3b": "Qwen3.5-35B-A3B",
+    "qwen3_asr_0_6b": "Qwen3-ASR-0.6B",
+    "qwen3_asr_1_7b": "Qwen3-ASR-1.7B",
     "voxcpm2": "VoxCPM2",
 }
 

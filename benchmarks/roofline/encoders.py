@@ -1,4 +1,4 @@
-"""Rooflines of the vision encoders of the published sizes."""
+"""Rooflines of the encoders of the published sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from models.interfaces.capturable import Plan
 from models.layers.packed import WINDOW
 from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder
 from models.protocol import VisionEncoder
+from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, MEL_BANDS
+from models.qwen3_asr.encoder import BANDS, AudioEncoder
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
 
@@ -23,6 +25,8 @@ def encoder_floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) ->
         vision, levels = encoder.config, len(encoder.deepstack)
         sizes = vision.depth, vision.hidden_size, vision.intermediate_size, vision.out_features
         return qwen3_vl_encoder(_lengths(plan, "cu_seqlens"), *sizes, levels)
+    if isinstance(encoder, AudioEncoder):
+        return audio_encoder(encoder, plan.required["patches"] // CHUNK_ROWS, _lengths(plan, "cu_seqlens"))
     if isinstance(encoder, MiniCPMV46Encoder):
         return minicpmv_4_6_encoder(encoder, _lengths(plan, "cu_slices"))
     if name.startswith("qwen2_vl"):
@@ -39,6 +43,19 @@ def encoder_floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) ->
 
 def _lengths(plan: Plan, name: str) -> Sequence[int]:
     return [int(length) for length in np.diff(plan.arrays[name]) if length]
+
+
+def audio_encoder(encoder: AudioEncoder, chunks: int, windows: Sequence[int]) -> float:
+    """Seconds for so many chunks of a second, and windows of the given numbers of rows."""
+    config, rows = encoder.config, sum(windows)
+    width, channels, inner = config.hidden_size, config.conv_channels, config.intermediate_size
+    half, quarter = (MEL_BANDS // 2) * (CHUNK_FRAMES // 2), (MEL_BANDS // 4) * (CHUNK_FRAMES // 4)
+    conv = half * 9 * channels + (quarter + BANDS * CHUNK_ROWS) * 9 * channels**2
+    flops = 2 * chunks * (conv + CHUNK_ROWS * channels * BANDS * width)
+    flops += 2 * rows * (config.depth * (4 * width**2 + 2 * width * inner) + width**2 + width * config.out_features)
+    flops += 4 * config.depth * width * sum(length**2 for length in windows)
+    weights = 2 * sum(parameter.numel() for parameter in encoder.parameters())
+    return max(flops / FLOPS, weights / bytes_per_second())
 
 
 def qwen2_vl_encoder(sequences: Sequence[int], out_features: int) -> float:

@@ -1,4 +1,4 @@
-"""Pictures and videos, and the plans and buckets of the encoder passes over them."""
+"""Pictures, videos and audio, and the plans and buckets of the encoder passes over them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def video(frames: int, width: int, height: int, fps: float = 2.0) -> Work:
         return [processor.video(VideoFrames(pictures, tuple(range(frames)), times, metadata, requested_fps=fps))]
 
     return f"{frames} frames {width}x{height}", build
+
+
+def audio(seconds: float, count: int = 1) -> Work:
+    def build(processor: ChatProcessor) -> list[MediaItem]:
+        assert processor.audio is not None
+        rng, samples = np.random.default_rng(count), int(seconds * processor.audio.sample_rate)
+        return [processor.audio.item(rng.normal(0, 0.1, samples).astype(np.float32)) for _ in range(count)]
+
+    return f"{count} x " * (count > 1) + f"{seconds:g} s of audio", build
 
 
 def plans_of(encoder: VisionEncoder, items: Sequence[MediaItem], largest: Bucket) -> list[Plan]:

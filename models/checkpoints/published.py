@@ -28,11 +28,11 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def check_heads(width: int, heads: int, named: tuple[str, str]) -> None:
+def check_heads(width: int, heads: int, named: tuple[str, str], section: str = "vision_config") -> None:
     """Raises CheckpointError if `heads` attention heads of a tower do not divide its `width`, which no tensor's shape
-    would tell. named: the fields of vision_config that hold the two."""
+    would tell. named: the fields of `section` that hold the two."""
     if width % heads:
-        raise CheckpointError(f"config.json: vision_config: {named[0]} {width} is no multiple of {named[1]} {heads}")
+        raise CheckpointError(f"config.json: {section}: {named[0]} {width} is no multiple of {named[1]} {heads}")
 
 
 def read_optional_json(directory: Path, name: str) -> dict[str, Any]:

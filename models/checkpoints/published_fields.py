@@ -129,6 +129,12 @@ _CONFIG = {
     **_fields(_COUNT, "init_pos_emb_height init_pos_emb_width"),
     **_fields(_COUNTS, "merge_kernel_size"),
     **_fields(_INDEX, "media_placeholder_token_id"),
+    # Qwen3-ASR.
+    **_fields(_OBJECT, "thinker_config audio_config"),
+    **_fields(_COUNT, "d_model encoder_layers encoder_ffn_dim downsample_hidden_size output_dim n_window_infer"),
+    **_fields(_or_null(_COUNT), "encoder_attention_heads classify_num"),
+    **_fields(_or_null(_INDEX), "audio_token_id timestamp_token_id"),
+    **_fields(_list_of(_TEXT, "strings"), "support_languages"),
     # VoxCPM2.
     **_fields(_COUNT, "feat_dim scalar_quantization_latent_dim scalar_quantization_scale residual_lm_num_layers"),
     **_fields(_COUNT, "max_length hidden_dim ffn_dim num_layers kv_channels"),
@@ -155,7 +161,10 @@ _FILES: dict[str, dict[str, Kind]] = {
     "config.json": _CONFIG,
     "preprocessor_config.json": _PREPROCESSOR,
     "video_preprocessor_config.json": _PREPROCESSOR,
-    "processor_config.json": {**_PREPROCESSOR, **_fields(_or_null(_OBJECT), "image_processor video_processor")},
+    "processor_config.json": {
+        **_PREPROCESSOR,
+        **_fields(_or_null(_OBJECT), "image_processor video_processor feature_extractor"),
+    },
     "generation_config.json": {
         **_fields(_IDS, "eos_token_id"),
         **_fields(_or_null(_SWITCH), "do_sample"),

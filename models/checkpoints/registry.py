@@ -17,18 +17,21 @@ from models.interfaces.errors import CheckpointError
 class Family:
     """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
     has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
-    argument drafter, which loads the network of Decoder.drafter, too."""
+    argument drafter, which loads the network of Decoder.drafter, too. task: what requests ask of it, if it is not
+    `kind`. processor_module: where the package has load_processor."""
 
     name: str
     kind: Literal["chat", "speech"]
     architectures: tuple[str, ...]
     package: str
     drafter: bool = False
+    task: Literal["transcription", "alignment"] | None = None
+    processor_module: str = "processor"
 
     @property
     def processor(self) -> str:
         """load_processor(directory: Path) -> ChatProcessor | SpeechProcessor. Must not import torch."""
-        return f"{self.package}.processor:load_processor"
+        return f"{self.package}.{self.processor_module}:load_processor"
 
     @property
     def model(self) -> str:
@@ -40,6 +43,8 @@ class Family:
 
 
 _NAMED = "ForConditionalGeneration"
+ALIGNERS = ("Qwen3ASRForTokenClassification", "qwen3_forced_aligner")
+"""The second is thinker_config.model_type: the makers' file names the recogniser's architecture."""
 FAMILIES: tuple[Family, ...] = (
     Family("qwen2_vl", "chat", (f"Qwen2VL{_NAMED}",), "models.qwen_vl"),
     Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl.v2_5"),
@@ -48,6 +53,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
     Family("minicpmv4_6", "chat", (f"MiniCPMV4_6{_NAMED}", f"MiniCPMV4_7{_NAMED}"), "models.minicpmv.v4_6"),
     Family("kimi_vl", "chat", (f"KimiVL{_NAMED}",), "models.kimi_vl"),
+    Family("qwen3_aligner", "chat", ALIGNERS, "models.qwen3_asr", task="alignment", processor_module="aligner"),
+    Family("qwen3_asr", "chat", (f"Qwen3ASR{_NAMED}",), "models.qwen3_asr", task="transcription"),
     Family("voxcpm2", "speech", ("voxcpm2",), "models.voxcpm2"),
 )
 
@@ -56,7 +63,8 @@ def family_of(directory: Path) -> Family:
     """The family of the checkpoint in `directory`. CheckpointError says why it cannot be hosted: it is an adapter, or
     quantised in an unsupported format, or of another architecture."""
     config = read_config(directory)
-    architectures = [*(config.get("architectures") or ()), *filter(None, [config.get("architecture")])]
+    inner = (config.get("thinker_config") or {}).get("model_type")
+    architectures = [*(config.get("architectures") or ()), *filter(None, [config.get("architecture"), inner])]
     for family in FAMILIES:
         if set(architectures) & set(family.architectures):
             return family

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.interfaces.resizing import FrameResizer
 
-MediaKind = Literal["image", "video"]
+MediaKind = Literal["image", "video", "audio"]
 CallFormat = Literal["json", "xml"]
 """How a call is written between its tags (models/text/tools.py)."""
 
@@ -20,11 +20,13 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, eq=False)
 class MediaItem:
-    """One image or video, ready for a vision encoder.
+    """One image, video or audio, ready for an encoder.
 
     frames: uint8 pictures [height, width, 3], in the order in which the encoder reads them. What each one is (the
         image, a slice of it, a video frame) depends on the family. They are resized, unless the encoder does that.
-    arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
+        Audio has none.
+    arrays: further host data that the family's encoder plans with: int32 (grids, temporal ids, group sizes), or float32
+        samples of audio.
     num_patches: encoder rows that the item occupies.
     num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
     num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features.
@@ -103,6 +105,7 @@ class Prompt:
     positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
     next_position: position (all axes) of the first generated token; each later token adds one.
     cache_salt: first part of the keys of the prefix cache; prompts with different salts share no cached page.
+    marks: ascending int32 [k], the positions for which the most likely class is reported; None: for none.
     """
 
     token_ids: np.ndarray
@@ -111,6 +114,7 @@ class Prompt:
     items: tuple[MediaItem, ...] = ()
     placeholders: tuple[PlaceholderRange, ...] = ()
     cache_salt: bytes = b""
+    marks: np.ndarray | None = None
 
     def salted(self, salt: str) -> Prompt:
         """Return the prompt with cache keys that only prompts with the same salt have, those of its media included."""

@@ -23,6 +23,93 @@ from models.interfaces.media import (
 from models.interfaces.resizing import FrameResizer
 
 
+@dataclass(frozen=True)
+class Transcript:
+    """What was said. language: the model's name of it, "Chinese,English" where it changed; None where it heard none."""
+
+    language: str | None
+    text: str
+
+
+class AudioInput(Protocol):
+    """What a model that transcribes hears, and how its answers are read."""
+
+    sample_rate: int
+    """Samples per second of `item`, which are mono and within -1 and 1; of integers, value / 32768."""
+    max_seconds: float
+    """Longest item."""
+    languages: Mapping[str, str]
+    """The model's names of languages by ISO code."""
+    start_id: int
+    """Id of the token behind which an answer's text begins, unless the language was given."""
+
+    def item(self, samples: np.ndarray) -> MediaItem:
+        """float32 [n]. Raises InputError if there are none, too many, or some that are not finite. Samples over 1 scale
+        the others down; silence is audio like any other."""
+        ...
+
+    def language(self, name: str) -> str:
+        """The model's name of a language, from a name or a code such as en or en-US. Raises InputError."""
+        ...
+
+    def prompt(
+        self, item: MediaItem, *, context: str = "", language: str | None = None, continuation: str = ""
+    ) -> Prompt:
+        """context: untrusted text with names and words that may occur. language: from `language`; None: the model says
+        which. continuation: text with which the answer has begun."""
+        ...
+
+    def max_new_tokens(self, item: MediaItem) -> int:
+        """Length at which an answer is in a loop."""
+        ...
+
+    def transcript(self, raw: str, language: str | None = None) -> Transcript:
+        """Reads a whole answer, repetitions repaired. raw: the text of all its ids. language: as given to `prompt`."""
+        ...
+
+    def pieces(self, samples: np.ndarray, seconds: float) -> list[np.ndarray]:
+        """Cuts float32 [n] at quiet places into consecutive pieces of about so many seconds."""
+        ...
+
+    def joined(self, transcripts: Sequence[Transcript]) -> Transcript:
+        """The transcript of a recording from those of its pieces."""
+        ...
+
+
+@dataclass(frozen=True)
+class AlignedWord:
+    """start, end: seconds. Both are the same for words shorter than the model's resolution."""
+
+    word: str
+    start: float
+    end: float
+
+
+class Aligner(Protocol):
+    """The processor of a model that says when words were said."""
+
+    sample_rate: int
+    max_seconds: float
+    """As of AudioInput."""
+
+    def item(self, samples: np.ndarray) -> MediaItem:
+        """As of AudioInput."""
+        ...
+
+    def words(self, text: str, language: str | None = None) -> list[str]:
+        """The words of a transcript that get a time, without punctuation. language: as in Transcript. Raises InputError
+        for one that the model does not know."""
+        ...
+
+    def alignment_prompt(self, item: MediaItem, words: Sequence[str]) -> Prompt:
+        """Its marks (Prompt.marks) are the starts and ends of the words."""
+        ...
+
+    def aligned(self, words: Sequence[str], classes: np.ndarray) -> list[AlignedWord]:
+        """classes: int [2 * words], those of the marks (ChatDelta.classes)."""
+        ...
+
+
 class ChatProcessor(Protocol):
     """Turns messages and media into a Prompt."""
 
@@ -35,6 +122,12 @@ class ChatProcessor(Protocol):
     """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
     call_format: CallFormat
     """How answers write calls of tools."""
+
+    @property
+    def audio(self) -> AudioInput | None:
+        """None for models that take no audio."""
+        ...
+
     template_options: frozenset[str]
     """Options of this model's chat template: of enable_thinking, preserve_thinking and reasoning_effort those that it
     reads itself."""

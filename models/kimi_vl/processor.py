@@ -32,7 +32,7 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.processor import ChatProcessor
+from models.interfaces.processor import AudioInput, ChatProcessor
 from models.interfaces.resizing import FrameResizer
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fit, fitted_size, load_image_settings, padded
@@ -73,6 +73,7 @@ class KimiVLProcessor:
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
+    audio: AudioInput | None = None
     template_options: frozenset[str] = frozenset()
     modes: Mapping[str, ChatProcessor] = {}
 

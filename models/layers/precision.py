@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -15,3 +17,15 @@ mantissa; float16 takes half the bytes and saturates at +-65504."""
 def upcast(x: Tensor) -> Tensor:
     """x as float32, or as float64 if it is float64: the reference of a kernel must not round as the kernel does."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Multiply float32 in full precision inside, whatever the environment or torch's defaults allow."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = allowed

@@ -7,7 +7,7 @@ from typing import Any
 
 from models.checkpoints.published import sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError
-from models.interfaces.processor import ChatProcessor
+from models.interfaces.processor import AudioInput, ChatProcessor
 from models.text.chat_template import ChatTemplate, unused_character
 from models.text.tokenizer import Tokenizer
 
@@ -20,6 +20,7 @@ class TextProcessor:
     """
 
     template_options: frozenset[str] = frozenset()
+    audio: AudioInput | None = None
     modes: Mapping[str, ChatProcessor] = {}
 
     def __init__(

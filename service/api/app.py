@@ -7,6 +7,7 @@ import platform
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -16,7 +17,7 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
-from service.api.chat import completions, embeddings, rerank, responses
+from service.api.chat import completions, embeddings, rerank, responses, transcriptions
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
 from service.api.chat.prompt import MAX_VIDEOS
@@ -63,6 +64,7 @@ ENDPOINTS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v1/score": "rerank",
+    "/v1/audio/transcriptions": "transcriptions",
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
     "/v1/audio/voices": "voices",
@@ -211,6 +213,7 @@ def media_limits(settings: Settings) -> MediaLimits:
         video=VideoLimits(
             min(VideoLimits.max_bytes, settings.max_body), max_frames=settings.max_frames, max_decoded_bytes=decoded
         ),
+        recording=replace(MediaLimits.recording, max_bytes=min(MediaLimits.recording.max_bytes, settings.max_body)),
         request=RequestLimits(settings.max_images + MAX_VIDEOS, settings.max_body, decoded),
     )
 
@@ -230,7 +233,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    chats = [chat.router, responses.router, completions.router, embeddings.router, rerank.router]
+    chats = [chat.router, responses.router, completions.router, embeddings.router, rerank.router, transcriptions.router]
     routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:

@@ -42,6 +42,8 @@ PATHS: dict[Task, str] = {
     "speech": "/v1/audio/speech",
     "embedding": "/v1/embeddings",
     "rerank": "/v1/rerank",
+    "transcription": "/v1/audio/transcriptions",
+    "alignment": "the model that transcribes; this one gives it the times of words",
 }
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
@@ -180,14 +182,14 @@ class ServerContext:
 
     def model(self, name: str, task: Task, record: RequestRecord) -> HostedModel:
         """The model with that served name, which is also written to the record. ApiError 404 for an unknown name, 400
-        for a model for another task."""
+        for a model for another task; one that transcribes also takes chats, and answers with the transcript."""
         model = self.catalog.get(name)
         if model is None:
             message = f"model: no model of this name is served; {self.served(task)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         record.model = model.name
-        if model.task != task:
-            article = "an" if model.task == "embedding" else "a"
+        if model.task != task and (model.task, task) != ("transcription", "chat"):
+            article = "an" if model.task in ("embedding", "alignment") else "a"
             problem = f"this is {article} {model.task} model, which this endpoint does not serve"
             message = f"model: {problem}; use {PATHS[model.task]}."
             raise ApiError(400, message, param="model", code="wrong_endpoint")

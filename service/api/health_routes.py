@@ -125,12 +125,15 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
 def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
     if model.task == "speech":
         return Architecture(("text",), ("audio",))
+    if model.task in ("transcription", "alignment"):
+        return Architecture(("audio", "text"), ("text",))
     if model.task == "embedding":
         return Architecture(("text", "image", "video"), ("embeddings",))
     if model.task == "rerank":
         return Architecture(("text", "image", "video"), ("rerank",))
+    heard = () if model.chat_processor.audio is None else ("audio",)
     return Architecture(
-        ("text", "image", "video"), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
+        ("text", "image", "video", *heard), ("text", "audio") if context.catalog.of_kind("speech") else ("text",)
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands that talk to a server: ask, chat, say, models, ps; and pull, which fetches what one serves."""
+"""Commands that talk to a server: ask, chat, say, hear, models, ps; and pull, which fetches what one serves."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _write_lengths(file: FileIO, size: int) -> None:
         file.write(struct.pack("<I", size - at - 4))
 
 
-MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")
-"""How the server's errors name a picture or video, by its place in the message."""
+MEDIA_FIELD = re.compile(r"^(?:file|messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?)(?=:)")
+"""How the server's errors name a recording, or a picture or video, by its place in the message."""
 
 
 class ServerError(Exception):
@@ -164,13 +164,37 @@ class ApiClient:
             _check(response)
             yield from response.iter_bytes()
 
+    def transcript(
+        self, file: Path, audio: bytes, response_format: str, model: str, language: str, prompt: str
+    ) -> Iterator[str]:
+        """What is said in a recording, piece by piece for the format text, else in one. file: what errors name."""
+        live = response_format == "text"
+        fields = {
+            "model": model or self.first("transcription"),
+            "response_format": response_format,
+            "stream": str(live).lower(),
+            "language": language,
+            "prompt": prompt,
+        }
+        path, files = "/v1/audio/transcriptions", {"file": (file.name, audio)}
+        with self._reaching(), self._http.stream("POST", path, data=fields, files=files) as response:
+            _check(response, [file])
+            if not live:
+                yield response.read().decode()
+            for line in response.iter_lines() if live else ():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    said = json.loads(line.removeprefix("data: "))
+                    if "error" in said:
+                        raise ServerError(said["error"]["message"])
+                    yield said.get("delta", "")
+
     def get(self, path: str) -> httpx.Response:
         """A raw GET (/health, /metrics); never raises on status."""
         with self._reaching():
             return self._http.get(path)
 
     def first(self, kind: str) -> str:
-        """Name of the first model of the kind "chat" or "speech"; ServerError if there is none."""
+        """Name of the first model of a kind, such as "chat" or "speech"; ServerError if there is none."""
         for card in self.models():
             if card["kind"] == kind:
                 return card["id"]
@@ -246,7 +270,7 @@ def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:
 
 
 def _named(field: re.Match[str], files: Sequence[Path]) -> str:
-    place = int(field[1])
+    place = int(field[1] or 0)
     return str(files[place]) if place < len(files) else field[0]
 
 
@@ -418,6 +442,27 @@ def say(
                 sys.stdout.buffer.flush()
         else:
             typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes")
+
+
+def hear(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Recording, or - for standard input: arecord -f S16_LE -r 16000 | reprise hear -"),
+    ],
+    language: Annotated[str, typer.Option(help="Code such as en; default: the model tells which it hears.")] = "",
+    prompt: Annotated[str, typer.Option(help="Names and words that may occur.")] = "",
+    response_format: Annotated[str, typer.Option("--format", help="text, json, verbose_json, srt or vtt.")] = "text",
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    model: Model = "",
+) -> None:
+    """Print what is said in a recording."""
+    audio = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
+    with connect(url, key) as client:
+        pieces = client.transcript(file, audio, response_format, model, language, prompt)
+        for piece in until_first(pieces, "listening"):
+            typer.echo(piece, nl=False)
+        typer.echo()
 
 
 def _table(*headings: str) -> Table:

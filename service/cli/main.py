@@ -21,7 +21,7 @@ from models.interfaces.errors import CheckpointError
 from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
-from service.cli.commands import ServerError, ask, chat, models, ps, pull, say
+from service.cli.commands import ServerError, ask, chat, hear, models, ps, pull, say
 from service.cli.serve_help import (
     ServeCommand,
     describe,
@@ -49,7 +49,7 @@ log = logging.getLogger("reprise")
 
 app = typer.Typer(
     name="reprise",
-    help="An OpenAI-compatible server for models that see and speak.",
+    help="An OpenAI-compatible server for models that see, hear and speak.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -218,7 +218,7 @@ def doctor() -> None:
 
 
 # The help lists commands in the order of their registration: `serve` and `doctor` come first.
-for subcommand in (ask, chat, say, models, ps, pull, tune):
+for subcommand in (ask, chat, say, hear, models, ps, pull, tune):
     app.command(help=summary_of(subcommand))(subcommand)
 app.add_typer(bench)
 

@@ -17,6 +17,7 @@ from service.hub import EMBEDDED, OWNER, Checkpoint, embedded, locate
 from service.settings.settings import Settings
 
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+OPENAI_TRANSCRIPTION_NAMES = ("whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
 """Default models of clients made for OpenAI."""
 DATE = re.compile(r"-\d{4}-\d{2}-\d{2}\Z")
 """End of the name of a snapshot of OpenAI's."""
@@ -30,7 +31,7 @@ DEMO_NOTICES = {
 """Notices about the embedded models, by kind."""
 
 
-Task = Literal["chat", "speech", "embedding", "rerank"]
+Task = Literal["chat", "speech", "embedding", "rerank", "transcription", "alignment"]
 TASKS: dict[str, Task] = {"qwen3-vl-embedding": "embedding", "qwen3-vl-reranker": "rerank"}
 """By what the name of a checkpoint contains in lower case: its config.json is that of a chat model."""
 
@@ -49,12 +50,14 @@ class HostedModel:
     """Unix time in seconds at which this server located it."""
     demo: bool = False
     """Whether it is one of the embedded models."""
+    family_task: Task | None = None
+    """What requests ask of its family, if it is not `kind`."""
 
     @property
     def task(self) -> Task:
         """What requests ask of it."""
         name = PurePath(self.checkpoint.source).name.lower()
-        return next((task for part, task in TASKS.items() if part in name), self.kind)
+        return next((task for part, task in TASKS.items() if part in name), self.family_task or self.kind)
 
     @property
     def name(self) -> str:
@@ -84,8 +87,8 @@ class HostedModel:
 
 
 class Catalog:
-    """Hosted models by served name. openai_names: a single speech model also answers to OpenAI's names, unless a hosted
-    model is served under them."""
+    """Hosted models by served name. A single model that speaks, or transcribes, also answers to OpenAI's names, unless
+    a hosted model is served under them."""
 
     def __init__(self, hosted: Sequence[HostedModel]) -> None:
         self.models = tuple(hosted)
@@ -95,8 +98,13 @@ class Catalog:
                 if name in self._by_name:
                     raise CheckpointError(f"served_model_name: {name!r} names two models")
                 self._by_name[name] = model
-        speech = self.of_kind("speech")
-        self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if len(speech) == 1 else {}
+        speech, hearing = self.of_kind("speech"), [model for model in self.models if model.task == "transcription"]
+        self._unlisted = {
+            name: found[0]
+            for names, found in ((OPENAI_SPEECH_NAMES, speech), (OPENAI_TRANSCRIPTION_NAMES, hearing))
+            for name in names
+            if len(found) == 1
+        }
 
     def get(self, name: str) -> HostedModel | None:
         """The model of a served name, or of one of OpenAI's, also with a date as in gpt-4o-mini-tts-2025-12-15."""
@@ -126,7 +134,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
         demo = not settings.model or embedded(source) == checkpoint.directory
         family = family_of(checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
-        hosted.append(HostedModel(names, family.kind, checkpoint, None, int(time.time()), demo))
+        hosted.append(HostedModel(names, family.kind, checkpoint, None, int(time.time()), demo, family.task))
     if settings.quantization != "none" and all(model.kind == "speech" for model in hosted):
         raise CheckpointError(
             f"quantization: {settings.quantization} is for chat models, and speech models stay in 16 bits; host a chat "

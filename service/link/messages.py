@@ -203,6 +203,8 @@ class ChatDelta(Struct, frozen=True):
     """With the first delta."""
     hidden: np.ndarray | None = None
     """float32 [hidden_size], after the final norm; with the first delta, if SamplingParams.hidden asked for it."""
+    classes: np.ndarray | None = None
+    """int32 [marks], the most likely class of each of Prompt.marks; with the last delta, if there are any."""
 
 
 class SpeechDelta(Struct, frozen=True):

@@ -9,6 +9,7 @@ import numpy as np
 from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
+from service.media.ffmpeg_audio import MONO, audio_frame, audio_graph, pulled
 from service.media.file_formats import MATROSKA
 from service.media.messages import AudioLimits
 from service.media.reference_audio import resample
@@ -99,14 +100,34 @@ MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 SILENCE = 10 ** (-80 / 20)
 
+LOUDEST = 1e6
+"""Amplitudes of a recording are cut there: a filter's sums of far larger ones would not be finite."""
+RECORDING_FILTER = "filter_size=64:cutoff=0.97"
+"""Options of FFmpeg's resampler: at 16 kHz it is flat to 7.2 kHz."""
+
 Block = tuple[int, np.ndarray]
 """(sample rate, float32 [frames, channels])"""
 
 
 def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLimits) -> np.ndarray:
     """Decode audio to mono float32 [n] at `sample_rate`, peaks at most 1. InputError with `field` as soon as it is
-    longer than limits.max_seconds, and for anything that is not audio, damaged, empty, silent or not finite."""
-    parts: list[np.ndarray] = []
+    longer than limits.max_seconds, and for anything that is not audio, damaged, empty or not finite, or silent unless
+    it is a recording."""
+    blocks = _mono_blocks(data, field, limits)
+    if limits.recording:
+        samples = np.concatenate([*_resampled(blocks, sample_rate)])
+        return samples / np.float32(max(np.abs(samples).max(initial=0.0), 1.0))
+    found = [*blocks]
+    mono = np.concatenate([block for _, block in found])
+    peak = float(np.abs(mono).max())
+    if peak < SILENCE:
+        raise InputError(field, "the audio is silent")
+    resampled = resample((mono / max(peak, 1.0)).astype(np.float32), found[0][0], sample_rate)
+    return np.clip(resampled, -1.0, 1.0)
+
+
+def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block]:
+    """(sample rate, float64 [frames]), at least one; the rate is the same for all."""
     count, rate = 0, 0
     for block_rate, block in _blocks(data, field):
         if rate == 0:
@@ -118,17 +139,30 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
         if count > limits.max_seconds * rate:
             raise InputError(field, f"the audio is too long: at most {limits.max_seconds:g} seconds allowed")
         # In float64: a sum of float32 samples near the largest number would overflow.
-        parts.append(block.mean(axis=1, dtype=np.float64))
+        mono = block.mean(axis=1, dtype=np.float64)
+        if not np.isfinite(mono).all():
+            raise InputError(field, "the audio has samples that are not finite numbers")
+        yield rate, mono
     if count == 0:
         raise InputError(field, "the audio has no samples")
-    mono = np.concatenate(parts)
-    if not np.isfinite(mono).all():
-        raise InputError(field, "the audio has samples that are not finite numbers")
-    peak = float(np.abs(mono).max())
-    if peak < SILENCE:
-        raise InputError(field, "the audio is silent")
-    resampled = resample((mono / max(peak, 1.0)).astype(np.float32), rate, sample_rate)
-    return np.clip(resampled, -1.0, 1.0)
+
+
+def _resampled(blocks: Iterator[Block], sample_rate: int) -> Iterator[np.ndarray]:
+    """float32 [n] at `sample_rate`, piece by piece: an hour takes too much memory and time as `resample` does it."""
+    converter, position = None, 0
+    for rate, block in blocks:
+        samples = block.clip(-LOUDEST, LOUDEST).astype(np.float32)
+        if rate == sample_rate:
+            yield samples
+            continue
+        if converter is None:
+            converter = audio_graph(rate, ("aresample", f"{sample_rate}:{RECORDING_FILTER}"), MONO)
+        converter.push(audio_frame(samples, rate, position))
+        position += len(samples)
+        yield from (frame.to_ndarray()[0] for frame in pulled(converter))
+    if converter is not None:
+        converter.push(None)
+        yield from (frame.to_ndarray()[0] for frame in pulled(converter))
 
 
 def _blocks(data: bytes, field: str) -> Iterator[Block]:

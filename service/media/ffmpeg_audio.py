@@ -10,6 +10,8 @@ import av
 import av.filter
 import numpy as np
 
+MONO = ("aformat", "sample_fmts=flt:channel_layouts=mono")
+"""Filter of audio_graph that makes mono float32."""
 PADDING = 0.2
 """Seconds of silence behind a text whose tempo is changed: more than atempo holds back."""
 
@@ -83,7 +85,7 @@ class TempoAndRate:
             rate_in,
             *(("atempo", f"{tempo:.9f}") for tempo in tempos),
             ("aresample", str(rate_out)),
-            ("aformat", "sample_fmts=flt:channel_layouts=mono"),
+            MONO,
         )
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:

@@ -443,15 +443,18 @@ class MediaLoader:
         client: str = "",
         reserve: Reserve = no_wait,
         fetched: Charge = lambda size: None,
+        recording: bool = False,
     ) -> np.ndarray:
-        """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
-        budget = self.budget(client)
-        data = await self._read(url, field, self._limits.audio.max_bytes, budget, reserve, fetched)
-        return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
+        """Audio at a URL -> mono float32 [n] at `sample_rate`. recording: as of AudioLimits."""
+        budget, limits = self.budget(client), self._limits.recording if recording else self._limits.audio
+        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
+        return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client, recording=recording)
 
-    async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
+    async def audio_file(
+        self, data: bytes, *, sample_rate: int, field: str, client: str = "", recording: bool = False
+    ) -> np.ndarray:
         """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
-        limits = self._limits.audio
+        limits = self._limits.recording if recording else self._limits.audio
         async with self._audio.acquire(client):
             return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=limits)
 

@@ -39,10 +39,12 @@ class VideoLimits:
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """max_bytes: encoded size. max_seconds: length, counted in decoded samples."""
+    """max_bytes: encoded size. max_seconds: length, counted in decoded samples. recording: what is said there is to be
+    recognised, so it may be silent; without, the audio is the reference of a voice."""
 
     max_bytes: int = 25 * MIB
     max_seconds: float = 60.0
+    recording: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class MediaLimits:
     image: ImageLimits = ImageLimits()
     video: VideoLimits = VideoLimits()
     audio: AudioLimits = AudioLimits()
+    recording: AudioLimits = AudioLimits(64 * MIB, 3600.0, recording=True)
     request: RequestLimits = RequestLimits()
 
 

@@ -62,7 +62,10 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 
 
 PREFIX = "reprise"
-ENDPOINTS = ("chat", "responses", "completions", "embeddings", "rerank", "speech", "voices", "realtime")
+ENDPOINTS = (
+    *("chat", "responses", "completions", "embeddings", "rerank", "transcriptions"),
+    *("speech", "voices", "realtime"),
+)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
@@ -111,7 +114,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
         _histogram("request_images", "Images of a request.", COUNT, "model"),
         _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
-        _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
+        _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video, audio).", "model", "kind"),
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
         _counter(
             "engine_choices_total",
@@ -129,9 +132,10 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     ),
     "Media": (
         _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", WORK, "kind"),
-        _histogram("media_decode_duration_seconds", "Decoding a picture, video or reference audio.", WORK, "kind"),
+        _histogram("media_decode_duration_seconds", "Decoding a picture, video or audio.", WORK, "kind"),
         _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", WORK, "kind"),
         _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", WORK, "model"),
+        _counter("audio_heard_seconds_total", "Seconds of recordings that were transcribed.", "model"),
         _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
     ),
     "Phases of a chat request": (

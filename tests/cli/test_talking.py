@@ -16,6 +16,8 @@ from service.cli.commands import key_for, split_line
 from service.cli.main import app
 from service.media.audio_out import wav_header
 from tests.cli.conftest import AnswerWith, chat_stream
+from tests.media.samples import sound, tone
+from tests.support.fake_hearing import hearing_catalog
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 
@@ -94,6 +96,24 @@ def test_files_that_are_dropped_into_a_line(tmp_path: Path, dropped: str) -> Non
 @pytest.mark.parametrize("line", ["What's in it?", "a  b", 'say "hello"', "x" * 5000, "nul \0 byte", "~5 shapes?"])
 def test_a_line_without_files_stays_as_it_is(line: str) -> None:
     assert split_line(line) == ([], line)
+
+
+def test_hear_prints_what_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "a b.wav"
+    file.write_bytes(sound(tone(440, 16_000), 16_000, "WAV"))
+    with running_server(hearing_catalog()) as hearing:
+
+        def hear(*arguments: str, **given: Any) -> Result:
+            return CliRunner().invoke(app, ["hear", "--url", hearing.url, *arguments], **given)
+
+        assert hear(str(file)).stdout == "1.00 s.\n"
+        assert hear("-", "--prompt", "Ann", "--language", "de", input=file.read_bytes()).stdout == "Ann: 1.00 s.\n"
+        assert hear(str(file), "--format", "vtt").stdout.splitlines()[2:4] == [
+            "00:00:00.000 --> 00:00:01.000",
+            "1.00 s.",
+        ]
+        refused = hear(str(PICTURE))
+        assert refused.exit_code == 1 and str(refused.exception).startswith(f"{PICTURE}: ")
 
 
 def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[str, Any]]) -> None:

@@ -232,3 +232,25 @@ def test_mutants_are_clips_or_refused(kind: str) -> None:
             assert np.isfinite(result).all() and np.abs(result).max() <= 1.0 and 0 < result.size <= 80_001
             outcomes[True] += 1
     assert outcomes[True] > 0 and outcomes[False] > 0
+
+
+RECORDING = AudioLimits(max_seconds=5.0, recording=True)
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100, 48_000])
+def test_a_recording_keeps_its_time_its_band_and_its_silence(rate: int) -> None:
+    def recorded(samples: np.ndarray) -> np.ndarray:
+        data = sound(samples.astype(np.float32), rate, "WAV", "FLOAT")
+        return decode_samples(data, sample_rate=16_000, field=FIELD, limits=RECORDING)
+
+    click = np.zeros(2 * rate)
+    click[rate] = 1.0
+    assert recorded(click).size == 32_000 and np.abs(recorded(click)).argmax() == 16_000
+    high = recorded(tone(7_000 if rate > 16_000 else 3_500, rate, amplitude=0.5))
+    assert np.abs(high[4000:-4000]).max() == pytest.approx(0.5, abs=0.01)
+    assert not recorded(np.zeros(rate)).any() and recorded(np.zeros(rate)).size == 16_000
+    assert np.abs(recorded(4 * click)).max() == pytest.approx(1.0, abs=0.05 if rate == 8_000 else 1e-6)
+    with pytest.raises(InputError, match="too long: at most 5 seconds"):
+        recorded(np.zeros(6 * rate))
+    with pytest.raises(InputError, match="finite"):
+        recorded(np.full(rate, np.nan))

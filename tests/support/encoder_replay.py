@@ -105,7 +105,8 @@ def eager(encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.devi
     """Embeddings of `items` in one call at the exact size, which is what packing is told."""
     plan = encoder.plan(items)
     assert encoder.required(items) == plan.required
-    return encoder.forward(exact_buffers(encoder.buffer_specs(plan.required), plan, device), plan.required)["embeds"]
+    embeds = encoder.forward(exact_buffers(encoder.buffer_specs(plan.required), plan, device), plan.required)["embeds"]
+    return embeds[: sum(item.num_embeds for item in items)]
 
 
 def padded(encoder: VisionEncoder, items: Sequence[MediaItem], bucket: Bucket, **fills: float) -> Tensor:

@@ -40,6 +40,7 @@ class FakeProcessor:
     call_format: CallFormat = "json"
     template_options = frozenset[str]()
     modes: Mapping[str, Any] = {}
+    audio: Any = None
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

@@ -147,7 +147,9 @@ def next_delta(answer: Answer) -> ChatDelta | None:
         infos = (TokenInfo(-0.5, tuple((token ^ n, -0.5 - n) for n in range(count))),)
     counts = _counts(answer.produced) if finish else None
     times = PhaseTimes(answer.began, time.monotonic()) if answer.produced == 1 else None
-    return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times)
+    marks = request.prompt.marks
+    classes = None if marks is None or not finish else np.arange(len(marks), dtype=np.int32)
+    return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times, classes=classes)
 
 
 def _take_dose() -> int:

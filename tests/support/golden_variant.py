@@ -33,7 +33,7 @@ def make_variant(source: Path, target: Path) -> None:
         if folder.name == "voxcpm2":
             _rename_modes(target / folder.name)
             _add_channels(target / folder.name)
-        else:
+        elif not folder.name.startswith("qwen3_asr"):
             _change_prompts(target / folder.name)
             _widen(target / folder.name)
 

@@ -100,6 +100,12 @@ class InlineEngine:
         deltas = [d for outputs in self.channel.outputs for d in outputs.chat if d.request_id == name]
         return np.array([info.logprob for delta in deltas for info in delta.infos])
 
+    def classes(self, name: str) -> np.ndarray:
+        """The classes of a request's marks."""
+        found = [d.classes for outputs in self.channel.outputs for d in outputs.chat if d.request_id == name]
+        assert found[-1] is not None and all(one is None for one in found[:-1])
+        return found[-1]
+
     def cached_tokens(self) -> dict[str, int]:
         """Prompt tokens of each request that the prefix cache held."""
         return {d.request_id: d.cached_tokens for outputs in self.channel.outputs for d in outputs.chat}

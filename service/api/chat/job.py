@@ -95,7 +95,11 @@ class ChatJob:
             completion_tokens,
             prompt_tokens + completion_tokens,
             schema.PromptTokensDetails(
-                min(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
+                min(choice.cached_tokens for choice in self.counts),
+                kinds["text"],
+                kinds["image"],
+                kinds["video"],
+                kinds["audio"],
             ),
             schema.CompletionTokensDetails(
                 sum(choice.reasoning_tokens for choice in self.counts),
@@ -119,10 +123,10 @@ async def prepare_job(
     context: ServerContext,
     body: ChatRequestBody,
     record: RequestRecord,
-    raw: str | list[int] | None = None,
+    raw: str | list[int] | Prompt | None = None,
     task: Task = "chat",
 ) -> ChatJob:
-    """Validate a request, load its media and build its prompt. raw: the prompt in place of messages.
+    """Validate a request, load its media and build its prompt. raw: as of build_prompt.
 
     Raises ApiError or InputError that names the field that does not fit.
     """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from models.interfaces.errors import InputError, PromptTooLong
-from models.interfaces.media import ChatMessage, MediaItem, Prompt, TokenizedChat, Tool
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.media import ContentPart as PromptPart
 from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ROLES
@@ -19,24 +19,35 @@ from models.text.tools import prompt_texts
 from service.api.chat.prompt_media import (
     MediaReference,
     PromptMedia,
+    VideoSampling,
     first_stated,
     of_all_videos,
     refuse_pixel_bounds,
     stated,
 )
-from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message, PastAudio, ThinkingSwitch
+from service.api.chat.schema import (
+    ChatRequestBody,
+    ContentPart,
+    InputAudio,
+    MediaUrl,
+    Message,
+    PastAudio,
+    ThinkingSwitch,
+)
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.context import ServerContext
-from service.api.http.errors import bad_request, invalid
+from service.api.http.errors import bad_request, invalid, one_of
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel
 from service.system.concurrency import all_results
 
 TEXT_KINDS = ("text", "refusal")
-PART_KINDS = (*TEXT_KINDS, "image_url", "video_url")
+MEDIA: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "input_audio": "audio"}
+PART_KINDS = (*TEXT_KINDS, *MEDIA)
 """Types of content parts. The content of a part is in a field with the name of its type."""
 MAX_MESSAGES = 1000
 MAX_VIDEOS = 4
+MAX_RECORDINGS = 4
 MAX_PARTS = 256
 """Content parts of all messages together."""
 MAX_CHARACTERS_PER_TOKEN = 16
@@ -76,10 +87,11 @@ def read_messages(
     ]
     if any(message.role == "tool" or message.tool_calls for message in messages):
         collected = [collected[index] for index in result_order(messages)]
-    for kind, limit in (("image", settings.max_images), ("video", MAX_VIDEOS)):
+    limits = {"image": ("images", settings.max_images), "video": ("videos", MAX_VIDEOS)}
+    for kind, (name, limit) in {**limits, "audio": ("recordings", MAX_RECORDINGS)}.items():
         count = sum(reference.kind == kind for reference in references)
         if count > limit:
-            raise bad_request(_too_many(f"{kind}s", count, limit), "messages")
+            raise bad_request(_too_many(name, count, limit), "messages")
     if not references and not body.mm_processor_kwargs:
         return collected, []
     common = of_all_videos(body)
@@ -157,22 +169,26 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
         if text is None:
             raise invalid(f"{field}.{kind}", "this field is required")
         return PromptPart(text=text)
-    if kind not in ("image_url", "video_url"):
-        raise invalid(f"{field}.type", "must be text, image_url or video_url")
-    media = part.image_url if kind == "image_url" else part.video_url
+    if kind not in MEDIA:
+        raise invalid(f"{field}.type", f"must be {one_of(['text', *MEDIA])}")
+    media = getattr(part, kind)
     if media is None:
         raise invalid(f"{field}.{kind}", "this field is required")
     if role not in ("user", "tool"):
-        raise invalid(field, "images and videos are only allowed in messages of users and tools")
+        raise invalid(field, "media are only allowed in messages of users and tools")
     refuse_pixel_bounds(part, field)
     at = f"{field}.{kind}"
+    if isinstance(media, InputAudio):
+        url = MediaUrl(f"data:audio/{media.format};base64,{media.data}")
+        references.append(MediaReference("audio", url, f"{at}.data", VideoSampling("")))
+        return PromptPart(item=len(references) - 1)
     if isinstance(media, str):
         media = MediaUrl(media)
     else:
         refuse_pixel_bounds(media, at)
     sampling = first_stated((stated(media, at), stated(part, field)))
     at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
-    references.append(MediaReference("image" if kind == "image_url" else "video", media, at, sampling))
+    references.append(MediaReference(MEDIA[kind], media, at, sampling))
     return PromptPart(item=len(references) - 1)
 
 
@@ -206,13 +222,15 @@ async def build_prompt(
     body: ChatRequestBody,
     tools: Sequence[Tool],
     record: RequestRecord,
-    raw: str | list[int] | None = None,
+    raw: str | list[int] | Prompt | None = None,
 ) -> Prompt:
     """The prompt of a request. The bytes of fetched and decoded media are charged to the record's ticket. raw: a text
-    with special tokens, or ids, in place of messages.
+    with special tokens, ids, or a prompt, in place of messages.
 
     Raises ApiError or InputError that names the field that does not fit.
     """
+    if isinstance(raw, Prompt):
+        return _accepted(context, model, body, raw, record)
     processor = processor_of(model, body)
     options, paths = template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
@@ -222,6 +240,9 @@ async def build_prompt(
     length = sum(map(len, prompt_texts(messages, tools))) if raw is None else len(raw)
     check_length(length, max_model_len)
     kinds = [reference.kind for reference in references]
+    if "audio" in kinds and processor.audio is None:
+        field = references[kinds.index("audio")].field
+        raise bad_request(f"{field}: this model takes no audio.", field, "unsupported_parameter")
     apply: Callable[[], TokenizedChat]
     if raw is None:
         apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
@@ -242,6 +263,13 @@ async def build_prompt(
     began = time.monotonic()
     prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
+    return _accepted(context, model, body, prompt, record)
+
+
+def _accepted(
+    context: ServerContext, model: HostedModel, body: ChatRequestBody, prompt: Prompt, record: RequestRecord
+) -> Prompt:
+    """The prompt, counted, with the cache keys of its owner."""
     _observe(context, model.name, prompt)
     owner = context.owner(record.client)
     return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
@@ -297,8 +325,8 @@ def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
 
 
 def media_tokens(prompt: Prompt) -> dict[str, int]:
-    """Prompt positions by kind: text, image, video."""
-    counts = {"image": 0, "video": 0}
+    """Prompt positions by kind: text, image, video, audio."""
+    counts = {"image": 0, "video": 0, "audio": 0}
     for run in prompt.placeholders:
         counts[prompt.items[run.item].kind] += run.length
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}

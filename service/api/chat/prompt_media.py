@@ -1,5 +1,5 @@
-"""The pictures and videos of a chat request, or of an item of a conversation: loaded and decoded within a request's
-limits, and laid out as items of the model."""
+"""The pictures, videos and recordings of a chat request, or of an item of a conversation: loaded and decoded within a
+request's limits, and laid out as items of the model."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: s
 
 @dataclass(frozen=True)
 class MediaReference:
-    """A picture or video as the request names it."""
+    """A picture, video or recording as the request names it."""
 
     kind: MediaKind
     media: MediaUrl
@@ -149,7 +149,7 @@ class PromptMedia:
     ticket: Ticket
 
     def __post_init__(self) -> None:
-        self._budget = self.context.media.budget(self.client)
+        self.budget = self.context.media.budget(self.client)
         videos = sum(reference.kind == "video" for reference in self.references)
         self._frame_share = max(1, self.context.settings.max_frames // max(1, videos))
         """Frames that each video of the request may have."""
@@ -164,7 +164,7 @@ class PromptMedia:
 
     async def load(self, reference: MediaReference) -> MediaItem:
         """One item. ApiError or InputError names the field that does not fit; ApiError 503 if the server is full."""
-        load = self._load_image if reference.kind == "image" else self._load_video
+        load = {"image": self._load_image, "video": self._load_video, "audio": self._load_audio}[reference.kind]
         with Decoding(self.ticket) as decoding:
             try:
                 with phase("media", kind=reference.kind):
@@ -173,7 +173,24 @@ class PromptMedia:
                 if not decoding.refused:
                     self.context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
                 raise
-            decoding.keep(sum(frame.nbytes for frame in item.frames))
+            decoding.keep(sum(array.nbytes for array in (*item.frames, *item.arrays.values())))
+        return item
+
+    async def _load_audio(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
+        hears, began = self.processor.audio, time.monotonic()
+        assert hears is not None
+        samples = await self.context.media.audio(
+            reference.media.url,
+            sample_rate=hears.sample_rate,
+            field=reference.field,
+            client=self.budget.client,
+            reserve=decoding.reserve,
+            fetched=decoding.fetched,
+            recording=True,
+        )
+        decoded = time.monotonic()
+        item = await self.context.in_thread(lambda: naming(reference.field, lambda: hears.item(samples)))
+        self._observe("audio", began, decoded)
         return item
 
     async def _load_image(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
@@ -189,7 +206,7 @@ class PromptMedia:
             reference.media.url,
             prepare,
             field=reference.field,
-            budget=self._budget,
+            budget=self.budget,
             charge=decoding.take,
             reserve=decoding.reserve,
             fetched=decoding.fetched,
@@ -222,7 +239,7 @@ class PromptMedia:
             frame_list_fps=sampling.list_fps,
             frame_list_times=sampling.times,
             field=reference.field,
-            budget=self._budget,
+            budget=self.budget,
             charge=decoding.take,
             reserve=decoding.reserve,
             fetched=decoding.fetched,

@@ -274,15 +274,23 @@ class MediaUrl(MediaOptions, frozen=True):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class InputAudio(msgspec.Struct, frozen=True):
+    """data: base64 of a file. format: OpenAI's clients name it; the file itself says what it is."""
+
+    data: str
+    format: Annotated[str, Meta(pattern=r"^[a-z0-9]{1,16}$")] = "wav"
+
+
 class ContentPart(MediaOptions, frozen=True):
-    """type: text, image_url, video_url, or refusal of an assistant; optional when one of these fields is set. A
-    video_url that sets no option itself has those of its part."""
+    """type: text, image_url, video_url, input_audio, or refusal of an assistant; optional when one of these fields is
+    set. A video_url that sets no option itself has those of its part."""
 
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
+    input_audio: InputAudio | None = None
 
 
 class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -72,7 +72,7 @@ LARGE_SHARE = 0.75
 POLL_SECONDS = 0.1
 """Time between two looks at what other processes of the server hold, which do not tell when that changes."""
 KINDS = {
-    **dict.fromkeys(("responses", "completions", "embeddings", "rerank", "realtime"), "chat"),
+    **dict.fromkeys(("responses", "completions", "embeddings", "rerank", "realtime", "transcriptions"), "chat"),
     "voices": "speech",
 }
 """Kind of work of an endpoint, if the two names differ."""

@@ -65,8 +65,6 @@ T = TypeVar("T")
 
 
 MAX_MESSAGE = 500
-RECOGNITION = ("audio/transcriptions", "audio/translations")
-"""Paths of OpenAI's API for what no model here does."""
 CLIENT_CLOSED = 499
 """Status in log and metrics when the client disconnected before the response started."""
 ENGINE_RETRY_AFTER = 2.0
@@ -272,9 +270,6 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
     """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
     parts = [part for part in path.split("/") if part not in ("", "v1")]
-    if "/".join(parts) in RECOGNITION:
-        message = "This server has no speech recognition: it speaks (/v1/audio/speech) and answers text and pictures."
-        return ApiError(404, message, code="no_speech_recognition")
     known = {getattr(route, "path", None) for route in routes}
     meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."

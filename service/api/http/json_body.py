@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -49,8 +49,17 @@ def parse(raw: bytes | str, kind: Any) -> Any:
     # Tools of Windows write a byte order mark into files; RFC 8259, 8.1, lets it be ignored.
     raw = raw.removeprefix(codecs.BOM_UTF8) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
     check_values(raw)
+    return _listing_choices(kind, lambda: msgspec.json.decode(raw, type=kind))
+
+
+def of_texts(fields: Mapping[str, Any], kind: Any) -> Any:
+    """The fields of a form as `kind`, whose numbers and booleans are text. Errors are those of `parse`."""
+    return _listing_choices(kind, lambda: msgspec.convert(fields, kind, strict=False))
+
+
+def _listing_choices(kind: Any, read: Callable[[], Any]) -> Any:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return read()
     except msgspec.ValidationError as error:
         path, _ = explain(str(error))
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):

@@ -67,7 +67,8 @@ def _require(given: ConversationItem | ItemContent, names: Sequence[str], field:
 
 def _created_content(part: ItemContent, role: Role, field: str) -> ItemContent:
     if part.type == "input_audio":
-        raise invalid(f"{field}.type", schema.NO_RECOGNITION, "unsupported_parameter")
+        problem = "not in an item: send input_audio_buffer.append where a model hears, else text as input_text"
+        raise invalid(f"{field}.type", problem, "unsupported_parameter")
     if part.type not in ALLOWED[role]:
         raise invalid(f"{field}.type", f"must be {' or '.join(ALLOWED[role])} in an item with role {role}")
     if part.type == "input_image":
@@ -379,8 +380,8 @@ def _turn(source: Source) -> Turn[Source] | None:
 
 
 def _as_part(part: ItemContent) -> ContentPart:
-    if part.type == "input_text":
-        return ContentPart(type="text", text=part.text)
+    if part.type != "input_image":
+        return ContentPart(type="text", text=part.text or part.transcript or "")
     assert part.image_url is not None
     return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
 

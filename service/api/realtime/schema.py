@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import AudioParams, Int64, Modality
+from service.api.chat.transcriptions import TokenUsage, TranscribedLanguage
 from service.api.speech.schema import VoiceOptions
 from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, G711_RATE, REALTIME_FORMATS, RealtimeType
@@ -31,7 +32,8 @@ Status = Literal["completed", "incomplete", "in_progress"]
 
 
 class ItemContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a message. image_url: a data: URL. transcript: of an output_audio part, whose audio is not kept."""
+    """A part of a message. image_url: a data: URL. transcript: of an output_audio or input_audio part, whose audio is
+    not kept."""
 
     type: ContentType
     text: str | None = None
@@ -94,12 +96,24 @@ class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio that clients send. There is no speech recognition, so all fields except format are null."""
+    """Audio that clients send. transcription (RealtimeTranscription) and format (RealtimeFormat) are in force where a
+    model that hears is hosted; the others are null."""
 
     format: Any = None
     turn_detection: Any = None
     transcription: Any = None
     noise_reduction: Any = None
+
+
+class RealtimeTranscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """model: one that hears; other names mean the one that is hosted. prompt, keywords: as of a transcription. delay:
+    changes nothing."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: Annotated[str, Meta(max_length=4096)] | None = None
+    keywords: Annotated[list[str], Meta(max_length=256)] | None = None
+    delay: str | None = None
 
 
 class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,7 +217,7 @@ class RealtimeSession(RealtimeConfig, frozen=True, kw_only=True):
 
     id: str
     model: str
-    type: Literal["realtime"] = "realtime"
+    type: Literal["realtime", "transcription"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
 
 
@@ -263,14 +277,30 @@ class ResponseCancel(ClientEvent, frozen=True, kw_only=True, tag="response.cance
     response_id: str | None = None
 
 
-AnyClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate | ResponseCreate | ResponseCancel
 AUDIO_CHUNK = "input_audio_buffer.append"
+
+
+class AudioAppend(ClientEvent, frozen=True, kw_only=True, tag=AUDIO_CHUNK):
+    """audio: base64 of the next samples, in the session's format."""
+
+    audio: str
+
+
+class AudioCommit(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
+    """What was appended is transcribed, and becomes an item."""
+
+
+class AudioClear(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
+    pass
+
+
+AUDIO_EVENTS = (AUDIO_CHUNK, "input_audio_buffer.commit", "input_audio_buffer.clear")
+AudioEvent = AudioAppend | AudioCommit | AudioClear
+ItemEvent = ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate
+AnyClientEvent = SessionUpdate | ItemEvent | ResponseCreate | ResponseCancel | AudioEvent
 UNSUPPORTED_EVENTS = {
-    AUDIO_CHUNK: NO_RECOGNITION,
-    "input_audio_buffer.commit": NO_RECOGNITION,
-    "input_audio_buffer.clear": NO_RECOGNITION,
     "output_audio_buffer.clear": "only WebRTC has this buffer",
-    "transcription_session.update": NO_RECOGNITION,
+    "transcription_session.update": "send session.update with the type transcription",
 }
 """Events of OpenAI's clients, and why they are refused."""
 
@@ -316,6 +346,10 @@ class RealtimeFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class TranscriptionFailure(RealtimeFailure, frozen=True, kw_only=True):
+    param: str | None = None
+
+
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
 
 
@@ -357,6 +391,7 @@ RESPONSE = {"response": RealtimeResponse}
 OUTPUT = {"response_id": str, "output_index": int}
 PART = OUTPUT | {"item_id": str, "content_index": int}
 CALL = OUTPUT | {"item_id": str, "call_id": str}
+HEARD = {"item_id": str, "content_index": int}
 SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "error": {"error": RealtimeErrorDetail},
     "session.created": {"session": RealtimeSession},
@@ -372,6 +407,12 @@ SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "conversation.item.retrieved": ITEM,
     "conversation.item.deleted": {"item_id": str},
     "conversation.item.truncated": {"item_id": str, "content_index": int, "audio_end_ms": int},
+    "input_audio_buffer.committed": {"item_id": str, "previous_item_id": str | None},
+    "input_audio_buffer.cleared": {},
+    "conversation.item.input_audio_transcription.delta": HEARD | {"delta": str},
+    "conversation.item.input_audio_transcription.completed": HEARD
+    | {"transcript": str, "languages": list[TranscribedLanguage], "usage": TokenUsage},
+    "conversation.item.input_audio_transcription.failed": HEARD | {"error": TranscriptionFailure},
     "response.created": RESPONSE,
     "response.output_item.added": OUTPUT | ITEM,
     "response.content_part.added": PART | {"part": OutputPart},

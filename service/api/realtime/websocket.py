@@ -1,12 +1,12 @@
-"""The WebSocket /v1/realtime: OpenAI's Realtime protocol, without speech recognition. A connection has one session, one
-conversation and at most one response at a time, which runs beside the client's events."""
+"""The WebSocket /v1/realtime: OpenAI's Realtime protocol. A connection has one session, one conversation and at most
+one response at a time, which runs beside the client's events."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, WebSocket
@@ -37,6 +37,7 @@ from service.api.realtime.conversation import (
     in_session,
     max_items,
 )
+from service.api.realtime.listening import Ears
 from service.api.realtime.schema import NO_RECOGNITION, RealtimeConfig, ServerEvent, new_id, server_event
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
@@ -80,6 +81,10 @@ class Session:
         self._conversation = Conversation(context.settings, record.ticket)
         self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
         self._answer: Answer | None = None
+        hosted = next((model for model in context.catalog.models if model.task == "transcription"), None)
+        self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
+        self._heard_last: str | None = None
+        """Id of the last item of a session that transcribes and keeps no conversation."""
         self._told_deaf = False
         """Whether the client was told that its audio is not heard. It sends dozens of chunks a second."""
         self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
@@ -87,6 +92,8 @@ class Session:
     async def run(self) -> None:
         self._context.require_ready()
         self._model = self._requested_model()
+        if self._ears is not None and self._transcribes:
+            self._ears.model, self._ears.tells = self._model, True
         await self._tell("session.created", session=self._shown)
         while True:
             answer = self._answer
@@ -104,16 +111,25 @@ class Session:
     @property
     def _shown(self) -> schema.RealtimeSession:
         fields = {name: getattr(self._config, name) for name in self._config.__struct_fields__}
-        return schema.RealtimeSession(id=self._id, model=self._model.name, **fields)
+        kind: Literal["realtime", "transcription"] = "transcription" if self._transcribes else "realtime"
+        return schema.RealtimeSession(id=self._id, model=self._model.name, type=kind, **fields)
+
+    @property
+    def _transcribes(self) -> bool:
+        """Whether this is a session of transcripts alone."""
+        return self._model.task == "transcription"
 
     def _requested_model(self) -> HostedModel:
         query = self._socket.query_params
-        if query.get("intent") == "transcription" or "call_id" in query:
+        transcribes = query.get("intent") == "transcription"
+        if (transcribes and self._ears is None) or "call_id" in query:
             field = "call_id" if "call_id" in query else "intent"
             raise invalid(field, f"not supported: {NO_RECOGNITION}", "unsupported_parameter")
+        if self._ears is not None and transcribes and "model" not in query:
+            return self._ears.model
         if "model" not in query:
             raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
-        return self._context.model(query["model"], "chat", self._record)
+        return self._context.model(query["model"], "transcription" if transcribes else "chat", self._record)
 
     async def _take(self, raw: str | bytes) -> None:
         """Handle one event. Errors are reported to the client, and the session goes on."""
@@ -125,14 +141,20 @@ class Session:
                 await self._update(raw)
             elif envelope.type == schema.AUDIO_CHUNK and self._told_deaf:
                 return
-            elif isinstance(envelope.type, str) and envelope.type in schema.UNSUPPORTED_EVENTS:
+            elif isinstance(envelope.type, str) and envelope.type in self._refused_events:
                 self._told_deaf = self._told_deaf or envelope.type == schema.AUDIO_CHUNK
-                message = f"{envelope.type}: not supported: {schema.UNSUPPORTED_EVENTS[envelope.type]}."
+                message = f"{envelope.type}: not supported: {self._refused_events[envelope.type]}."
                 raise bad_request(message, "type", "unsupported_event")
             else:
                 await self._obey(await self._decoded(raw, schema.AnyClientEvent), len(raw))
         except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
             await self.send_error(as_api_error(error), event_id)
+
+    @property
+    def _refused_events(self) -> dict[str, str]:
+        """Events of OpenAI's clients, and why they are refused."""
+        deaf = dict.fromkeys(schema.AUDIO_EVENTS, NO_RECOGNITION) if self._ears is None else {}
+        return schema.UNSUPPORTED_EVENTS | deaf
 
     async def _envelope(self, raw: str | bytes) -> schema.Envelope:
         """StreamClosed for anything but a JSON object: the client speaks another protocol."""
@@ -172,6 +194,39 @@ class Session:
                 await self._respond(event.response or schema.ResponseParams(), event.event_id, size)
             case schema.ResponseCancel():
                 await self._cancel(event.response_id)
+            case schema.AudioAppend():
+                self._hearing.append(event.audio)
+            case schema.AudioClear():
+                self._hearing.clear()
+                await self._tell("input_audio_buffer.cleared")
+            case schema.AudioCommit():
+                await self._commit()
+
+    @property
+    def _hearing(self) -> Ears:
+        assert self._ears is not None  # events of audio are refused otherwise
+        return self._ears
+
+    async def _commit(self) -> None:
+        """Make an item of the buffer, and write down what is said in it. Other events wait meanwhile."""
+        if self._hearing.empty:
+            raise bad_request("The input audio buffer is empty.", code="input_audio_buffer_commit_empty")
+        content = [schema.ItemContent(type="input_audio")]
+        settled: dict[str, Any] = {"id": new_id("item"), "object": "realtime.item", "status": "completed"}
+        item = schema.ConversationItem(type="message", role="user", content=content, **settled)
+        if self._transcribes:
+            previous, self._heard_last = self._heard_last, item.id
+        else:
+            self._conversation.check_room(item)
+            previous = self._conversation.add(item)
+        placed: dict[str, Any] = {"previous_item_id": previous}
+        await self._tell("input_audio_buffer.committed", item_id=item.id, **placed)
+        for type in ("conversation.item.added", "conversation.item.done"):
+            await self._tell(type, item=item, **placed)
+        text = await self._hearing.transcribe(str(item.id))
+        if not self._transcribes:
+            said = [schema.ItemContent(type="input_audio", transcript=text)]
+            self._conversation.put_answer(msgspec.structs.replace(item, content=said))
 
     async def _update(self, raw: str | bytes) -> None:
         """raw: a session.update, of which everything that is supported takes effect."""
@@ -179,13 +234,21 @@ class Session:
             raise invalid("session", f"too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed")
         fields = parse(raw, dict[str, Any])
         session = fields.get("session")
-        unsupported = take_unsupported(session, "session") if isinstance(session, dict) else []
+        hears = self._ears is not None
+        unsupported = take_unsupported(session, "session", hears=hears) if isinstance(session, dict) else []
         given = parse(msgspec.json.encode(fields), schema.SessionUpdate).session
-        if given.type != "realtime":
+        if given.type == "transcription" and hears and not self._transcribes:
+            raise invalid("session.type", "cannot be changed; connect with ?intent=transcription")
+        if given.type == "transcription" and not hears:
             raise invalid("session.type", f"must be realtime: {NO_RECOGNITION}", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise invalid("session.model", "cannot be changed; open another connection")
-        config = updated(self._config, given, "session")
+        config = updated(self._config, given, "session", hears=hears)
+        if self._ears is not None and given.audio is not None and given.audio.input is not None:
+            heard = self._ears.configure(
+                given.audio.input, config.audio.input or schema.RealtimeInput(format=schema.PCM)
+            )
+            config = msgspec.structs.replace(config, audio=msgspec.structs.replace(config.audio, input=heard))
         if config.spoken and not self._context.catalog.of_kind("speech"):
             unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
@@ -205,6 +268,8 @@ class Session:
 
     async def _respond(self, given: schema.ResponseParams, event_id: str | None, size: int) -> None:
         context, conversation = self._context, self._conversation
+        if self._transcribes:
+            raise bad_request("A session of the type transcription has no responses.", code="unsupported_event")
         if self._answer is not None:
             if not self._answer.ended:
                 message = "A response is in progress; wait for response.done or send response.cancel."
@@ -288,13 +353,14 @@ def _speaks(context: ServerContext) -> bool:
     return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
 
 
+TRANSCRIPTION = "audio.input.transcription"
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tracing": ({},),
     "prompt": ({},),
     "include": ([],),
     "reasoning": ({},),
     "audio.input.turn_detection": (False,),
-    "audio.input.transcription": (),
+    TRANSCRIPTION: (),
     "audio.input.noise_reduction": (),
 }
 """Unsupported fields of a session, with the values beside null that change nothing and are accepted."""
@@ -348,11 +414,12 @@ async def _check_tools(
     return broken
 
 
-def updated(config: RealtimeConfig, given: schema.Overrides, field: str) -> RealtimeConfig:
-    """The configuration with the fields that `given` sets. ApiError names the unsupported field below `field`."""
+def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False) -> RealtimeConfig:
+    """The configuration with the fields that `given` sets, but those of the audio that is heard. ApiError names the
+    unsupported field below `field`."""
     hearing = None if given.audio is None else given.audio.input
     fields = {"prompt": given.prompt, "reasoning": given.reasoning, "audio": {"input": msgspec.to_builtins(hearing)}}
-    for refused in take_unsupported(fields, field):
+    for refused in take_unsupported(fields, field, hears=hears):
         raise bad_request(refused.message, refused.param, "unsupported_parameter")
     if given.tools is not None and len(given.tools) > MAX_TOOLS:
         raise invalid(f"{field}.tools", f"too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed")
@@ -381,10 +448,15 @@ def _overlaid(base: T, given: msgspec.Struct) -> T:
 
 
 def take_unsupported(
-    given: dict[str, Any], field: str, kind: type[msgspec.Struct] = schema.SessionParams, below: str = ""
+    given: dict[str, Any],
+    field: str,
+    kind: type[msgspec.Struct] = schema.SessionParams,
+    below: str = "",
+    *,
+    hears: bool = False,
 ) -> list[schema.UnsupportedField]:
     """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
-    kind: the type of `given`, which is at the path `below` of the session."""
+    kind: the type of `given`, which is at the path `below` of the session. hears: a model that hears is hosted."""
     taken = []
     for name, value in list(given.items()):
         path = f"{below}{name}"
@@ -401,12 +473,15 @@ def take_unsupported(
             )
             del given[name]
         elif inner is not None and isinstance(value, dict):
-            taken += take_unsupported(value, field, inner, f"{path}.")
+            taken += take_unsupported(value, field, inner, f"{path}.", hears=hears)
         elif name not in kind.__struct_fields__:
             taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
             del given[name]
+        elif path == TRANSCRIPTION and hears:
+            continue
         elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-            reason = f"must be null: {NO_RECOGNITION}" if below else "not supported by this server"
+            deaf = "must be null: commit the buffer yourself" if hears else f"must be null: {NO_RECOGNITION}"
+            reason = deaf if below else "not supported by this server"
             taken.append(_unsupported(f"{field}.{path}", reason))
             del given[name]
     return taken

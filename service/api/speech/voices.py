@@ -7,14 +7,12 @@ import logging
 import re
 import secrets
 import unicodedata
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
-from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from models.checkpoints.lora_folders import adapter_folders
@@ -22,6 +20,7 @@ from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, bad_request
+from service.api.http.form import parse_form, text_field
 from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
 from service.api.http.streaming import unless_disconnected
@@ -121,8 +120,6 @@ NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
 SEED = re.compile(r"[0-9]{1,18}")
 SAMPLE = "audio_sample"
-MAX_FIELDS, MAX_CHARACTERS = 16, 4096
-"""Of a form: fields beside the file, and characters of each."""
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
@@ -172,7 +169,7 @@ async def delete_voice(request: Request, voice: str) -> Response:
 async def upload_voice(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
-    form = await _parse_form(request)
+    form = await parse_form(request, "name, and audio_sample or speaker_description")
     try:
         async with asyncio.timeout(context.settings.request_timeout):
             voice = await unless_disconnected(request, _store(context, form, request))
@@ -183,14 +180,14 @@ async def upload_voice(request: Request) -> Response:
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
     record = record_of(request.scope)
-    model = speech_model(context, _field(form, "model"), record)
+    model = speech_model(context, text_field(form, "model"), record)
     name = _new_name(context, form)
-    consent = _field(form, "consent")
+    consent = text_field(form, "consent")
     sample = form.get(SAMPLE) or None
     if isinstance(sample, str):
         raise bad_request(f"{SAMPLE}: must be a file.", SAMPLE)
-    ref_text = _field(form, "ref_text")
-    description = _field(form, "speaker_description")
+    ref_text = text_field(form, "ref_text")
+    description = text_field(form, "speaker_description")
     if sample is None:
         if description is None:
             message = "audio_sample: required: an audio file, unless speaker_description describes the voice."
@@ -205,7 +202,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         if sample is not None:
             latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
         else:
-            latents, seconds = await _described(context, model, description or "", _field(form, "seed"))
+            latents, seconds = await _described(context, model, description or "", text_field(form, "seed"))
         return await context.in_thread(
             lambda: context.voices.add(
                 name=name,
@@ -226,7 +223,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
 
 
 def _new_name(context: ServerContext, form: FormData) -> str:
-    name = _field(form, "name")
+    name = text_field(form, "name")
     if name is None:
         raise bad_request("name: this field is required.", "name")
     name = unicodedata.normalize("NFC", name)
@@ -267,57 +264,6 @@ async def _described(
     drawn = secrets.randbits(62) if seed is None else int(seed)
     patches, seconds = await described_reference(context, model, design, drawn)
     return {"reference": patches}, seconds
-
-
-class _FormParser(MultiPartParser):
-    """starlette's parser takes a body that ends within a part, without that part."""
-
-    complete = False
-
-    def on_end(self) -> None:
-        self.complete = True
-
-
-async def _parse_form(request: Request) -> FormData:
-    """The parsed body; max_body limits it."""
-    kind, options = parse_options_header(request.headers.get("content-type"))
-    boundary = options.get(b"boundary", b"").decode("latin-1")
-    if kind != b"multipart/form-data" or not re.fullmatch(r'[^"\\]{1,256}', boundary):
-        needed = "multipart/form-data with a boundary, with name, and audio_sample or speaker_description"
-        raise bad_request(f"The body must be {needed}.")
-
-    async def whole() -> AsyncGenerator[bytes, None]:
-        async for chunk in request.stream():
-            yield chunk
-        if not parser.complete:
-            raise bad_request("The form is not complete: the body ends before the boundary that closes it.")
-
-    parser = _FormParser(
-        # Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578), as _field reads.
-        Headers({"content-type": f'multipart/form-data; charset=latin-1; boundary="{boundary}"'}),
-        whole(),
-        max_files=1,
-        max_fields=MAX_FIELDS,
-        max_part_size=4 * MAX_CHARACTERS,
-    )
-    try:
-        return await parser.parse()
-    except MultiPartException as error:
-        raise bad_request(f"The form is not valid: {error.message}") from error
-
-
-def _field(form: FormData, name: str) -> str | None:
-    """A text field; None when it is missing or empty."""
-    value = form.get(name, "")
-    if isinstance(value, UploadFile):
-        raise bad_request(f"{name}: must be text, not a file.", name)
-    try:
-        text = value.encode("latin-1").decode()
-    except UnicodeDecodeError:
-        raise bad_request(f"{name}: the text is not UTF-8.", name) from None
-    if len(text) > MAX_CHARACTERS:
-        raise bad_request(f"{name}: too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed.", name)
-    return text.strip() or None
 
 
 def _store_error(error: VoiceStoreError) -> ApiError:

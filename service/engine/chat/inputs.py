@@ -36,8 +36,9 @@ def chunk_arrays(
     tokens int64 [n], positions int64 [axes, n], slot_mapping int64 [n]; cu_seqlens_q and cu_seqlens_k int32 [chunks +
     1]; chunk_slots int64 [chunks] and their block_tables int32 [chunks, max_pages]. sampled_rows int64: the packed rows
     that end in a token, decode rows first. context_slots int64 [keys], only where a chunk has cached context;
-    media_rows int64, only where positions take embeddings of media. The last three count the decode rows, which are
-    packed before the prefill rows. For models with recurrent state also state_arrays.
+    media_rows int64, only where positions take embeddings of media; mark_rows int64, only where there are marks. The
+    last four count the decode rows, which are packed before the prefill rows. For models with recurrent state also
+    state_arrays.
     """
     lengths = np.array([chunk.length for chunk in chunks])
     starts = num_decode_rows + np.cumsum(lengths) - lengths
@@ -62,6 +63,13 @@ def chunk_arrays(
     ]
     if media:
         arrays["media_rows"] = np.concatenate(media)
+    marks = [
+        chunk.sequence.prompt.marks[chunk.sequence.marks(chunk.start, chunk.end)] - chunk.start + start
+        for start, chunk in zip(starts, chunks, strict=True)
+        if chunk.sequence.prompt.marks is not None
+    ]
+    if any(map(len, marks)):
+        arrays["mark_rows"] = np.concatenate(marks)
     if chunks[0].sequence.state_rows:
         arrays |= state_arrays(chunks)
     return arrays

@@ -62,7 +62,8 @@ class StepOutput:
     results: dict[str, Tensor]
     """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks; with drafts as of VerifyStep.
     Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n];
-    `hidden` float32 [rows, hidden_size] of a step of chunks alone."""
+    `hidden` float32 [rows, hidden_size] of a step of chunks alone. `classes` int64 [marks]: the most likely class of
+    each mark in the chunks, if there are any; no row decodes in a model with marks."""
     route: Route
     kind: StepKind
     pending_sampling: PendingSampling | None = None
@@ -183,7 +184,7 @@ class ChatRunner:
         # Prefills first: where one fails, the decode rows have not advanced.
         alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
         if step.needs.guided:
-            last = self._chunk_pass(alone, embeds, kind, choice)
+            last, _ = self._chunk_pass(alone, embeds, kind, choice)
             # The layers write hidden states to `held_hidden`, padding included. So _sample_or_hold comes after them: it
             # puts those of the chunks behind the rows.
             route = self.graphs.layers.run(self._decode_plan(step)).route
@@ -222,16 +223,20 @@ class ChatRunner:
     def _launch_prefill(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
         """Chunks in one pass on the chosen route, with the decode rows in it if that is the eager one."""
         route: Route = "eager" if choice.prefill is None else "replay"
-        return self._sample_or_hold(step, self._chunk_pass(step, embeds, kind, choice), route, kind)
+        hidden, classes = self._chunk_pass(step, embeds, kind, choice)
+        output = self._sample_or_hold(step, hidden, route, kind)
+        return output if classes is None else replace(output, results={**output.results, "classes": classes})
 
-    def _chunk_pass(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> Tensor:
-        """The layers of a pass with chunks -> hidden states of the rows that end in a token."""
+    def _chunk_pass(
+        self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layers of a pass with chunks -> what `_backbone` returns."""
         with launch_errors(RepeatableLaunchError):
-            hidden = self._backbone(step, embeds, choice.prefill)
+            rows = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
-        return hidden
+        return rows
 
     def _sample_or_hold(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
         """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
@@ -273,9 +278,9 @@ class ChatRunner:
         slots, indices, pages = upload_arrays({"entries": entries}, self._context.device)["entries"]
         self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
-    def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
-        """Runs the decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size], with one
-        upload. prefill: replays the pass; only for chunks alone."""
+    def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> tuple[Tensor, Tensor | None]:
+        """Runs the decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size], and classes
+        [marks] if there are any, with one upload. prefill: replays the pass; only for chunks alone."""
         ends = [chunk for chunk in step.chunks if chunk.is_last]
         sizes = self._sizes
         arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
@@ -310,7 +315,9 @@ class ChatRunner:
             hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
-        return hidden[sent["sampled_rows"]]
+        marks = sent.get("mark_rows")
+        classes = None if marks is None else self._decoder.logits(hidden[marks]).argmax(dim=1)
+        return hidden[sent["sampled_rows"]], classes
 
     def _packed_rows(
         self, step: Step, sent: Mapping[str, Tensor]

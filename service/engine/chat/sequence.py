@@ -115,6 +115,9 @@ class ChatSequence:
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.request.prompt.token_ids)
         self.needs_penalties_or_filters = self.request.sampling.needs_penalties_or_filters
+        marks = self.prompt.marks
+        self.classes = None if marks is None else np.zeros(len(marks), dtype=np.int32)
+        """The most likely class of each mark that was read."""
         self._items: tuple[int, Mapping[int, MediaItem]] = (-1, {})
 
     @property
@@ -143,8 +146,10 @@ class ChatSequence:
     def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
         """New tokens for the client; with a `reason` (finish_reason), the last ones. Those with drafts may be the last
         without one, too, by a stop string."""
-        steps = self.stats.counts() if reason is not None or self.stats.drafted else None
-        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps)
+        last = reason is not None
+        steps = self.stats.counts() if last or self.stats.drafted else None
+        classes = self.classes if last else None
+        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps, classes=classes)
 
     def token_ids(self, start: int, end: int) -> np.ndarray:
         """Known tokens [start, end), int64."""
@@ -170,6 +175,11 @@ class ChatSequence:
             if first < last:
                 yield MediaRows(run.item, first, offsets[run.item] + first - run.start, last - first)
             offsets[run.item] += run.length
+
+    def marks(self, start: int, end: int) -> slice:
+        """Which of the prompt's marks are inside [start, end)."""
+        marks = self.prompt.marks
+        return slice(0) if marks is None else slice(*np.searchsorted(marks, (start, end)).tolist())
 
     def items_from(self, start: int) -> Mapping[int, MediaItem]:
         """Items with a position at or after `start`, by index. The result is kept, since every launch asks for it for
@@ -210,9 +220,11 @@ class ChatSequence:
             self.digests.append(digest)
 
     def largest_hit(self, num_pages: int) -> int:
-        """How many of `num_pages` matching pages to use, so that at least one token is left to compute. A hit may end
-        inside an item; the next chunk reads the rest of its rows."""
-        return min(num_pages, (self.num_tokens - 1) // self.page_size)
+        """How many of `num_pages` matching pages to use, so that at least one token is left to compute, and every mark.
+        A hit may end inside an item; the next chunk reads the rest of its rows."""
+        marks = self.prompt.marks
+        first = self.num_tokens - 1 if marks is None or not len(marks) else int(marks[0])
+        return min(num_pages, first // self.page_size)
 
 
 @dataclass

@@ -338,6 +338,8 @@ class ChatWorker:
         first = phase_times(launch.chunks, now)
         for times in first.values():
             self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
+        if any(chunk.sequence.classes is not None for chunk in launch.chunks):
+            self._read_classes(launch)
         if launch.sequences:
             self._read_tokens(launch)
         if first:
@@ -408,6 +410,16 @@ class ChatWorker:
         if drafted or not self._runner.keys_ahead:  # A model's own drafter has none behind a step without drafts.
             self._draft_length.observe(accepted)
         self._scheduler.settle(sequence, drafts, accepted, ended=ended)
+
+    def _read_classes(self, launch: Launch) -> None:
+        """Keep the classes of the chunks' marks for the last delta."""
+        assert launch.readback is not None
+        classes, first = launch.readback.read().get("classes", np.empty(0, np.int64)), 0
+        for chunk in launch.chunks:
+            if chunk.sequence.classes is not None:
+                marks = chunk.sequence.marks(chunk.start, chunk.end)
+                chunk.sequence.classes[marks] = classes[first : first + marks.stop - marks.start]
+                first += marks.stop - marks.start
 
     def _report_hidden(self, sequences: tuple[ChatSequence, ...], hidden: np.ndarray) -> None:
         """Send hidden vectors in deltas of their own, before those of the tokens."""

@@ -68,7 +68,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER] * 1001}, "messages"),
     (parts(*[{"type": "text", "text": "x"}] * 257), "messages"),
     (parts(*[{"type": "image_url", "image_url": picture()}] * 4), "messages"),
-    (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].type"),
+    (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].input_audio.data"),
     (parts({"type": "refusal", "refusal": "No."}), "messages[0].content[0].type"),
     (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
     (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),

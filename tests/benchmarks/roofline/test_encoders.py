@@ -11,7 +11,7 @@ from benchmarks.checkpoints.published import make
 from benchmarks.encoder import WORK
 from benchmarks.roofline.encoders import encoder_floor
 from benchmarks.roofline.gpu import FLOPS
-from benchmarks.steps.encoder import fitting_bucket, pictures, plans_of
+from benchmarks.steps.encoder import audio, fitting_bucket, pictures, plans_of
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
@@ -26,14 +26,25 @@ def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> 
     processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
     tower = load(directory, torch.device("meta")).encoder
     least = []
-    for width, height in ((448, 448), (1024, 1024)):
-        (item,) = pictures(width, height)[1](processor)
+    hears = processor.audio is not None
+    for _, build in (audio(3), audio(30)) if hears else (pictures(448, 448), pictures(1024, 1024)):
+        (item,) = build(processor)
         (plan,) = plans_of(tower, [item], tower.default_buckets()[-1])
         bucket = fitting_bucket(tower.default_buckets(), plan)
         assert all(bucket[size] >= needed for size, needed in plan.required.items())
         least.append(encoder_floor(name, tower, plan, item.num_embeds))
-    # An H100 takes longer than a fifth of a millisecond to read any of these towers.
-    assert 2e-4 < least[0] < least[1] < 1
+    # An H100 takes longer than a fifth of a millisecond to read any tower of pictures.
+    assert (1e-4 if hears else 2e-4) < least[0] < least[1] < 1
+
+
+def test_the_least_time_of_half_a_minute_of_audio(tmp_path: Path) -> None:
+    """GFLOP a second by hand: convolutions, conv_out, linears, attention."""
+    for name, giga in (("qwen3_asr_0_6b", 4.21 + 0.18 + 4.55 + 0.087), ("qwen3_asr_1_7b", 4.21 + 0.20 + 7.93 + 0.133)):
+        directory = make(name, tmp_path)
+        tower = load(directory, torch.device("meta")).encoder
+        (item,) = audio(30)[1](resolve(family_of(directory).processor)(directory))
+        (plan,) = plans_of(tower, [item], tower.default_buckets()[-1])
+        assert encoder_floor(name, tower, plan, 0) == pytest.approx(30 * giga * 1e9 / FLOPS, rel=1e-2)
 
 
 def test_the_least_time_of_a_tower_that_merges_on_its_way(tmp_path: Path) -> None:

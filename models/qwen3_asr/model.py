@@ -1,0 +1,87 @@
+"""Qwen3-ASR's networks, and the map from published tensor names to ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model
+from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.tied_head import with_the_files_head
+from models.interfaces.rule import Rule
+from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
+from models.qwen3_asr.config import AudioConfig, load_config
+from models.qwen3_asr.encoder import KERNEL, NUM_CONVS, AudioEncoder
+
+ALIASES = (
+    ("thinker.", ""),
+    ("model.audio_tower.", "audio_tower."),
+    ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
+    ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
+    ("model.language_model.", "model."),
+    ("score.", "lm_head."),
+)
+"""The makers' prefix, and the names of the checkpoints that transformers 5 converted."""
+_TABLES = ("thinker.model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+
+
+def load_model(
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
+) -> VisionChatModel[AudioEncoder, CausalDecoder]:
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor. The logits of an
+    aligner's decoder are those of classes."""
+    config = load_config(directory)
+    decoder = DecoderConfig.from_published(config.text, qk_norm=True)
+    decoder = with_the_files_head(
+        decoder, directory, device, load_format, head="thinker.lm_head.weight", embeddings=_TABLES
+    )
+    if config.aligner is not None:
+        decoder = replace(decoder, tied=False)
+
+    def build() -> tuple[AudioEncoder, CausalDecoder]:
+        causal = CausalDecoder(decoder)
+        if config.aligner is not None:
+            causal.head = nn.Linear(causal.hidden_size, config.aligner.classes, bias=False)
+        return AudioEncoder(config.audio), causal
+
+    return load_chat_model(
+        build,
+        [*audio_rules(config.audio), *decoder_rules(decoder)],
+        *(directory, device, dtype, load_format, quantization),
+        aliases=ALIASES,
+        ignore=decoder_ignored(decoder),
+    )
+
+
+def audio_rules(config: AudioConfig) -> list[Rule]:
+    width, channels = config.hidden_size, config.conv_channels
+    published, block, ours = "audio_tower.", "audio_tower.layers.{i}.", "encoder.blocks.{i}."
+    rules = []
+    for number in range(NUM_CONVS):
+        shape = (channels, channels if number else 1, KERNEL, KERNEL)
+        name, conv = f"{published}conv2d{number + 1}", f"encoder.convs.{number}"
+        rules += [Rule(f"{name}.weight", f"{conv}.weight", shape=shape), Rule(f"{name}.bias", f"{conv}.bias")]
+    for index, name in enumerate("qkv"):
+        span = (index * width, (index + 1) * width)
+        rules += [
+            Rule(f"{block}self_attn.{name}_proj.{kind}", f"{ours}qkv.{kind}", rows=span) for kind in ("weight", "bias")
+        ]
+    return [
+        *rules,
+        Rule(f"{published}conv_out.weight", "encoder.conv_out.weight"),
+        Rule(f"{block}self_attn.out_proj.{{rest}}", f"{ours}out.{{rest}}"),
+        Rule(f"{block}self_attn_layer_norm.{{rest}}", f"{ours}attention_norm.{{rest}}"),
+        Rule(f"{block}final_layer_norm.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
+        Rule(f"{block}fc1.{{rest}}", f"{ours}mlp.fc1.{{rest}}"),
+        Rule(f"{block}fc2.{{rest}}", f"{ours}mlp.fc2.{{rest}}"),
+        Rule(f"{published}ln_post.{{rest}}", "encoder.norm.{rest}"),
+        Rule(f"{published}proj1.{{rest}}", "encoder.projector.fc1.{rest}"),
+        Rule(f"{published}proj2.{{rest}}", "encoder.projector.fc2.{rest}"),
+    ]

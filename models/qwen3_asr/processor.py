@@ -1,0 +1,159 @@
+"""Audio and prompts of Qwen3-ASR. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from PIL import Image
+
+from models.checkpoints.published import read_optional_json
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import (
+    ChatMessage,
+    ContentPart,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
+from models.interfaces.processor import AudioInput
+from models.interfaces.resizing import FrameResizer
+from models.qwen3_asr.config import SAMPLE_RATE, Qwen3ASRConfig, load_config
+from models.qwen3_asr.items import audio_item, quiet_pieces
+from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
+from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.placeholders import check_length, expand, repeated, tokenized_chat
+from models.text.processor import TextProcessor
+from models.text.tokenizer import Tokenizer, load_tokenizer
+
+_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_GREEDY = {"temperature": 0.0}
+_TOKENS_PER_SECOND, _MIN_NEW_TOKENS = 16, 64
+"""More than speech of any language has, so that a loop ends."""
+
+
+class Qwen3ASRProcessor(TextProcessor):
+    """Implements models.interfaces.processor.ChatProcessor and AudioInput. models/qwen3_asr/items.py describes the
+    items."""
+
+    reasoning_markers = ("language ", TEXT_TAG)
+    """So that the answer to a chat is what was said, and its reasoning the language."""
+    sample_rate = SAMPLE_RATE
+    max_seconds = 1200.0
+    joined = staticmethod(joined)
+    transcript = staticmethod(read_transcript)
+
+    def __init__(
+        self, config: Qwen3ASRConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
+    ) -> None:
+        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS, _GREEDY)
+        self.config = config
+        self.audio: AudioInput | None = self
+        self._settings = repr(config.audio).encode()
+        named = config.languages or tuple(LANGUAGES.values())
+        self.languages = {code: name for code, name in LANGUAGES.items() if name in named}
+        if config.audio_token_id not in tokenizer.special_ids.values() or TEXT_TAG not in tokenizer.special_ids:
+            raise CheckpointError(f"config.json: audio_token_id or {TEXT_TAG} is no added token of the tokenizer")
+        self.start_id = tokenizer.special_ids[TEXT_TAG]
+
+    def item(self, samples: np.ndarray) -> MediaItem:
+        if not len(samples):
+            raise InputError("file", "the audio has no samples")
+        if len(samples) > self.max_seconds * SAMPLE_RATE:
+            raise InputError("file", f"the audio is longer than the {self.max_seconds:g} seconds that the model takes")
+        peak = float(np.abs(samples).max())
+        if not np.isfinite(peak):
+            raise InputError("file", "the audio has samples that are not finite numbers")
+        return audio_item(samples / np.float32(peak) if peak > 1 else samples, self.config.audio, self._settings)
+
+    def language(self, name: str) -> str:
+        return language_name(name, self.languages)
+
+    def prompt(
+        self, item: MediaItem, *, context: str = "", language: str | None = None, continuation: str = ""
+    ) -> Prompt:
+        messages = [
+            ChatMessage("system", (ContentPart(text=context),)),
+            ChatMessage("user", (ContentPart(item=0),)),
+        ]
+        forced = "" if language is None else f"language {language}{TEXT_TAG}"
+        return self.expand_placeholders(self._chat(messages, [item.kind], forced, continuation), [item])
+
+    def max_new_tokens(self, item: MediaItem) -> int:
+        return max(_MIN_NEW_TOKENS, _TOKENS_PER_SECOND * len(item.arrays["samples"]) // SAMPLE_RATE)
+
+    def pieces(self, samples: np.ndarray, seconds: float) -> list[np.ndarray]:
+        return quiet_pieces(samples, seconds)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        """One audio in a user's message; the system's text is context. Everything else the template would leave out."""
+        if options.get("enable_thinking"):
+            raise InputError("enable_thinking", "the model has no reasoning mode")
+        if tools:
+            raise InputError("tools", "the model transcribes and calls no tools")
+        if len(kinds) != 1:
+            raise InputError("messages", f"the model transcribes one audio at a time; these messages have {len(kinds)}")
+        for message in messages:
+            if message.role not in ("system", "developer") and any(part.text for part in message.content):
+                raise InputError(
+                    "messages",
+                    f"the model reads no text of role {message.role!r}: it transcribes; hints go into a system message",
+                )
+        return self._chat(messages, kinds)
+
+    def _chat(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], forced: str = "", continuation: str = ""
+    ) -> TokenizedChat:
+        texts = [part.text for message in messages for part in message.content if part.text is not None]
+        escape = unused_character([*texts, continuation])
+        escaped = escape_with(escape, self.tokenizer.escape)
+        rendered = self.template.render([template_turn(message, kinds.__getitem__, escaped) for message in messages])
+        token_ids = self.tokenizer.encode(rendered + forced + escaped(continuation), escape)
+        return tokenized_chat(token_ids, messages, {self.config.audio_token_id})
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        media = [repeated(self.config.audio_token_id, items[item].num_embeds) for _, item in chat.placeholders]
+        token_ids, placeholders = expand(chat, media)
+        check_length(token_ids, self.context_length)
+        positions = np.arange(len(token_ids), dtype=np.int32)[None]
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        _refuse("image_url")
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        _refuse("video_url")
+
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        _refuse("video_url")
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        _refuse("video_url")
+
+
+def _refuse(field: str) -> NoReturn:
+    raise InputError(field, "the model transcribes audio and takes no pictures or videos")
+
+
+def load_processor(directory: Path) -> Qwen3ASRProcessor:
+    """Reads config.json, the feature extractor's settings, generation_config.json, the tokenizer and the chat
+    template."""
+    return Qwen3ASRProcessor(
+        load_config(directory),
+        load_tokenizer(directory),
+        load_chat_template(directory),
+        read_optional_json(directory, "generation_config.json"),
+    )

@@ -1,0 +1,77 @@
+"""Bodies of multipart/form-data: one file, and fields of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+
+from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from service.api.http.errors import bad_request
+
+MAX_FIELDS, MAX_CHARACTERS = 16, 4096
+"""Of a form: fields beside the file, and characters of each."""
+
+
+class _FormParser(MultiPartParser):
+    """starlette's parser takes a body that ends within a part, without that part."""
+
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS) -> FormData:
+    """The parsed body; max_body limits it. needed: the fields that it must have, for the error about another body."""
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if kind != b"multipart/form-data" or not re.fullmatch(r'[^"\\]{1,256}', boundary):
+        raise bad_request(f"The body must be multipart/form-data with a boundary, with {needed}.")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.complete:
+            raise bad_request("The form is not complete: the body ends before the boundary that closes it.")
+
+    parser = _FormParser(
+        # Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578), as text_field
+        # reads.
+        Headers({"content-type": f'multipart/form-data; charset=latin-1; boundary="{boundary}"'}),
+        whole(),
+        max_files=1,
+        max_fields=max_fields,
+        max_part_size=4 * MAX_CHARACTERS,
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise bad_request(f"The form is not valid: {error.message}") from error
+
+
+def text_field(form: FormData, name: str) -> str | None:
+    """A text field; None when it is missing or empty."""
+    found = text_fields(form, name)
+    return found[-1] if found else None
+
+
+def text_fields(form: FormData, *names: str) -> list[str]:
+    """All values that are not empty of fields with one of these names."""
+    found = ((name, value) for name, value in form.multi_items() if name in names)
+    return [text for name, value in found if (text := _text(name, value))]
+
+
+def _text(name: str, value: UploadFile | str) -> str:
+    if isinstance(value, UploadFile):
+        raise bad_request(f"{name}: must be text, not a file.", name)
+    try:
+        text = value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise bad_request(f"{name}: the text is not UTF-8.", name) from None
+    if len(text) > MAX_CHARACTERS:
+        raise bad_request(f"{name}: too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed.", name)
+    return text.strip()

@@ -1,0 +1,143 @@
+"""Both published layouts load; what the family does not compute is refused by file and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.checkpoints.published import make
+from models.checkpoints.registry import family_of, resolve
+from models.interfaces.errors import CheckpointError, InputError
+from models.qwen3_asr.config import load_config
+from models.qwen3_asr.model import load_model
+from models.qwen3_asr.processor import load_processor
+from tests.models.families.test_loading import ABSENT, change, json_of
+from tests.models.qwen3_asr.golden import DIRECTORY, of, prompt
+from tests.support.chat_golden import generate, largest_difference
+from tests.support.golden import copy_checkpoint
+from tests.support.inference import no_gradients as no_gradients
+
+CONVERTED = (
+    ("thinker.audio_tower.proj1.", "model.multi_modal_projector.linear_1."),
+    ("thinker.audio_tower.proj2.", "model.multi_modal_projector.linear_2."),
+    ("thinker.audio_tower.", "model.audio_tower."),
+    ("thinker.model.", "model.language_model."),
+)
+
+
+def as_transformers_5_saves(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["thinker.lm_head.weight"]
+    for old, new in CONVERTED:
+        tensors = {name.replace(old, new, 1): tensor for name, tensor in tensors.items()}
+    save_file(tensors, directory / "model.safetensors")
+    inner = json_of(directory, "config.json")["thinker_config"]
+    audio, text = inner["audio_config"], inner["text_config"]
+    audio["num_attention_heads"] = audio.pop("encoder_attention_heads")
+    del text["rope_scaling"], text["tie_word_embeddings"]
+    text["rope_parameters"] = {"rope_theta": text.pop("rope_theta"), "rope_type": "default"}
+    values = {"audio_config": audio, "text_config": text, "tie_word_embeddings": True}
+    change(directory, "config.json", {**values, "audio_token_id": inner["audio_token_id"], "thinker_config": ABSENT})
+    (directory / "preprocessor_config.json").unlink()
+    (directory / "processor_config.json").write_text('{"feature_extractor": {"min_length": 8000, "n_fft": 400}}')
+
+
+def test_the_layout_of_transformers_5(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "saved")
+    as_transformers_5_saves(directory)
+    assert load_config(directory).audio == load_config(DIRECTORY).audio
+    model = resolve(family_of(directory).model)(directory, torch.device("cpu"), torch.float32)
+    logits, _, ids = generate(model, prompt("short"), 20)
+    assert largest_difference(logits, of("short", "logits")) <= 1e-3
+    assert ids == of("short", "generated_ids").tolist()
+
+
+def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
+    """The files store the tied head again; another one counts more than the field."""
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "untied")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["thinker.lm_head.weight"] *= 2
+    save_file(tensors, directory / "model.safetensors")
+    logits, _, _ = generate(load_model(directory, "cpu", torch.float32), prompt("short"), 1)
+    assert largest_difference(logits, 2 * of("short", "logits")) <= 2e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "tower"),
+    [
+        ("qwen3_asr_0_6b", 782_426_112, 186.4),
+        ("qwen3_asr_1_7b", 2_038_052_480, 317.5),
+        ("qwen3_aligner_0_6b", 917_728_896, 316.4),
+    ],
+)
+def test_the_published_sizes(name: str, parameters: int, tower: float, tmp_path: Path) -> None:
+    model = load_model(make(name, tmp_path), "meta", torch.bfloat16, "random")
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert round(sum(parameter.numel() for parameter in model.encoder.parameters()) / 1e6, 1) == tower
+    assert model.encoder.config.window_rows == 104
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("config.json", "audio_config", {"n_window": 100}, "audio_config.n_window is 100, expected 50"),
+    ("config.json", "audio_config", {"n_window_infer": 250}, "n_window_infer is 250, expected a multiple of 100"),
+    ("config.json", "audio_config", {"num_mel_bins": 80}, "num_mel_bins is 80, expected 128"),
+    ("config.json", "audio_config", {"encoder_attention_heads": 5}, "audio_config: d_model 48 is no multiple of"),
+    (
+        "config.json",
+        "audio_config",
+        {"output_dim": 32},
+        "output_dim is 32, expected the language model's hidden_size 64",
+    ),
+    ("config.json", "audio_config", {"encoder_layers": ABSENT}, "field 'encoder_layers' is missing"),
+    ("config.json", "text_config", {"rms_norm_eps": ABSENT}, "rms_norm_eps"),
+    ("config.json", "", {"audio_config": None}, "audio_config is None|audio_config is null, expected an object"),
+    ("preprocessor_config.json", "", {"hop_length": 200}, "preprocessor_config.json: hop_length is 200, expected 160"),
+]
+
+
+@pytest.mark.parametrize(("file", "section", "values", "message"), REFUSED)
+def test_configurations_that_are_refused(
+    file: str, section: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "changed")
+    if file == "config.json":
+        inner = json_of(directory, file)["thinker_config"]
+        target = inner[section] if section else inner
+        target |= values
+        for name in [name for name, value in target.items() if value is ABSENT]:
+            del target[name]
+        values = {"thinker_config": inner}
+    change(directory, file, values)
+    with pytest.raises(CheckpointError, match=message):
+        load_config(directory)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "damaged")
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["thinker.audio_tower.layers.0.self_attn.k_proj.bias"]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing tensors: .*k_proj\.bias"):
+        load_model(directory, "cpu", torch.float32)
+
+
+def test_a_tokenizer_without_the_tag_is_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "tagless")
+    tokens = json_of(directory, "tokenizer_config.json")["added_tokens_decoder"]
+    kept = {number: token for number, token in tokens.items() if token["content"] != "<asr_text>"}
+    change(directory, "tokenizer_config.json", {"added_tokens_decoder": kept})
+    with pytest.raises(CheckpointError, match="<asr_text> is no added token"):
+        load_processor(directory)
+
+
+def test_languages_by_name_code_and_region() -> None:
+    processor = load_processor(DIRECTORY)
+    assert processor.languages == {"zh": "Chinese", "en": "English", "de": "German"}
+    for asked in ("en", "EN", "en-US", "en_gb", "English", "english "):
+        assert processor.language(asked) == "English"
+    with pytest.raises(InputError, match=r"'xx' is not a language .* zh \(Chinese\), en \(English\)"):
+        processor.language("xx")
