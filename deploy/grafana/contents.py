@@ -320,7 +320,7 @@ SPEECH = Dashboard(
             "Volume",
             (
                 Panel(
-                    "Audio made and heard per second",
+                    "Audio made per second",
                     ((rate("audio_generated_seconds_total", "model", SPEECH_MODEL), "{{model}}"),),
                     "short",
                     width=12,
