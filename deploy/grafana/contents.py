@@ -150,8 +150,11 @@ OVERVIEW = Dashboard(
                     "short",
                 ),
                 Panel(
-                    "Audio made per second",
-                    ((rate("audio_generated_seconds_total", "model", MODEL), "{{model}}"),),
+                    "Audio made and heard per second",
+                    (
+                        (rate("audio_generated_seconds_total", "model", MODEL), "{{model}}"),
+                        (rate("audio_heard_seconds_total", "model", MODEL), "{{model}} hears"),
+                    ),
                     "short",
                     description="Seconds of audio per second of time: how many live streams this load amounts to.",
                 ),
