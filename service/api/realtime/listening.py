@@ -27,7 +27,7 @@ from service.api.realtime.schema import (
 )
 from service.hub.catalog import HostedModel
 from service.media.audio_formats import CHAT_FORMATS, REALTIME_FORMATS
-from service.media.resample import resample
+from service.media.reference_audio import resample
 
 MAX_SECONDS = 600
 """Of audio that has not been committed."""

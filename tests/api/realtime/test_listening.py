@@ -6,13 +6,14 @@ import base64
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.api.realtime import listening
-from service.media.audio_out import LAWS
+from service.media.audio_formats import G711_RATE
 from tests.api.realtime.conftest import Event, kinds, refused, said, tell, up_to
 from tests.media.samples import tone
 from tests.support.fake_hearing import hearing_catalog
@@ -76,12 +77,17 @@ async def test_a_session_of_transcripts(scribe: ClientConnection) -> None:
     assert (await refused(scribe, "response.create"))["code"] == "unsupported_event"
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", ["ulaw", "alaw"])
 async def test_telephones(scribe: ClientConnection, law: str) -> None:
+    """Bytes are heard at the levels that FFmpeg gives them."""
+    context = av.codec.CodecContext.create({"ulaw": "pcm_mulaw", "alaw": "pcm_alaw"}[law], "r")
+    context.sample_rate, context.layout = G711_RATE, "mono"
+    levels = np.concatenate([frame.to_ndarray()[0] for frame in context.decode(av.Packet(bytes(range(256))))])
+    assert (listening.g711_levels(law) == levels).all()
     format = {"type": {"ulaw": "audio/pcmu", "alaw": "audio/pcma"}[law]}
     updated = await configure(scribe, format=format)
     assert updated["session"]["audio"]["input"]["format"] == {**format, "rate": 8000}
-    call = LAWS[law]((tone(440, 8_000) * 32_767).astype(np.int16))
+    call = np.abs(levels[:, None] - tone(440, 8_000) * 32_767).argmin(0).astype(np.uint8).tobytes()
     assert (await speak(scribe, call))[-1]["transcript"] == "1.00 s."
 
 
