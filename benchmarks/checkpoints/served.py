@@ -15,10 +15,6 @@ TINY_MODEL = "qwen2_vl"
 """The miniature; its directory has this name, too."""
 TINY_ENTRIES = 4_096
 """Entries of its tokenizer where that is to be small."""
-VOCABULARY = 151_936
-"""Rows of its embedding where that is to have the published size."""
-PIXELS = {"min_pixels": 3136, "max_pixels": 12_845_056}
-"""Published limits of a picture."""
 
 
 def served_directory(model: str, parent: Path) -> Path:
@@ -34,16 +30,4 @@ def served_directory(model: str, parent: Path) -> Path:
     grow_file(directory / "tokenizer.json", TINY_ENTRIES, WORDS)
     config = directory / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": TINY_ENTRIES}, indent=2))
-    return directory
-
-
-def miniature_directory(parent: Path) -> Path:
-    """The miniature Qwen2-VL with a tokenizer and limits of published size."""
-    directory = parent / TINY_MODEL
-    left_out = shutil.ignore_patterns("*.safetensors", "vocab.json", "merges.txt")
-    shutil.copytree(GOLDEN / TINY_MODEL, directory, ignore=left_out)
-    grow_file(directory / "tokenizer.json", PUBLISHED, WORDS)
-    for name, values in (("config.json", {"vocab_size": VOCABULARY}), ("preprocessor_config.json", PIXELS)):
-        path = directory / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return directory

@@ -1,7 +1,7 @@
-"""The table of GEMM configurations that whole stacks are fastest with.
+"""The tables of GEMM configurations that whole stacks are fastest with, and of those with weights in e4m3.
 
 python -m benchmarks.kernels.choose [FOLDER] [--write]
-    prints it from the results of `gemms` and `routed` in FOLDER; --write puts the table into
+    prints them from the results of `gemms`, `routed` and `e4m3` in FOLDER; --write puts them into
     models/layers/kernels/gemm_sm_90.json
 """
 
@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
+from benchmarks.kernels import e4m3
 from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
-from models.layers.kernels.gemm_tables import FILE, SM_90_E4M3, entries_of
-from models.layers.kernels.gemm_types import Choice, Shape, Variant
+from models.layers.kernels.gemm_tables import FILE, SM_90, entries_of
+from models.layers.kernels.gemm_types import Blocks, Choice, Kind, Shape, Variant
 
 Times = Mapping[tuple[str, str], dict[str, Any]]
 """Rows of a result by shape and variant."""
@@ -24,6 +27,8 @@ TABLES = ("rules", "split", "deferred")
 """No table; the best variants whose norms are kernels; the best where norms may also wait for the next GEMM."""
 GAIN = 0.98
 """A choice must take less than this share of the time by the rules."""
+SPANS: Mapping[int, tuple[int, int]] = {8: (2, 16), 32: (17, 32), 128: (65, 192), 384: (193, 512)}
+"""Rows measured in e4m3 -> for which the choice holds. Between 33 and 64 and beyond 512 the rules hold."""
 
 
 def read(folder: Path, name: str, but: str | None = None) -> Times:
@@ -104,6 +109,75 @@ def final(times: Times, stacks: Times) -> Routes:
     return _together(iter(kept))
 
 
+def e4m3_tiles(times: Times) -> dict[Shape, tuple[Choice, ...]]:
+    """The fastest tile of each shape and number of rows; none where cuBLAS is faster in e4m3."""
+    found: dict[Shape, tuple[Choice, ...]] = {}
+    for model, part in _e4m3_parts():
+        choices = []
+        for rows, span in SPANS.items():
+            shape = f"{model} {part.name}, {rows} rows"
+            measured = [(variant, times.get((shape, str(variant)))) for variant in e4m3.variants(part, rows)]
+            by_time = {_time(row): variant for variant, row in measured if row is not None}
+            if by_time and min(by_time) < _time(times.get((shape, "scaled_mm"))):
+                choices.append(Choice(*span, by_time[min(by_time)]))
+        found[Shape(part.kind, part.inputs, part.outputs, True)] = tuple(choices)
+    return found
+
+
+def e4m3_blocks(times: Times, in_steps: Mapping[str, str]) -> dict[Shape, Blocks]:
+    """The fastest blocks of each shape's GEMV: in whole steps, where that was measured, or alone."""
+    found = {}
+    for model, part in _e4m3_parts():
+        shape, by_name = f"{model} {part.name}, 1 rows", {e4m3.blocks_name(one): one for one in e4m3.BLOCKS}
+        alone = min(by_name, key=lambda name: _time(times.get((shape, name))))
+        kind: Kind = "silu_mul" if part.kind == "silu_mul" else "plain"  # all of them add the residual
+        found[Shape(kind, part.inputs, part.outputs, True)] = by_name[in_steps.get(f"{model} {part.name}", alone)]
+    return found
+
+
+def e4m3_copies(times: Times) -> dict[tuple[int, int], int]:
+    """(inputs, outputs) of layers that keep a copy in 16 bits, and the rows from which it is used.
+
+    Where all layers of a block together are slower than in bfloat16, those that lose most are taken from the copy,
+    until they are not. What was measured with most rows holds beyond them.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for model, parts in e4m3.MODELS.items():
+        for rows, (least, _) in SPANS.items():
+            losses = {}
+            for part in parts:
+                shape = f"{model} {part.name}, {rows} rows"
+                own = [_time(times.get((shape, str(variant)))) for variant in e4m3.variants(part, rows)]
+                small, plain = min([*own, _time(times.get((shape, "scaled_mm")))]), times.get((shape, "bfloat16"))
+                if part.name != "head" and plain is not None:
+                    losses[part.inputs, part.outputs] = small - _time(plain)
+            for sizes, loss in sorted(losses.items(), key=lambda one: -one[1]):
+                if sum(losses.values()) <= 0 or loss <= 0:
+                    break
+                losses[sizes] = 0.0
+                found.setdefault(sizes, least)
+    return found
+
+
+def read_e4m3(folder: Path) -> Times:
+    """All results of `e4m3`."""
+    return read(folder, "e4m3", but="e4m3_steps_")
+
+
+def read_e4m3_steps(folder: Path) -> dict[str, str]:
+    """The names of the best blocks by shape, measured in whole decode steps of one row at the commit of the result."""
+    rows = (row for file in sorted(folder.glob("e4m3_steps_*.json")) for row in json.loads(file.read_text())["rows"])
+    return {row["shape"]: row["blocks"] for row in rows if row["best"]}
+
+
+def _e4m3_parts() -> Iterator[tuple[str, Part]]:
+    yield from ((model, part) for model, parts in e4m3.MODELS.items() for part in parts)
+
+
+def _time(row: dict[str, Any] | None) -> float:
+    return float("inf") if row is None or row["median_us"] is None else float(row["median_us"])
+
+
 def write(path: Path = FILE, **parts: list[Any]) -> None:
     """Replace parts of the file of tables, one line for each of their entries."""
     document = json.loads(path.read_text()) | parts
@@ -116,11 +190,17 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    times, stacks = read(arguments.folder, "gemms"), read(arguments.folder, "routed")
-    found = final(times, stacks)
-    print(*found.items(), sep="\n")
+    found = final(read(arguments.folder, "gemms"), read(arguments.folder, "routed"))
+    times = read_e4m3(arguments.folder)
+    tiles, copies = e4m3_tiles(times), e4m3_copies(times)
+    blocks = e4m3_blocks(times, read_e4m3_steps(arguments.folder))
+    print(*found.items(), *tiles.items(), *blocks.items(), *copies.items(), sep="\n")
     if arguments.write:
-        write(shapes=entries_of({**found, **SM_90_E4M3}))
+        write(
+            shapes=entries_of({**SM_90, **found, **tiles}),
+            e4m3_blocks=[to_builtins(shape) | {"blocks": one} for shape, one in blocks.items()],
+            e4m3_copies=[(*sizes, least) for sizes, least in copies.items()],
+        )
 
 
 if __name__ == "__main__":

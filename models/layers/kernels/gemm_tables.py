@@ -1,9 +1,7 @@
 """GEMM configurations that come with the package, and their form in a file.
 
 gemm_sm_90.json was measured on an H100, for Qwen3.5 on an H200 by `reprise tune`, and is for every GPU of compute
-capability 9.0. `python -m
-benchmarks.kernels.choose` and `benchmarks.kernels.choose_e4m3` write it from the results of `python -m
-benchmarks.kernels`.
+capability 9.0. `python -m benchmarks.kernels.choose` writes it from the results of `python -m benchmarks.kernels`.
 """
 
 from __future__ import annotations

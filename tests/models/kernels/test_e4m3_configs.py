@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoints.published import make
-from benchmarks.kernels import choose_e4m3
+from benchmarks.kernels import choose
 from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
@@ -42,10 +42,10 @@ def operands(
 
 def test_the_table_is_what_was_measured() -> None:
     folder = Path("benchmarks/results/kernels")
-    times = choose_e4m3.read_times(folder)
-    assert choose_e4m3.table(times) == SM_90_E4M3
-    assert choose_e4m3.blocks(times, choose_e4m3.read_steps(folder)) == SM_90_E4M3_BLOCKS
-    assert choose_e4m3.copies(times) == SM_90_E4M3_COPIES
+    times = choose.read_e4m3(folder)
+    assert choose.e4m3_tiles(times) == SM_90_E4M3
+    assert choose.e4m3_blocks(times, choose.read_e4m3_steps(folder)) == SM_90_E4M3_BLOCKS
+    assert choose.e4m3_copies(times) == SM_90_E4M3_COPIES
 
 
 def test_only_hopper_takes_the_table_and_a_tuned_one_leaves_it(here: Gpu) -> None:
