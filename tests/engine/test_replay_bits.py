@@ -28,7 +28,7 @@ from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import streams
 from tests.models.voxcpm2 import golden
 from tests.support.chat_golden import golden_prompt
-from tests.support.golden import GOLDEN, prompts
+from tests.support.golden import GOLDEN, is_chat, prompts
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 
@@ -36,7 +36,7 @@ SCRATCH = 1
 """KV slots that several rows of padding write at once."""
 MOST = 3
 """Sizes of a kind in an engine."""
-CHAT = sorted(path.parent.name for path in GOLDEN.glob("*/config.json") if family_of(path.parent).kind == "chat")
+CHAT = sorted(path.parent.name for path in GOLDEN.glob("*/config.json") if is_chat(family_of(path.parent)))
 HERE = [
     pytest.param("cpu", "qwen2_vl"),
     *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in CHAT),

@@ -15,7 +15,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.layers.quantized import COLUMNS, E4M3, QuantizedLinear, QuantizedWeight
 from tests.models.families.family import Family, families
 from tests.support.chat_golden import generate, golden_prompt, rounding_error
-from tests.support.golden import GOLDEN, inputs, prompts, read_json
+from tests.support.golden import GOLDEN, inputs, is_chat, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 EMBEDDED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 CHAT = [
     EMBEDDED,
-    *(folder for config in sorted(GOLDEN.glob("*/config.json")) if family_of(folder := config.parent).kind == "chat"),
+    *(folder for config in sorted(GOLDEN.glob("*/config.json")) if is_chat(family_of(folder := config.parent))),
 ]
 
 

@@ -18,10 +18,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from models.checkpoints.registry import Family
+
 OWN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN = Path(os.environ.get("REPRISE_GOLDEN") or OWN).resolve()
 
 fact_of_own_fixture = pytest.mark.skipif(GOLDEN != OWN, reason="tells of the fixture in tests/golden")
+
+
+def is_chat(family: Family) -> bool:
+    """Whether its fixture has prompts of chats."""
+    return family.kind == "chat" and family.task is None
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:

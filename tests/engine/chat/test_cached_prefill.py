@@ -25,7 +25,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool, RouteSeconds
 from service.graphs.runner import GraphRunner
 from tests.support.devices import DEVICES
-from tests.support.golden import GOLDEN
+from tests.support.golden import GOLDEN, is_chat
 from tests.support.inline_engine import InlineEngine
 from tests.support.paged import PagedCache, PagedSequence
 from tests.support.slow import slow
@@ -36,7 +36,7 @@ FAMILIES = [
     *(
         slow(path.parent.name)
         for path in sorted(GOLDEN.glob("*/config.json"))
-        if family_of(path.parent).kind == "chat" and path.parent.name != "qwen2_vl"
+        if is_chat(family_of(path.parent)) and path.parent.name != "qwen2_vl"
         if "linear_attention" not in path.read_text()  # Of recurrent state: test_states.py.
     ),
 ]
