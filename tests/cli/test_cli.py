@@ -199,7 +199,7 @@ NO_HOSTS = ("http://host:abc", "http://host:65536", "http://host:-1", "http://ä
 @pytest.mark.parametrize("url", [*NO_ADDRESSES, *NO_HOSTS])
 def test_what_is_no_address_is_named(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "--url", url], env={"COLUMNS": "200"})
-    assert done.exit_code == 2 and "is no address such as http://127.0.0.1:8000" in done.stderr
+    assert done.exit_code == 2 and "is not a URL such as http://127.0.0.1:8000" in done.stderr
 
 
 @pytest.mark.parametrize("key", ["sk-\u2026", "sk-a\n", "\u201csk-a\u201d"])
@@ -292,6 +292,7 @@ def test_pictures_and_videos_are_told_apart_by_their_contents(tmp_path: Path) ->
         (["How many are there?", "/no/a.png"], "/no/a.png"),
         (["/no/picture.png", "Who?"], "/no/picture.png"),
         (["/", "Who?"], "/"),
+        (["picture.png"], "picture.png"),
     ],
 )
 def test_ask_names_what_is_no_file(words: list[str], file: str) -> None:
