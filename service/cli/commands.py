@@ -378,8 +378,9 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
     if len(others) > 1 or missing_files(others[0]) == others:
         # A question has no such suffix, names no folder, and is longer than the name of a file that was mistyped.
         file = min(others, key=lambda word: (not is_media_name(word), not os.path.lexists(word), len(word)))
+        problem = "is a directory" if os.path.isdir(file) else "does not exist"
         advice = 'Put the question in quotes: reprise ask FILE "QUESTION"'
-        raise typer.BadParameter(f"'{file}' does not exist. {advice}", param_hint="FILES")
+        raise typer.BadParameter(f"'{file}' {problem}. {advice}", param_hint="FILES")
     return others[0], [Path(word) for word in words if word != others[0]]
 
 
