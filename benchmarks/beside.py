@@ -135,7 +135,7 @@ def first_minutes(server: Server, scale: Scale) -> Iterator[tuple[Row, dict[str,
         common: dict[str, Any] = {"url": server.url, "rate": scale.rate, "seed": seed, "warmup": 0}
         common["requests"] = max(1, round(scale.rate * scale.seconds))
         side, words, tokens = scale.side, scale.words, scale.tokens
-        loads = (
+        loads: tuple[AnyLoad, ...] = (
             ChatLoad(model=scale.chat_model, width=side, height=side, text_words=words, output_tokens=tokens, **common),
             SpeechLoad(model=scale.speech_model, text_words=8, seconds=scale.utterance, **common),
         )
