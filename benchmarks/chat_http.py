@@ -1,6 +1,6 @@
 """Vision chat through HTTP with clients in their own processes: time to first token, decode, open loop.
 
-    python -m benchmarks.chat_http latency|decode|arrivals|pairs [MODEL] [--seconds 60] [--tiny]
+    python -m benchmarks.chat_http latency|decode|arrivals [MODEL] [--seconds 60] [--tiny]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Every picture and every
 prompt is new, down to its first page, and the result counts the hits of the caches.
@@ -17,16 +17,16 @@ from typing import Any
 
 from benchmarks.checkpoints.published import SIZES, make
 from benchmarks.loads.highest_rate import highest
+from benchmarks.loads.rows import row_of
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
-from service.cli.bench.run import run_load, summary
+from service.cli.bench.run import run_load
 from service.cli.bench.traffic import ChatLoad
 
 FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
 """Seconds of TTFT, mean and 99th percentile, up to which a rate counts as sustained."""
 SEED_RATE = 36
 SEED_PROMPTS = 1200
-PAIRS_RATE = 8
 
 
 @dataclass(frozen=True)
@@ -156,54 +156,21 @@ def arrivals(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     return highest(measure, _sustained, scale.rates, scale.resolution)
 
 
-def pairs(server: Server, model: str, scale: Scale) -> Iterator[Row]:
-    """Two 448 x 448 pictures, about 32 text tokens in and one out, eight Poisson arrivals a second."""
-    load = ChatLoad(
-        url=server.url,
-        model=model,
-        requests=round(scale.duration * PAIRS_RATE),
-        seed=PAIRS_RATE,
-        rate=PAIRS_RATE,
-        warmup=4,
-        images=2,
-        width=scale.squares[1],
-        height=scale.squares[1],
-        text_characters=20,
-        output_tokens=1,
-    )
-    yield {"rate": PAIRS_RATE, **_row(load, scale.processes)}
-
-
 def _sustained(row: Row) -> bool:
     whole = not row["refused"] and not row["failed"]
     return whole and row["first_mean_ms"] <= 1e3 * FIRST_TOKEN_MEAN and row["first_p99_ms"] <= 1e3 * FIRST_TOKEN_P99
 
 
 def _row(load: ChatLoad, processes: int = 1) -> Row:
-    result = summary(load, run_load(load, processes=processes))
-    row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
-    if not result["succeeded"]:
-        return row
-    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("mean", "p10", "p50", "p90", "p95", "p99")}
-    if gap := result.get("gap"):
-        row |= {f"gap_{name}_ms": 1e3 * gap[name] for name in ("p10", "p50", "p90", "p95")}
-    row |= {"tokens_per_s": result.get("tokens_per_second", 0.0), "requests_per_s": result["requests_per_second"]}
-    if load.rate:
-        row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]
-    return row | {
-        "prompt_tokens": result["prompt_tokens_mean"],
-        "completion_tokens": result["completion_tokens_mean"],
-        "cached_tokens": result["cached_tokens"],
-    }
+    return row_of(load, run_load(load, processes=processes))
 
 
 RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
     "latency": latency,
     "decode": decode,
     "arrivals": arrivals,
-    "pairs": pairs,
 }
-MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256", "pairs": "64"}
+MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256"}
 TINY_MODEL = "reprise/qwen2_vl"
 
 
@@ -215,19 +182,11 @@ def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iter
             yield row, server.facts()
 
 
-def _with_and_without(model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    replayed: dict[str, Any] = {}
-    for row, replayed in _measured("pairs", model, scale, flags):
-        yield {"graphs": True, **row}, replayed
-    for row, facts in _measured("pairs", model, scale, [*flags, "--no-graphs"]):
-        yield {"graphs": False, **row}, {**replayed, "without_graphs": facts}
-
-
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chat_http", description=__doc__)
     parser.add_argument("kind", choices=RUNS)
     parser.add_argument("model", nargs="?", default="qwen2_vl_2b", choices=[n for n in SIZES if n != "voxcpm2"])
-    parser.add_argument("--seconds", type=float, help="arrivals, pairs: for which each rate is held")
+    parser.add_argument("--seconds", type=float, help="arrivals: for which each rate is held")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     kind, scale = arguments.kind, TINY if arguments.tiny else FULL
@@ -241,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         flags = [*hosted, *settings]
         return record(
             f"chat_http_{kind}_{'tiny' if arguments.tiny else model}",
-            _with_and_without(model, scale, flags) if kind == "pairs" else _measured(kind, model, scale, flags),
+            _measured(kind, model, scale, flags),
             model=model,
             flags=settings,
         )

@@ -61,11 +61,6 @@ COMMANDS: tuple[Command, ...] = (
         on_cpu=True,
     ),
     Command(
-        "TTFT of two pictures a prompt at 8 prompts a second, with graphs and without",
-        "chat_http_pairs_kimi_vl_a3b",
-        "python -m benchmarks.chat_http pairs kimi_vl_a3b",
-    ),
-    Command(
         "vectors of new pictures and texts through HTTP, beside what graphs alone allow",
         "embeddings_2b",
         "python -m benchmarks.embeddings",
@@ -140,7 +135,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "32 picture chats a second and 32 live streams of speech on one GPU, alone and beside each other",
         "beside_qwen2_vl_2b",
-        "python -m benchmarks.beside qwen2_vl_2b voxcpm2",
+        "python -m benchmarks.beside qwen2_vl_2b",
     ),
     Command(
         "chat and speech through HTTP on one GPU and on two of a host, alternately",
@@ -170,7 +165,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "first token and first sound right after readiness, and after settling",
         "first_minutes_qwen2_vl_2b",
-        "python -m benchmarks.first_minutes",
+        "python -m benchmarks.beside --first-minutes",
     ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

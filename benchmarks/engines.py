@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints.published import make
-from benchmarks.loads.speech import SOLVER_STEPS
+from benchmarks.loads.rows import SOLVER_STEPS, row_of
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
-from service.cli.bench.run import run_load, summary
+from service.cli.bench.run import run_load
 from service.cli.bench.traffic import AnyLoad, ChatLoad, SpeechLoad
 
 CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
@@ -135,20 +135,8 @@ def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
     """The clients' measurements, and how the engines shared the work."""
     before = shares(server) if count > 1 else {}
     load = LOADS[kind](server.url, scale, seed)
-    result = summary(load, run_load(load, processes=min(scale.client_processes, load.concurrency)))
-    found: Row = {
-        "gpus": count,
-        "at_once": load.concurrency,
-        **{name: result[name] for name in ("requests", "succeeded", "refused", "failed")},
-    }
-    if not result["succeeded"]:
-        return found
-    found |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p50", "p95", "p99")}
-    found["requests_per_s"] = result["requests_per_second"]
-    if kind == "speech":
-        found |= {"audio_s_per_s": result["audio_seconds_per_second"], "underruns": result["streams_with_underrun"]}
-    else:
-        found |= {"tokens_per_s": result["tokens_per_second"], "cached_tokens": result["cached_tokens"]}
+    records = run_load(load, processes=min(scale.client_processes, load.concurrency))
+    found: Row = {"gpus": count, "at_once": load.concurrency, **row_of(load, records)}
     if count > 1:
         for name, values in shares(server).items():
             found[name] = {key: value - before[name].get(key, 0.0) for key, value in values.items()}

@@ -17,11 +17,10 @@ from benchmarks.checkpoints.published import make
 from benchmarks.measure.record import Row, table, write
 from benchmarks.measure.timing import milliseconds
 from benchmarks.steps.full_size import captured, free, load, show
-from benchmarks.steps.speech import CONTEXT, MODEL, PAGE_SIZE, filled_bank, live_state, with_adapters
+from benchmarks.steps.speech import CONTEXT, MODEL, PAGE_SIZE, caches_of, filled_bank, live_state, with_adapters
 from models.interfaces.capturable import Plan
 from models.layers.adapters import LoraBank
 from models.protocol import SpeechModel
-from service.engine.core.pages import pages_for
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 
@@ -34,11 +33,7 @@ REPEATS = 20
 def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:
     """One state for all variants, which take turns in each run."""
     state, steps = live_state(model, rows, pool.device), model.solver_steps[0]
-    pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
-    caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
-    for cache in caches:
-        for values in cache.values():
-            values.normal_()
+    caches = caches_of(model, rows, pool.device)
     required = {"rows": rows}
     plain = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE), [required], pool)
     adapted = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE, bank), [required], pool)

@@ -2,7 +2,6 @@
 
     python -m benchmarks.serving closed|template|conversations|arrivals|long|all [MODEL] [--tiny]
     python -m benchmarks.serving closed,template ...                # several against one server
-    python -m benchmarks.serving ... --api-processes 4              # ours, with so many instead of what it chooses
     python -m benchmarks.serving ... --engine vllm                  # `vllm serve` of this environment
     python -m benchmarks.serving ... --engine NAME --url URL        # a server that runs already
     python -m benchmarks.serving directory PATH [MODEL]             # what to start such a server on, and no load
@@ -29,14 +28,13 @@ import numpy as np
 
 from benchmarks.checkpoints.published import SIZES
 from benchmarks.checkpoints.served import TINY_MODEL, served_directory
+from benchmarks.loads.rows import row_of
 from benchmarks.measure.record import Row, record, version_of
 from benchmarks.servers.footprint import children, processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
 from benchmarks.servers.step_metrics import busy_shares, longest, prefill_routes, reached, read
-from service.cli.bench.run import Clients, run_load, run_together, summary, warm_up
+from service.cli.bench.run import Clients, run_load, run_together, warm_up
 from service.cli.bench.traffic import ChatLoad, Record
-
-QUANTILES = ("p50", "p95", "p99")
 
 
 @dataclass(frozen=True)
@@ -97,17 +95,17 @@ TINY = Scale(
 
 def closed(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """A constant number of open requests."""
-    for streams, requests in scale.closed.items():
-        load = _load(server, model, scale, seed=1_000 + streams, concurrency=streams, requests=requests)
-        yield {"streams": streams, **_measured(server, load, scale)}
+    yield from _held(server, model, scale, 1_000)
 
 
 def template(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """The same without a system message: the model's chat template puts its own."""
+    yield from _held(server, model, scale, 6_000, system_tokens=0, system_message=False)
+
+
+def _held(server: Server, model: str, scale: Scale, seed: int, **shape: Any) -> Iterator[Row]:
     for streams, requests in scale.closed.items():
-        shape: dict[str, Any] = {"concurrency": streams, "requests": requests}
-        shape |= {"system_tokens": 0, "system_message": False}
-        load = _load(server, model, scale, seed=6_000 + streams, **shape)
+        load = _load(server, model, scale, seed=seed + streams, concurrency=streams, requests=requests, **shape)
         yield {"streams": streams, **_measured(server, load, scale)}
 
 
@@ -178,44 +176,20 @@ def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
     warm_up(load)
     spent, begun = processor_seconds(server.pid) if server.pid else {}, read(server)
     began = time.monotonic()
-    result = summary(load, run_load(msgspec.structs.replace(load, warmup=0), processes=scale.processes))
+    found = row_of(load, run_load(msgspec.structs.replace(load, warmup=0), processes=scale.processes))
     seconds = time.monotonic() - began
     ended = read(server)
-    row: Row = {**row_of(result), **prefill_routes(before, ended), **longest(begun, ended)}
-    if result["succeeded"]:
-        row |= busy_shares(begun, ended, result["wall_seconds"])
-    if result["succeeded"] and load.concurrency:
-        tokens, rate = result["completion_tokens_mean"], result["tokens_per_second"]
-        row |= reached(begun, ended, load.concurrency, result["succeeded"], tokens, rate)
+    row: Row = {**found, **prefill_routes(before, ended), **longest(begun, ended)}
+    if found["succeeded"]:
+        row |= busy_shares(begun, ended, found["seconds"])
+    if found["succeeded"] and load.concurrency:
+        tokens, rate = found["completion_tokens"], found["tokens_per_s"]
+        row |= reached(begun, ended, load.concurrency, found["succeeded"], tokens, rate)
     if spent:
         # The time of the whole call, in which the clients also prepare their requests, so the rate is rather too low.
         now = processor_seconds(server.pid)
         row |= {f"{role}_cores": (now[role] - spent.get(role, 0.0)) / seconds for role in now}
     return row
-
-
-def row_of(result: Mapping[str, Any]) -> Row:
-    """A row of the clients' measurements, in milliseconds."""
-    row: Row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
-    if not result["succeeded"]:
-        return row
-    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in QUANTILES}
-    if gap := result["gap"]:
-        row |= {f"gap_{name}_ms": 1e3 * gap[name] for name in ("p50", "p99", "max")}
-    for turn, first in result.get("first_by_turn", {}).items():
-        row |= {f"turn_{turn}_{name}_ms": 1e3 * first[name] for name in QUANTILES if first}
-    if later := result.get("first_later"):
-        row |= {f"later_{name}_ms": 1e3 * later[name] for name in QUANTILES}
-    if delay := result.get("delay"):
-        row["send_delay_p99_ms"] = 1e3 * delay["p99"]
-    return row | {
-        "tokens_per_s": result.get("tokens_per_second", 0.0),
-        "requests_per_s": result["requests_per_second"],
-        "seconds": result["wall_seconds"],
-        "prompt_tokens": result.get("prompt_tokens_mean", 0.0),
-        "completion_tokens": result.get("completion_tokens_mean", 0.0),
-        "cached_tokens": result["cached_tokens"],
-    }
 
 
 def beside(streams: Sequence[Record], prompts: Sequence[Record]) -> Row:
@@ -288,7 +262,7 @@ CONTEXT = "32768"
 
 
 @contextmanager
-def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SETTINGS) -> Iterator[Server]:
+def started(engine: str, url: str, directory: Path) -> Iterator[Server]:
     """The server under load, its model named after the directory."""
     if url:
         yield Server(url.rstrip("/"), 0.0, Path(), 0)
@@ -298,7 +272,7 @@ def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SE
         with serve(*flags, "--max-model-len", CONTEXT, program=program, ready="/health") as server:
             yield server
     else:
-        with serve(*random_weights([directory]), *settings) as server:
+        with serve(*random_weights([directory]), *SETTINGS) as server:
             server.wait_until_idle()
             yield server
 
@@ -324,7 +298,6 @@ class Options:
     scale: Scale
     engine: str
     url: str
-    api_processes: int | None
     directory: Path | None
 
     @property
@@ -337,14 +310,8 @@ class Options:
 
     @property
     def suffix(self) -> str:
-        """What tells the results of this engine and this number of processes from those of our own default."""
-        engine = "" if self.ours else f"_{self.engine}"
-        return engine if self.api_processes is None else f"{engine}_{self.api_processes}_api_processes"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The command line of our own server."""
-        return SETTINGS if self.api_processes is None else (*SETTINGS, "--api-processes", str(self.api_processes))
+        """What tells the results of another engine from ours."""
+        return "" if self.ours else f"_{self.engine}"
 
 
 def parse(words: Sequence[str] | None) -> Options:
@@ -355,7 +322,6 @@ def parse(words: Sequence[str] | None) -> Options:
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
     parser.add_argument("--engine", default="reprise", help="reprise, vllm, or a name for the server at --url")
     parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
-    parser.add_argument("--api-processes", type=int, help="of our server; by default it chooses the number itself")
     parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
     given = parser.parse_args(words)
     arguments: list[str] = given.arguments
@@ -372,7 +338,7 @@ def parse(words: Sequence[str] | None) -> Options:
     if unknown := [kind for kind in kinds if kind not in RUNS]:
         parser.error(f"unknown load {unknown[0]!r}; known are {', '.join(RUNS)}")
     scale = TINY if given.tiny else FULL
-    return Options(kinds, model, scale, given.engine, given.url, given.api_processes, directory)
+    return Options(kinds, model, scale, given.engine, given.url, directory)
 
 
 def run(options: Options) -> Path:
@@ -382,11 +348,11 @@ def run(options: Options) -> Path:
         "model": options.model,
         "engine": options.engine,
         "engine_version": None if options.ours else version_of(options.engine),
-        "flags": list(options.flags) if ours_started else [],
+        "flags": list(SETTINGS) if ours_started else [],
     }
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) if options.url else served_directory(options.model, Path(folder))
-        with started(options.engine, options.url, directory, options.flags) as server:
+        with started(options.engine, options.url, directory) as server:
             facts["api_processes"] = api_processes(server.pid) if ours_started else None
             for kind in options.kinds:
                 name = f"serving_{kind}_{'tiny' if options.tiny else options.model}{options.suffix}"

@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks.checkpoints.published import make
 from benchmarks.loads.highest_rate import highest
-from benchmarks.loads.speech import SOLVER_STEPS, VOICES, row_of
+from benchmarks.loads.rows import SOLVER_STEPS, VOICES, row_of
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
-from service.cli.bench.traffic import Record, SpeechLoad
+from service.cli.bench.traffic import SpeechLoad
 
 MODEL = "voxcpm2"
 FIRST_AUDIO_P95 = 0.150
@@ -100,48 +100,35 @@ def closed(server: Server, scale: Scale, response_format: str) -> Iterator[Row]:
             solver_steps=SOLVER_STEPS,
             voices=VOICES,
         )
-        yield {"streams": streams, **_row(load, min(scale.processes, streams))}
+        records = run_load(load, processes=min(scale.processes, streams))
+        yield {"streams": streams, **row_of(load, records)}
 
 
-def opened(server: Server, scale: Scale) -> Iterator[Row]:
-    """Poisson arrivals at rising rates, then between the last rate that held and the first that did not."""
-
-    def measure(rate: float) -> Row:
-        return {"rate": rate, **_row(_arriving(server, scale, rate, scale.duration), scale.processes)}
-
-    return highest(measure, _sustained, scale.rates, scale.resolution)
-
-
-def listeners(server: Server, scale: Scale) -> Iterator[Row]:
-    """Poisson arrivals held for minutes: a rate of utterances by the seconds of one are the listeners at any time. The
-    rates rise up to the first one that is not sustained; requests of the ramp are not counted."""
+def arrivals(
+    server: Server, scale: Scale, rates: Sequence[float], seconds: float, *, ramp: float = 0.0, resolution: float
+) -> Iterator[Row]:
+    """Poisson arrivals at rising rates up to the first one that is not sustained, then between it and the last one that
+    was; requests of the ramp are not counted. A rate of utterances by the seconds of one are the listeners at any time.
+    """
 
     def measure(rate: float) -> Row:
-        load = _arriving(server, scale, rate, scale.ramp + scale.counted)
-        records = behind_ramp(run_load(load, processes=scale.processes), scale.ramp)
-        return {"rate": rate, "listeners": rate * scale.short, **row_of(load, records)}
+        load = SpeechLoad(
+            url=server.url,
+            model=scale.model,
+            requests=round((ramp + seconds) * rate),
+            seed=round(10 * rate),
+            rate=rate,
+            text_words=6,
+            seconds=scale.short,
+            solver_steps=SOLVER_STEPS,
+            voices=VOICES,
+        )
+        records = run_load(load, processes=scale.processes)
+        counted_from = min(record.start - record.delay for record in records) + ramp
+        counted = [record for record in records if record.start - record.delay >= counted_from]
+        return {"rate": rate, "listeners": rate * scale.short, **row_of(load, counted)}
 
-    return highest(measure, _sustained, scale.listener_rates, math.inf)
-
-
-def _arriving(server: Server, scale: Scale, rate: float, seconds: float) -> SpeechLoad:
-    return SpeechLoad(
-        url=server.url,
-        model=scale.model,
-        requests=round(seconds * rate),
-        seed=round(10 * rate),
-        rate=rate,
-        text_words=6,
-        seconds=scale.short,
-        solver_steps=SOLVER_STEPS,
-        voices=VOICES,
-    )
-
-
-def behind_ramp(records: list[Record], ramp: float) -> list[Record]:
-    """The records of an open loop whose requests were due `ramp` seconds after the first one, or later."""
-    first = min(record.start - record.delay for record in records)
-    return [record for record in records if record.start - record.delay - first >= ramp]
+    return highest(measure, _sustained, rates, resolution)
 
 
 def _sustained(row: Row) -> bool:
@@ -150,15 +137,13 @@ def _sustained(row: Row) -> bool:
     return not row["streams_with_underrun"] and row["first_p95_ms"] <= 1e3 * FIRST_AUDIO_P95
 
 
-def _row(load: SpeechLoad, processes: int) -> Row:
-    return row_of(load, run_load(load, processes=processes))
-
-
 RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
     "closed": lambda server, scale: closed(server, scale, "pcm"),
     "mp3": lambda server, scale: closed(server, scale, "mp3"),
-    "open": opened,
-    "listeners": listeners,
+    "open": lambda server, scale: arrivals(server, scale, scale.rates, scale.duration, resolution=scale.resolution),
+    "listeners": lambda server, scale: arrivals(
+        server, scale, scale.listener_rates, scale.counted, ramp=scale.ramp, resolution=math.inf
+    ),
 }
 
 
@@ -184,7 +169,6 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("--ramp", type=float, help="listeners: seconds of a rate before those that are counted")
     parser.add_argument("--seconds", type=float, help="open, listeners: counted for each rate")
     parser.add_argument("--max-running", type=int, help="of the server; by default 64, 128 for open, 256 for listeners")
-    parser.add_argument("--name", help="of the result")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     kind, scale = arguments.kind, TINY if arguments.tiny else FULL
@@ -201,7 +185,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         settings += ["--max-running", str(max_running)]
         held = {"ramp": scale.ramp, "seconds": scale.counted} if kind == "listeners" else {}
         return record(
-            arguments.name or f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}",
+            f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}",
             _measured(kind, scale, [*hosted, *settings]),
             model=scale.model,
             solver_steps=SOLVER_STEPS,

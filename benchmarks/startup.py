@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.checkpoints.published import GOLDEN, SIZES, make
@@ -70,25 +70,20 @@ def first_request(server: Server, model: str, side: int) -> AnyLoad:
     )
 
 
-def released(
-    used: Callable[[], int | None],
-    awake: int | None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> tuple[int | None, float]:
+def released(awake: int | None) -> tuple[int | None, float]:
     """The GPU's bytes in use once they are below `awake` and fall no more, and the seconds until then. After
     RELEASE_SECONDS whatever is in use: who reads it sees that it was not given back."""
-    began, before = clock(), used()
-    while clock() - began < RELEASE_SECONDS:
-        looked = clock()
-        sleep(SETTLED)
-        now = used()
+    began, before = time.monotonic(), gpu_used_bytes()
+    while time.monotonic() - began < RELEASE_SECONDS:
+        looked = time.monotonic()
+        time.sleep(SETTLED)
+        now = gpu_used_bytes()
         if now is None or awake is None:
-            return None, clock() - began
+            return None, time.monotonic() - began
         if before is not None and now < awake / 2 and now >= before:
             return now, looked - began
         before = now
-    return before, clock() - began
+    return before, time.monotonic() - began
 
 
 def wake(flags: list[str], kernels: Path, model: str, side: int) -> Row:
@@ -99,7 +94,7 @@ def wake(flags: list[str], kernels: Path, model: str, side: int) -> Row:
         awake_bytes = gpu_used_bytes()
         while server.metric("reprise_engine_asleep") < 1:
             time.sleep(0.25)
-        asleep_bytes, released_s = released(gpu_used_bytes, awake_bytes)
+        asleep_bytes, released_s = released(awake_bytes)
         began = time.monotonic()
         (answer,) = run_load(first_request(server, model, side))
         if answer.error:

@@ -1,6 +1,6 @@
 """python -m benchmarks.kernels [gemms|routed|e4m3 ...] [--only NAME] [--out FOLDER]
 
-`routed` reads what `gemms` wrote to the folder; after it the table is printed."""
+`routed` reads what `gemms` wrote to the folder. `python -m benchmarks.kernels.choose` makes tables of the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import importlib
 from functools import partial
 from pathlib import Path
 
-from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
 
 NAMES = ("gemms", "routed", "e4m3")
@@ -34,9 +33,6 @@ def main() -> None:
             compile_all(cases)
         if not arguments.compile_only:
             write(name, measure(cases()), arguments.out)
-    if "routed" in arguments.names and not arguments.compile_only:
-        times = choose.read(arguments.out, "gemms")
-        print(*choose.final(times, choose.read(arguments.out, "routed")).items(), sep="\n")
 
 
 if __name__ == "__main__":

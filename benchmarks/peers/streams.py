@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.loads.speech import row_of
+from benchmarks.loads.rows import row_of
 from service.cli.bench.traffic import Record, SpeechLoad, payload
 
 Speak = Callable[[str], AsyncGenerator[int]]

@@ -33,9 +33,6 @@ NAMES = {
 PEER_NAMES = {"vllm": "vLLM", "nano-vllm-voxcpm": "nano-vllm-voxcpm"}
 
 
-UNMEASURED = "not measured yet"
-
-
 def number(value: float) -> str:
     """Three significant digits, whole numbers from a hundred on."""
     if value == 0:

@@ -76,11 +76,6 @@ class Results:
     def peer_value(self, engine: str, metric: str, **wanted: Any) -> float:
         return float(self.peer(engine, metric, **wanted)["value"])
 
-    def peer_notes(self, engine: str, key: str) -> list[float]:
-        """Every value that the notes of `engine` give for `key`."""
-        notes = [line["note"] for line in self._peer_lines() if line.get("peer") == engine and "note" in line]
-        return [float(note[key]) for note in notes if key in note]
-
     def peer_fact(self, engine: str, key: str) -> str:
         """The one value that the notes of `engine` have for `key`, such as its GPU; LookupError unless there is one."""
         notes = [line.get("note") for line in self._peer_lines() if line.get("peer") == engine]

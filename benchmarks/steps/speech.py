@@ -46,17 +46,21 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
     return state
 
 
+def caches_of(model: SpeechModel, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
+    pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
+    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
+    for cache in caches:
+        for values in cache.values():
+            values.normal_()
+    return caches
+
+
 def captured_decode(
     model: SpeechModel, bucket: int, pool: GraphPool, bank: LoraBank | None = None
 ) -> tuple[GraphRunner, Plan, dict[str, torch.Tensor]]:
     """One captured step of streams in the middle of their utterances. With a bank the plan needs the rows' adapters
     (with_adapters)."""
-    state = live_state(model, bucket, pool.device)
-    pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
-    caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
-    for cache in caches:
-        for values in cache.values():
-            values.normal_()
+    state, caches = live_state(model, bucket, pool.device), caches_of(model, bucket, pool.device)
     step = model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE, bank)
     plan = Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, required={"rows": bucket})
     return captured(MODEL, "decode", step, [plan.required], pool), plan, state

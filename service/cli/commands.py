@@ -302,7 +302,7 @@ def connect(url: str, key: str) -> Iterator[ApiClient]:
     """A client of the server at `url`, with the key of key_for. SIGTERM ends what is done with it as Ctrl-C does, with
     all that is cleaned up then."""
     if not _is_address(url):
-        raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
+        raise typer.BadParameter(f"{url!r} is not a URL such as {DEFAULT_URL}", param_hint="--url")
     chosen = key_for(url, key)
     if not (chosen.isascii() and chosen.isprintable()):
         raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
@@ -399,11 +399,12 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
         others = []
     if not any(others):
         raise typer.BadParameter("the question is missing", param_hint="QUESTION")
-    if len(others) > 1:
+    if len(others) > 1 or missing_files(others[0]) == others:
         # A question has no such suffix, names no folder, and is longer than the name of a file that was mistyped.
         file = min(others, key=lambda word: (not is_media_name(word), not os.path.lexists(word), len(word)))
+        problem = "is a directory" if os.path.isdir(file) else "does not exist"
         advice = 'Put the question in quotes: reprise ask FILE "QUESTION"'
-        raise typer.BadParameter(f"'{file}' does not exist. {advice}", param_hint="FILES")
+        raise typer.BadParameter(f"'{file}' {problem}. {advice}", param_hint="FILES")
     return others[0], [Path(word) for word in words if word != others[0]]
 
 
@@ -433,6 +434,8 @@ def say(
     if out is None:
         raise typer.BadParameter("name a file, or - to pipe the audio into a player: | aplay", param_hint="-o")
     chosen = audio_format or _format_of(out)
+    if out not in _STDOUT_PATHS:
+        check_writable(out)
     with connect(url, key) as client:
         chunks = client.speech(text, chosen, model, voice, instructions, speed, seed)
         chunks = until_first(chunks, "waiting for the first sound")

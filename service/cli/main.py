@@ -114,7 +114,7 @@ def serve(
     ] = None,
     **flags: Any,
 ) -> None:
-    """Serve models: those of --model, or the embedded ones."""
+    """Serve models: those that arguments or --model name, or the embedded ones."""
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     # Loading the settings may already log, so the format is taken from the flag or the environment.
     configure_logging("info", given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "text"))

@@ -123,7 +123,7 @@ class ServeCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """formatter is not used: the help is printed as it is generated."""
         console = Console(highlight=False)
-        console.print(Text(f"\nUsage: {ctx.command_path} [OPTIONS]\n", "bold"))
+        console.print(Text(f"\nUsage: {ctx.command_path} [OPTIONS] [MODEL]...\n", "bold"))
         console.print(self.help or "")
         console.print(
             "\nEach setting is also an environment variable, REPRISE_ and its name in capitals, and a key of the YAML "

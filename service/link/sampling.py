@@ -28,8 +28,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request may set, with its bounds. None: as the checkpoint's generation_config.json says, else the default
-    of SamplingParams."""
+    """Sampling parameters. Those left out are as the checkpoint's generation_config.json says, or else neutral."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None

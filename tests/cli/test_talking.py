@@ -128,6 +128,11 @@ def test_say_without_a_file_asks_for_one(asked: list[dict[str, Any]]) -> None:
     assert done.exit_code == 2 and "-o" in done.stderr and "aplay" in done.stderr and asked == []
 
 
+def test_say_asks_nothing_for_a_file_that_cannot_be_written(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m", "-o", str(tmp_path / "none" / "a.wav")])
+    assert done.exit_code != 0 and asked == []
+
+
 def test_ps_says_what_a_server_does(server: RunningServer) -> None:
     done = CliRunner().invoke(app, ["ps", "--url", server.url])
     assert done.exit_code == 0, done.output

@@ -105,7 +105,7 @@ LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_B
 
 
 class SamplingFields(SamplingOptions, frozen=True, kw_only=True):
-    """SamplingOptions, and the fields that end answers."""
+    """seed: unset, a random one. stop, stop_token_ids: end the answer. ignore_eos: not at the model's own tokens."""
 
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None

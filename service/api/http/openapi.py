@@ -128,6 +128,9 @@ def install_openapi(
     def openapi() -> dict[str, Any]:
         document = generate()
         _, components = msgspec.json.schema_components(_types.values(), ref_template=REFERENCE)
+        for described in components.values():
+            if "description" in described:
+                described["description"] = inspect.cleandoc(described["description"])  # Python 3.12 keeps indentation
         for name, kind in _types.items():
             components[name]["description"] = _description(kind)
         for (kind, field), most in (limits or {}).items():
@@ -179,12 +182,13 @@ def schema_name(schema: Mapping[str, Any]) -> str:
 
 
 def fields(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table of a component."""
+    """Rows of the table of a component: required fields first, and last those that are refused."""
     required = schema.get("required", ())
-    return [
+    rows = [
         {"name": name, "schema": described, "required": name in required, "default": described.get("default")}
         for name, described in schema.get("properties", {}).items()
     ]
+    return sorted(rows, key=lambda row: (not row["required"], "not supported" in row["schema"].get("description", "")))
 
 
 def type_text(schema: Mapping[str, Any]) -> Markup:

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 
 from service.api.chat.schema import NOT_SPOKEN, REFUSED, ChatRequestBody, StreamOptions
 from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
-from service.api.http.openapi import render
+from service.api.http.openapi import fields, render
 from service.hub.catalog import Catalog, HostedModel
 from tests.api.http.raw import GET_HEALTH, parse, read_answer, read_to_end, send
 from tests.api.test_page import Document
@@ -290,10 +290,13 @@ def test_every_path_field_and_status_is_there(server: RunningServer, response: h
             assert str(escape(operation["summary"])) in response.text
             assert all(f"<code>{status}</code>" in response.text for status in operation["responses"])
     for schema in document["components"]["schemas"].values():
+        assert "\n " not in schema.get("description", "")
         for field in schema.get("properties", {}):
             assert f"<code>{field}</code>" in response.text
     refused = response.text.count("not supported: refused unless the value changes nothing")
     assert refused == len(REFUSED) * 2 + len(NOT_SPOKEN)  # at the endpoint and among the types
+    names = [row["name"] for row in fields(document["components"]["schemas"]["ChatRequestBody"])]
+    assert set(names[:2]) == {"model", "messages"} and set(names[-len(REFUSED) :]) == set(REFUSED)
     n = document["components"]["schemas"]["ChatRequestBody"]["properties"]["n"]
     assert n["anyOf"][0]["maximum"] == server.context.settings.max_n
 
