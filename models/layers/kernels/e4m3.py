@@ -110,21 +110,6 @@ def wide_part(units, zero, PART: tl.constexpr, FORM: tl.constexpr):
     return value
 
 
-_BEYOND_128 = tl.constexpr(tuple(f"prmt.b32 $0, $1, $2, {0x7054 | byte << 8:#x};" for byte in range(4)))
-
-
-@triton.jit
-def beyond_128(words, BYTE: tl.constexpr, FORM: tl.constexpr):
-    """128 + byte number BYTE of int32 words, less than 16, as float32: those bits are the first of the mantissa."""
-    if FORM == "u4":
-        # 0x43000000, but unknown to ptxas, which would write the selector to a register for each code.
-        magic = tl.zeros(words.shape, tl.int32) + 0x42FFFFFF + tl.num_programs(2)
-        found = tl.inline_asm_elementwise(_BEYOND_128[BYTE], "=r,r,r", [words, magic], tl.int32, is_pure=True, pack=1)
-    else:
-        found = ((words >> (8 * BYTE)) & 15) << 16 | 0x43000000
-    return found.to(tl.float32, bitcast=True)
-
-
 def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> str:
     """Two codes of 4 bits in two values of 16: the bits behind those of a power of two, from which $2 is taken."""
     return f"""{{

@@ -12,15 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.e4m3 import INPUTS, beyond_128, first_inputs, in_order, parts, wide_part, zero_of
+from models.layers.kernels.e4m3 import INPUTS, first_inputs, in_order, parts, wide_part, zero_of
 from models.layers.kernels.gemm_configs import e4m3_blocks
 from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.quantized import QuantizedWeight, Weight, kernels_take
-
-_WORDS: tl.constexpr = tl.constexpr(INPUTS.value // 8)
-"""Words of eight codes of 4 bits, of as many inputs as lie in a chunk."""
 
 
 @triton.jit
@@ -71,13 +68,7 @@ def _gemv_kernel(
         expert = tl.load(index_ptr + vector)
         weight_rows += expert * stride_expert
         factors += expert * ((2 * N if SILU_MUL else N) * GROUPS)
-    UP: tl.constexpr = N // 2 if PARTS == 4 else N
-    if PARTS == 4:
-        chunk = tl.arange(0, BLOCK_K // (2 * _WORDS))[None, :, None]
-        rows = weight_rows.to(tl.pointer_type(tl.int32))[:, None, None]
-        rows = rows + chunk * _WORDS + tl.arange(0, _WORDS)[None, None, :]
-        here = chunk < K // INPUTS
-    elif SCALE_GROUP > 0:
+    if SCALE_GROUP > 0:
         RUN: tl.constexpr = INPUTS // PARTS
         chunk = tl.arange(0, BLOCK_K // RUN)[None, :, None]
         rows = weight_rows[:, None, None] + chunk * RUN + tl.arange(0, RUN)[None, None, :]
@@ -89,7 +80,7 @@ def _gemv_kernel(
     first = tl.load(rows, mask=here, other=0)
     first_up = first
     if SILU_MUL:
-        first_up = tl.load(rows + UP * stride_weight, mask=here, other=0)
+        first_up = tl.load(rows + N * stride_weight, mask=here, other=0)
     if not INDEXED:
         release_next(PDL)
         wait_for_previous(PDL)
@@ -101,28 +92,7 @@ def _gemv_kernel(
         rstd = tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)
     acc = tl.zeros(first.shape, tl.float32)
     acc_up = tl.zeros(first.shape, tl.float32)
-    if PARTS == 4:
-        acc, acc_up = _sums_of_nibbles(
-            x_row,
-            norm_ptr,
-            rows,
-            scale_ptr,
-            zeros_ptr,
-            factors[:, None],
-            rstd,
-            first,
-            first_up,
-            UP * stride_weight,
-            N * GROUPS,
-            K,
-            SCALE_GROUP,
-            FORM,
-            ZEROS,
-            NORM,
-            SILU_MUL,
-            BLOCK_K // (2 * _WORDS),
-        )
-    elif SCALE_GROUP > 0:
+    if SCALE_GROUP > 0:
         acc, acc_up = _sums_of_codes(
             x_row,
             norm_ptr,
@@ -197,109 +167,6 @@ def _gemv_kernel(
 
 
 @triton.jit
-def _sums_of_nibbles(
-    x_row,
-    norm_ptr,
-    rows,
-    scale_ptr,
-    zeros_ptr,
-    factors,
-    rstd,
-    words,
-    words_up,
-    to_up,
-    up_groups,
-    K: tl.constexpr,
-    SCALE_GROUP: tl.constexpr,
-    FORM: tl.constexpr,
-    ZEROS: tl.constexpr,
-    NORM: tl.constexpr,
-    SILU_MUL: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):
-    """_sums_of_codes of codes of 4 bits, two units in a word: [outputs, chunks of INPUTS]. factors: places of the
-    outputs' first groups [outputs, 1].
-
-    Products are those of 128 + code: 128 and the zero, times the sum of a group's inputs, are taken from its sum.
-    """
-    lane = tl.arange(0, _WORDS)[None, None, :]
-    acc = tl.zeros((factors.shape[0], CHUNKS), tl.float32)
-    acc_up = acc
-    for block in range(0, K // INPUTS, CHUNKS):
-        chunk = block + tl.arange(0, CHUNKS)[None, :]
-        here = chunk < K // INPUTS
-        first = block + CHUNKS + tl.arange(0, CHUNKS)[None, :, None]
-        following = tl.load(rows + (block + CHUNKS) * _WORDS, mask=first < K // INPUTS, other=0)
-        following_up = following
-        if SILU_MUL:
-            following_up = tl.load(rows + (block + CHUNKS) * _WORDS + to_up, mask=first < K // INPUTS, other=0)
-        product = tl.zeros(words.shape, tl.float32)
-        product_up = product
-        total = tl.zeros((1, CHUNKS, _WORDS), tl.float32)
-        even = words & 0x0F0F0F0F
-        odd = (words >> 4) & 0x0F0F0F0F
-        even_up = words_up & 0x0F0F0F0F
-        odd_up = (words_up >> 4) & 0x0F0F0F0F
-        for part in tl.static_range(4):
-            pair = (chunk * (INPUTS // 2) + part * _WORDS)[:, :, None] + lane
-            low, high = _input_pair(x_row, norm_ptr, pair, rstd, K, NORM)
-            total += low + high
-            bytes = even if part % 2 == 0 else odd
-            product += beyond_128(bytes, part // 2, FORM) * low
-            product += beyond_128(bytes, 2 + part // 2, FORM) * high
-            if SILU_MUL:
-                bytes = even_up if part % 2 == 0 else odd_up
-                product_up += beyond_128(bytes, part // 2, FORM) * low
-                product_up += beyond_128(bytes, 2 + part // 2, FORM) * high
-            if part == 3 or (part + 1) * (INPUTS // 4) % SCALE_GROUP == 0:
-                group = factors + (chunk * INPUTS + part * (INPUTS // 4)) // SCALE_GROUP
-                inputs = tl.sum(total, 2)
-                acc += _scaled(product, inputs, scale_ptr, zeros_ptr, group, here, ZEROS)
-                if SILU_MUL:
-                    acc_up += _scaled(product_up, inputs, scale_ptr, zeros_ptr, up_groups + group, here, ZEROS)
-                product = tl.zeros(words.shape, tl.float32)
-                product_up = product
-                total = tl.zeros((1, CHUNKS, _WORDS), tl.float32)
-        words = following
-        words_up = following_up
-    return acc, acc_up
-
-
-@triton.jit
-def _scaled(product, inputs, scale_ptr, zeros_ptr, group, here, ZEROS: tl.constexpr):
-    """The sums of product along a chunk, less those of its inputs times 128 and the zero, times the scale."""
-    zero = 136.0
-    if ZEROS:
-        zero = 128.0 + tl.load(zeros_ptr + group, mask=here, other=0).to(tl.float32)
-    scale = tl.load(scale_ptr + group, mask=here, other=0.0).to(tl.float32)
-    return scale * (tl.sum(product, 2) - zero * inputs)
-
-
-@triton.jit
-def _input_pair(x_row, norm_ptr, pair, rstd, K: tl.constexpr, NORM: tl.constexpr):
-    """x at 2 * pair and behind it as float32, normed, 0 beyond the row."""
-    low, high = _pair_of(x_row, pair, K)
-    if NORM:
-        norm_low, norm_high = _pair_of(norm_ptr, pair, K)
-        low = weighted(low, rstd, norm_low, x_row.dtype.element_ty).to(tl.float32)
-        high = weighted(high, rstd, norm_high, x_row.dtype.element_ty).to(tl.float32)
-    return low, high
-
-
-@triton.jit
-def _pair_of(row, pair, K: tl.constexpr):
-    """The values at 2 * pair and behind it; of bfloat16 as float32, by one load and an instruction for each."""
-    if row.dtype.element_ty == tl.bfloat16:
-        both = tl.load(row.to(tl.pointer_type(tl.int32)) + pair, mask=pair < K // 2, other=0)
-        low = (both << 16).to(tl.float32, bitcast=True)
-        high = (both & -65536).to(tl.float32, bitcast=True)
-    else:
-        low = tl.load(row + 2 * pair, mask=pair < K // 2, other=0.0).to(tl.float32)
-        high = tl.load(row + 2 * pair + 1, mask=pair < K // 2, other=0.0).to(tl.float32)
-    return low, high
-
-
-@triton.jit
 def _sums_of_codes(
     x_row,
     norm_ptr,
@@ -371,10 +238,8 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     return x
 
 
-_NIBBLES = Blocks(4, 1024)
-"""Of codes of 4 bits: a thread has the same inputs of four outputs."""
 _CODES = Blocks(4, 256)
-"""Of other codes with scales of groups: a load of 16 bytes for each thread; more would spill registers."""
+"""Of codes with scales of groups: a load of 16 bytes for each thread; more would spill registers."""
 
 
 def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
@@ -432,7 +297,7 @@ def gemv(
     vectors = x.shape[0] if index is None else index.shape[0]
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
     if blocks is None and read.group:
-        blocks = _NIBBLES if read.parts == 4 else _CODES
+        blocks = _CODES
     if blocks is None and scale is not None:
         blocks = e4m3_blocks(inputs, outputs, gated=silu_mul)
     blocks = blocks or _blocks(inputs, silu_mul=silu_mul)
