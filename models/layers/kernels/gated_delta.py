@@ -367,6 +367,7 @@ def delta_step(
 ) -> Tensor:
     """models.layers.gated_delta.delta_step."""
     _, heads, key_dim, value_dim = state.shape
+    large = key_dim * value_dim >= 16384
     out = torch.empty(z.shape, device=z.device, dtype=z.dtype)
     sequences = rows.read.shape[0]
     if sequences == 0:
@@ -395,7 +396,9 @@ def delta_step(
         DK=key_dim,
         DV=value_dim,
         OWN=gates.shape[0] // sequences,
-        num_warps=8 if key_dim * value_dim >= 16384 else 4,
+        num_warps=8 if large else 4,
+        # With the 143 that it would take a multiprocessor has one program, which waits for its own loads and stores.
+        **({"maxnreg": 128} if large else {}),
     )
     return out
 
