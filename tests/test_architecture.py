@@ -9,40 +9,40 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_500,
-    "service/api": 15_750,
-    "service/cli": 3_000,
+    "service": 40_550,
+    "service/api": 16_200,
+    "service/cli": 2_550,
     "service/confined": 400,
-    "service/engine": 11_400,
+    "service/engine": 11_250,
     "service/graphs": 1_400,
     "service/hub": 550,
-    "service/link": 1_450,
-    "service/media": 2_950,
-    "service/metrics": 650,
-    "service/processes": 1_500,
-    "service/settings": 650,
+    "service/link": 1_400,
+    "service/media": 2_850,
+    "service/metrics": 600,
+    "service/processes": 1_450,
+    "service/settings": 550,
     "service/system": 550,
     "service/tuning": 500,
-    "models": 22_750,
+    "models": 23_500,
     "models/checkpoints": 1_600,
-    "models/interfaces": 750,
-    "models/layers": 10_500,
-    "models/minicpmv": 2_000,
-    "models/qwen_vl": 2_600,
+    "models/interfaces": 850,
+    "models/layers": 10_300,
+    "models/minicpmv": 1_950,
+    "models/qwen_vl": 2_550,
     "models/text": 900,
-    "models/voxcpm2": 3_350,
+    "models/voxcpm2": 3_250,
     "training": 6_450,
-    "benchmarks": 9_250,
+    "benchmarks": 9_000,
     "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
-WORDS = 45_400
+WORDS = 45_000
 """The most words of README, CHANGELOG and docs."""
 
-FILES = 203
+FILES = 190
 """The most Python files of service."""
 
-ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (9, 25)}
+ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (10, 29)}
 """By package: the most rooms (its modules and packages), and the most pairs of which one imports the other."""
 
 MAY_IMPORT = {
