@@ -138,11 +138,10 @@ class ResponsesBody(Repeated, frozen=True, kw_only=True):
     context_management: NotKept = None
 
 
-AS_IN_CHAT = {*ResponsesBody.__struct_fields__} & {*ChatRequestBody.__struct_fields__} - {
-    "tools",
-    "tool_choice",
-    "max_output_tokens",
-}
+NOT_AS_IN_CHAT = {"tools", "tool_choice", "max_output_tokens"}
+AS_IN_CHAT = {*ResponsesBody.__struct_fields__} & {*ChatRequestBody.__struct_fields__} - NOT_AS_IN_CHAT
+EXTENSIONS = {*chat.SamplingFields.__struct_fields__} - {"temperature", "top_p"}
+"""Repeated fields that OpenAI's response does not have: left out where the request does not set them."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -257,7 +256,7 @@ class ResponsesUsage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class ResponseObject(Repeated, frozen=True, kw_only=True):
+class ResponseObject(Repeated, frozen=True):  # Without kw_only its fields, id first, come before those of Repeated.
     """incomplete_details: the reason max_output_tokens if a limit of tokens, the context or request_timeout ended the
     answer. steps, unenforced: as a chat completion has them."""
 
@@ -386,7 +385,7 @@ class Answer:
 
     def _response(self, status: Status) -> ResponseObject:
         job, body, ended = self._job, self._body, status != "in_progress"
-        unenforced = [named(path, self._turns) for path in job.unenforced or ()] or UNSET
+        unset = {name: UNSET for name in EXTENSIONS if getattr(body, name) is None}
         return ResponseObject(
             id=self._id,
             created_at=job.created,
@@ -397,8 +396,8 @@ class Answer:
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             usage=_usage(job) if ended else None,
             steps=job.steps() if ended else UNSET,
-            unenforced=unenforced if ended else UNSET,
-            **{name: getattr(body, name) for name in Repeated.__struct_fields__},
+            unenforced=[named(path, self._turns) for path in job.unenforced or () if ended] or UNSET,
+            **{name: getattr(body, name) for name in Repeated.__struct_fields__} | unset,
         )
 
     def _begin(self, type: ItemType, call: chat.ToolCallDelta | None = None) -> None:

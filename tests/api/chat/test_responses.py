@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIError, BadRequestError, OpenAI
+from openai.types.responses import Response
 from pydantic import BaseModel
 
 from service.api.chat.responses import Item, Part, ResponsesBody, chat_body, turns_of
@@ -35,6 +36,14 @@ def test_a_response_has_the_fields_of_the_api(client: OpenAI) -> None:
     assert (answer.instructions, answer.metadata, answer.temperature) == ("Be brief.", {"a": "b"}, 0.5)
     assert (answer.tools, answer.tool_choice, answer.parallel_tool_calls) == ([], "auto", True)
     assert (answer.store, answer.text.format.type, answer.steps["total"]) == (False, "text", 13)
+
+
+def test_a_response_begins_with_its_id_and_has_no_empty_extensions(client: OpenAI) -> None:
+    extra = {"seed": 7}
+    raw = client.responses.with_raw_response.create(model="tiny", input="x", temperature=0, extra_body=extra)
+    names = list(json.loads(raw.text))
+    assert names[0] == "id" and names.index("output") < names.index("temperature")
+    assert {*names} - {*Response.model_fields} == {"seed", "steps", "store"}
 
 
 def test_a_stream_has_the_events_of_the_api(client: OpenAI) -> None:
