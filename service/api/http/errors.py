@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -325,9 +324,10 @@ KINDS = {
     "null": "null",
 }
 GIVEN = KINDS | {"float": "a decimal number", "bool": "a boolean"}
+OUT_OF_RANGE = "Number out of range"
 UNBOUNDED = {
     "Integer value out of range": "must have at most 4300 digits",
-    "Number out of range": f"must be between {-sys.float_info.max:.1e} and {sys.float_info.max:.1e}",
+    OUT_OF_RANGE: "must be between -1.8e+308 and 1.8e+308",
 }
 """msgspec's messages of numbers that it cannot hold, whatever the field allows."""
 BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from service.api.http.errors import bad_request, explain, invalid, kinds, one_of
+from service.api.http.errors import OUT_OF_RANGE, bad_request, explain, invalid, kinds, one_of
 
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
@@ -44,12 +44,20 @@ def prepare(*kinds: Any) -> None:
 
 
 def parse(raw: bytes | str, kind: Any) -> Any:
-    """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
-    fit."""
+    """A body or WebSocket message as `kind`, a type or union of types. ApiError or msgspec error if it does not fit."""
     # Tools of Windows write a byte order mark into files; RFC 8259, 8.1, lets it be ignored.
     raw = raw.removeprefix(codecs.BOM_UTF8) if isinstance(raw, bytes) else raw.removeprefix("\ufeff")
     check_values(raw)
-    return _listing_choices(kind, lambda: msgspec.json.decode(raw, type=kind))
+
+    def read() -> Any:
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError as error:
+            if str(error).startswith(OUT_OF_RANGE):  # taken for infinite, the number is beyond a limit of its field
+                msgspec.convert(msgspec.json.Decoder(float_hook=float).decode(raw), kind, str_keys=True)
+            raise
+
+    return _listing_choices(kind, read)
 
 
 def of_texts(fields: Mapping[str, Any], kind: Any) -> Any:
@@ -76,8 +84,7 @@ def check_values(raw: bytes | str) -> None:
 
 
 def choices_at(kind: Any, path: str) -> list[str]:
-    """The literal values that `kind` allows at a path, followed by other types in words; empty if it does not list
-    any."""
+    """The literal values that `kind` allows at a path, then other types in words; empty if it does not list any."""
     found = list(_alternatives(describe(kind)))
     for step in STEP.findall(path):
         found = [inner for outer in found for part in _inside(outer, step) for inner in _alternatives(part)]

@@ -117,7 +117,8 @@ def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any,
         (b'{"name": "n", "other": ' + b"[" * 500_000, None, "The JSON is not valid: it is nested too deeply."),
         (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
         (b'{"bias": {"' + b"9" * 5000 + b'": 1}}', "bias", "bias: each key must have at most 4300 digits."),
-        (b'{"inner": {"size": 1e999}}', "inner.size", "inner.size: must be between -1.8e+308 and 1.8e+308."),
+        (b'{"inner": {"size": 1e999}}', "inner.size", "inner.size: must be at most 2."),
+        (b'{"bias": {"3": 1e999}}', "bias", "bias: each value must be between -1.8e+308 and 1.8e+308."),
     ],
 )
 def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, message: str) -> None:
