@@ -16,6 +16,7 @@ from service.hub import EMBEDDED, embedded, locate
 from service.hub.catalog import Catalog, embedded_models, load_catalog
 from service.link.config import EngineConfig
 from service.processes.config import COMPUTED, FIXED, engine_config
+from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
@@ -59,6 +60,8 @@ def test_two_models_of_one_name_are_refused() -> None:
         load(str(GOLDEN), other, served_model_name=[f"{GOLDEN}=same", f"{other}=same"])
     with pytest.raises(CheckpointError, match="served_model_name: 'nope' is not one of the models"):
         load(str(GOLDEN), served_model_name=["nope=x"])
+    with pytest.raises(SettingsError, match=rf"model: {GOLDEN} is given twice"):
+        load(str(GOLDEN), other, str(GOLDEN), served_model_name=["a"])
 
 
 def test_no_model_means_the_embedded_ones() -> None:

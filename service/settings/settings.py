@@ -215,6 +215,8 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name}: no home is known for {value}; set HOME, or name another path")
         if problem := media_hosts_problem(self.media_urls, self.media_domain):
             raise ValueError(problem)
+        if twice := [name for name in self.model if self.model.count(name) > 1]:
+            raise ValueError(f"model: {twice[0]} is given twice")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
         if not all(self.api_key):
