@@ -295,6 +295,9 @@ class Conversation:
             raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
         if item.id in self._entries:
             raise invalid("item.id", "another item of this conversation has this id")
+        calls = (entry.item.call_id for entry in self._entries.values() if entry.item.type == "function_call")
+        if item.type == "function_call_output" and item.call_id not in calls:
+            raise invalid("item.call_id", "no function_call of this conversation has this call_id")
 
     def _check_settled(self, id: str) -> None:
         if self._entry(id).item.status == "in_progress":

@@ -406,6 +406,7 @@ REFUSED: list[tuple[Event, str | None]] = [
     (create(type="function_call", name="f"), "item.call_id"),
     (create(type="function_call_output"), "item.call_id"),
     (create(type="function_call_output", call_id="c" * 257, output=""), "item.call_id"),
+    (create(**OUTPUT), "item.call_id"),
     (function_call(name="no name"), "item.name"),
     (function_call(arguments='{"a":' * 99 + "{}" + "}" * 99), "item.arguments"),
     (function_call(arguments='{"a":' + "[" * 100_000), "item.arguments"),
@@ -604,8 +605,9 @@ async def test_a_call_or_an_output_that_stands_alone_is_named(socket: ClientConn
 
 
 async def test_an_item_that_is_referred_to_is_named_by_its_place(socket: ClientConnection) -> None:
-    await tell(socket, "conversation.item.create", item={**OUTPUT, "id": "alone"})
-    await up_to(socket, "conversation.item.done")
+    for item in ({"type": "function_call", **CALL}, {**OUTPUT, "id": "alone"}):
+        await tell(socket, "conversation.item.create", item=item)
+        await up_to(socket, "conversation.item.done")
     given = [message("x"), {"type": "item_reference", "id": "alone"}]
     error = await refused(socket, "response.create", response={"input": given})
     assert error["param"] == "response.input[1]" and "call_id c" in error["message"]
