@@ -4,6 +4,7 @@ when they exceed them. Media are decoded in some, grammars are checked in others
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from models.interfaces.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.system.children import python_command, python_environment
 from service.system.concurrency import shielded
+
+log = logging.getLogger(__name__)
 
 
 class FairSemaphore:
@@ -120,14 +123,11 @@ class Worker:
     """A confined process and the channel to it."""
 
     def __init__(self, limits: WorkerLimits, program: Program) -> None:
-        self._limits = limits
+        self._limits, self._module = limits, program.module
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                python_command(
-                    program.module,
-                    *(str(theirs.fileno()), str(limits.memory_bytes), str(limits.cpu_seconds)),
-                ),
+                python_command(program.module, *map(str, (theirs.fileno(), limits.memory_bytes, limits.cpu_seconds))),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -155,6 +155,8 @@ class Worker:
         except InputError:
             raise  # raised between messages: the worker is ready for the next job
         except (EOFError, OSError, ProtocolError, msgspec.MsgspecError) as error:
+            if not self.lost:  # else it was killed because its client left, or at the end
+                log.warning("%s %d died or exceeded a limit, and is replaced: %s", self._module, self.pid, error)
             self.close()
             raise WorkerLost(str(error)) from error
         except BaseException:
@@ -228,6 +230,7 @@ class WorkerPool:
             worker = self._idle.pop()
             if worker.alive:
                 return worker
+            log.warning("%s %d died without a job, and is replaced", self._program.module, worker.pid)
             worker.close()
         return Worker(self._limits, self._program)
 

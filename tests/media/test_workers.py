@@ -93,7 +93,7 @@ def test_limits_stay_below_those_of_the_server() -> None:
     assert done.stdout.strip() == f"({2 << 30}, {2 << 30}) (40, 40) (1000, 1000)"
 
 
-async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
+async def test_a_worker_beyond_its_cpu_limit(make_pool, caplog: pytest.LogCaptureFixture) -> None:
     """It is stopped before its job, so that the signal comes while the job waits for it, however fast it is."""
     pool = make_pool(WorkerLimits())
     assert await works(pool)
@@ -107,6 +107,8 @@ async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
         await decoding
     assert pool.workers_lost == 1
     assert await works(pool)
+    (warning,) = caplog.messages
+    assert f"decode_worker {pid} died" in warning
 
 
 @pytest.mark.slow
@@ -135,7 +137,7 @@ async def stuck(pool: WorkerPool) -> asyncio.Future[None]:
     return task
 
 
-async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool) -> None:
+async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool, caplog: pytest.LogCaptureFixture) -> None:
     pool = make_pool(WorkerLimits())
     assert await works(pool)
     pid = idle_pid(pool)
@@ -145,16 +147,18 @@ async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool) -> No
         await task
     assert await works(pool)
     assert not Path(f"/proc/{pid}").exists()
-    assert pool.workers_lost == 1
+    assert pool.workers_lost == 1 and not caplog.messages
 
 
-async def test_a_worker_that_died_while_idle_is_replaced(make_pool) -> None:
+async def test_a_worker_that_died_while_idle_is_replaced(make_pool, caplog: pytest.LogCaptureFixture) -> None:
     pool = make_pool(WorkerLimits())
     pool.start()
     pid = idle_pid(pool)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: inspect(pid) is None, what="the worker is dead")
     assert await works(pool)
+    (warning,) = caplog.messages
+    assert f"decode_worker {pid} died" in warning
 
 
 def test_secrets_stay_out_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
