@@ -84,7 +84,7 @@ def _fields(kind: Kind, names: str) -> dict[str, Kind]:
 # null is allowed where the code treats it as a missing field, or has an error message of its own for one.
 _CONFIG = {
     **_fields(_or_null(_list_of(_TEXT, "strings")), "architectures"),
-    **_fields(_or_null(_TEXT), "architecture"),
+    **_fields(_or_null(_TEXT), "architecture model_type"),
     **_fields(_or_null(_OBJECT), "text_config vision_config rope_scaling rope_parameters slice_config"),
     **_fields(_OBJECT, "lm_config encoder_config dit_config audio_vae_config"),
     # All families: sizes of the language model and of the tower.
@@ -131,8 +131,9 @@ _CONFIG = {
     **_fields(_INDEX, "media_placeholder_token_id"),
     # Qwen3-ASR.
     **_fields(_OBJECT, "thinker_config audio_config"),
+    **_fields(_or_null(_OBJECT), "id2label"),
     **_fields(_COUNT, "d_model encoder_layers encoder_ffn_dim downsample_hidden_size output_dim n_window_infer"),
-    **_fields(_or_null(_COUNT), "encoder_attention_heads classify_num"),
+    **_fields(_or_null(_COUNT), "encoder_attention_heads classify_num timestamp_segment_time"),
     **_fields(_or_null(_INDEX), "audio_token_id timestamp_token_id"),
     **_fields(_list_of(_TEXT, "strings"), "support_languages"),
     # VoxCPM2.
@@ -164,6 +165,7 @@ _FILES: dict[str, dict[str, Kind]] = {
     "processor_config.json": {
         **_PREPROCESSOR,
         **_fields(_or_null(_OBJECT), "image_processor video_processor feature_extractor"),
+        **_fields(_COUNT, "timestamp_segment_time"),
     },
     "generation_config.json": {
         **_fields(_IDS, "eos_token_id"),
