@@ -190,9 +190,10 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineError():
             named = error.field is None or error.message.startswith(error.field)
             message = error.message if named else f"{error.field}: {error.message}"
+            message = message.removesuffix(".") + "."
             return ApiError(error.status, message, param=error.field, code=error.code, retry_after=error.retry_after)
         case InputError():
-            return bad_request(f"{error.field}: {error}", error.field)
+            return bad_request(f"{error.field}: {error}.", error.field)
         case msgspec.ValidationError():
             return _describe(str(error))
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():

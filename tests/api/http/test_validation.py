@@ -149,9 +149,9 @@ def test_as_many_values_as_allowed_are_read() -> None:
 @pytest.mark.parametrize(
     ("message", "field", "says"),
     [
-        ("too long", "messages", "messages: too long"),
-        ("min_tokens is 5", "min_tokens", "min_tokens is 5"),
-        ("the queue is full", None, "the queue is full"),
+        ("too long", "messages", "messages: too long."),
+        ("min_tokens is 5", "min_tokens", "min_tokens is 5."),
+        ("the queue is full.", None, "the queue is full."),
     ],
 )
 def test_what_the_engine_refuses_is_named_too(message: str, field: str | None, says: str) -> None:

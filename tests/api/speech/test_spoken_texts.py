@@ -364,7 +364,7 @@ def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
 def test_speech_that_fails_in_its_middle_is_not_taken_for_complete(talking: RunningServer) -> None:
     events = events_of(speak(talking, f"One. Two {MUTE}.", stream_format="sse"))
     assert len(audio_of(events)) == 2 * PATCH
-    assert events[-1]["error"]["message"] == "the voice failed"
+    assert events[-1]["error"]["message"] == "the voice failed."
     with pytest.raises(httpx.RemoteProtocolError):
         speak(talking, f"One. Two {MUTE}.")
 
