@@ -3,8 +3,6 @@
     python -m benchmarks                                 # all of benchmarks/README.md's table
     python -m benchmarks speech_steps startup_voxcpm2    # these results, in this order
     python -m benchmarks --minutes 9                     # as many as fit
-    python -m benchmarks --list                          # what there is, and of which commit; runs nothing
-    python -m benchmarks --stale                         # those that are not of the commit that is checked out
 
 Output of each goes to <result>.log beside its JSON. Without a GPU only what needs none is run.
 """
@@ -18,18 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import torch
 
 from benchmarks.commands import BY_RESULT, Command
-from benchmarks.measure.record import commit, folder
-from benchmarks.report.results import Missing, Results
+from benchmarks.measure.record import folder
 
 LEAST_SECONDS = 20.0
 """Seconds. With less time left, no further command is started."""
 TAIL_LINES = 12
-CURRENT = "current"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,32 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", nargs="*", metavar="result", help="stems of benchmarks/README.md's results")
-    parser.add_argument("--list", action="store_true", help="say which results are of this commit, and run nothing")
-    parser.add_argument("--stale", action="store_true", help="leave out results of this commit")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all of them together")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.results if name not in BY_RESULT]
-    if unknown:
+    if unknown := [name for name in options.results if name not in BY_RESULT]:
         parser.error(f"unknown result {unknown[0]!r}; known are {', '.join(BY_RESULT)}")
     deadline = time.monotonic() + 60 * options.minutes
-    names = options.results or list(BY_RESULT)
-    current = commit()
-    if options.list:
-        print("\n".join(f"{name}: {state(name, current)}" for name in names))
-        return 0
-    if options.stale:
-        names = [name for name in names if state(name, current) != CURRENT]
-    outcomes = [run(BY_RESULT[name], deadline) for name in names]
+    outcomes = [run(BY_RESULT[name], deadline) for name in options.results or BY_RESULT]
     return 0 if all(outcomes) else 1
-
-
-def state(name: str, current: str) -> str:
-    """The state of a result: CURRENT, from another commit than `current`, or missing."""
-    try:
-        measured = Results(folder())[name].facts["commit"]
-    except Missing:
-        return "not yet"
-    return CURRENT if measured == current else f"stale, of {measured[:7]}"
 
 
 def run(command: Command, deadline: float) -> bool:
@@ -71,8 +48,7 @@ def run(command: Command, deadline: float) -> bool:
     if not (command.on_cpu or torch.cuda.is_available()):
         print(f"{command.result}: not measured, it needs a GPU", flush=True)
         return False
-    left = deadline - time.monotonic()
-    if left < LEAST_SECONDS:
+    if (left := deadline - time.monotonic()) < LEAST_SECONDS:
         print(f"{command.result}: no time left", flush=True)
         return False
     log = folder() / f"{command.result}.log"
@@ -80,9 +56,9 @@ def run(command: Command, deadline: float) -> bool:
     python, *words = shlex.split(command.command)
     assert python == "python"
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, preexec_fn=_interruptible
-        )
+        # In the background of a shell interrupts are ignored, and the command would inherit that.
+        hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, preexec_fn=hears)
         try:
             outcome = f"exit status {process.wait(None if left == float('inf') else left)}"
         except subprocess.TimeoutExpired:
@@ -91,19 +67,9 @@ def run(command: Command, deadline: float) -> bool:
             process.wait()
             outcome = "cut short"
     print(f"{command.result}: {outcome}, {time.monotonic() - began:.0f} s", flush=True)
-    print(tail(log), flush=True)
-    return process.returncode == 0
-
-
-def _interruptible() -> None:
-    """Restores the handling of interrupts: in the background of a shell they are ignored, and child processes would
-    inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def tail(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+    print("\n".join(f"    {line}" for line in lines[-TAIL_LINES:]), flush=True)
+    return process.returncode == 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,7 @@ from service.link.messages import ChatRequest, Command, Outputs
 from service.link.sampling import SamplingParams
 
 RATES = (0.8, 0.7, 0.6)
-PROMPT, ANSWER, MANY_ANSWER = 256, 512, 320
-ROUNDS = 2
+PROMPT, ANSWER, MANY_ANSWER, ROUNDS = 256, 512, 320, 2
 
 
 def drawn_accept(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,12 +68,12 @@ def drawn_accept(real: Callable[..., Any]) -> Callable[..., Any]:
     return accept
 
 
+@dataclass
 class Kept:
     """A channel whose commands wait in a list, and whose outputs are kept with the time when they came."""
 
-    def __init__(self) -> None:
-        self.commands: list[Command] = []
-        self.outputs: list[tuple[float, Outputs]] = []
+    commands: list[Command] = field(default_factory=list)
+    outputs: list[tuple[float, Outputs]] = field(default_factory=list)
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands, self.commands = self.commands, []
@@ -119,8 +119,8 @@ class Served:
             ids = random.integers(1, 300, PROMPT).astype(np.int32)
             prompt = Prompt(ids, np.tile(np.arange(PROMPT, dtype=np.int32), (3, 1)), PROMPT, (), ())
             sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-            name = f"{self.count} {row}"
-            self.channel.commands.append(ChatRequest(name, "it", prompt, sampling, time.monotonic()))
+            asked = ChatRequest(f"{self.count} {row}", "it", prompt, sampling, time.monotonic())
+            self.channel.commands.append(asked)
         ended = 0
         while ended < rows:
             seen = len(self.channel.outputs)
@@ -158,7 +158,6 @@ def step_rows(name: str, decoder: Any, drafter: Any, device: torch.device) -> It
         found = spread("replay", milliseconds(partial(runner.run, plan), repeats=80))
         plain = plain or found["replay_ms"]
         yield {"what": "step", "at_once": 1, "drafts": drafts, **found, "over_plain": found["replay_ms"] / plain}
-        del runner, state
         free()
 
 
@@ -173,7 +172,7 @@ def measured(name: str, many: int, tiny: bool) -> Iterator[tuple[Row, dict[str, 
         drafter = model.decoder.drafter
         for found in step_rows(name, model.decoder, drafter, device):
             yield found, facts
-        sizes = [1, many] if many else [1]
+        sizes = sorted({1, many or 1})
         engines = {drafts: Served(directory, model, made, sizes, device) for drafts, made in ((0, None), (3, drafter))}
         for rows in sizes:
             for number in range(ROUNDS + 1):

@@ -1,7 +1,7 @@
 """Vectors of Qwen3-VL-Embedding-2B through HTTP, of new pictures and of new texts, beside what the graphs of its
 encoder and its prefills alone allow.
 
-    python -m benchmarks.embeddings [--seconds 12] [--tiny]
+    python -m benchmarks.embeddings [--tiny]
 
 Random weights of the published sizes; --tiny takes a miniature on the CPU, to try the script. The clients are processes
 of their own, which make their requests beforehand. Of the seconds the second half counts.
@@ -44,8 +44,8 @@ from service.graphs.pool import GraphPool
 
 NAME, TEXTS = "Qwen3-VL-Embedding-2B", 16
 """TEXTS: of a request."""
-WORDS = 110
-"""Of a text, which has more than 128 tokens with the template."""
+WORDS, SECONDS = 110, 12.0
+"""WORDS: of a text, which has more than 128 tokens with the template."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def graphs_alone(directory: Path, device: torch.device, side: int, tokens: dict[
         yield {"what": f"graphs of {kind}", "per_s": 1e3 / whole, "tokens": length}
 
 
-def measured(seconds: float, tiny: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
+def measured(tiny: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
     device = torch.device("cpu") if tiny else torch.device("cuda", 0)
     side, most, words, processes, prepared = (56, 64, 4, 2, 4) if tiny else (448, 2048, WORDS, 8, 120)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def measured(seconds: float, tiny: bool) -> Iterator[tuple[Row, dict[str, Any]]]
         with serve(*random_weights([directory]), *flags) as server:
             server.wait_until_idle()
             for kind, lanes in (("pictures", 2 if tiny else 16), ("texts", 2 if tiny else 4)):
-                found = over_http(Load(server.url, kind, processes, lanes, seconds, side, words, prepared))
+                found = over_http(Load(server.url, kind, processes, lanes, SECONDS, side, words, prepared))
                 tokens[kind] = round(found["tokens"])
                 facts = server.facts()
                 yield found, facts
@@ -175,10 +175,9 @@ def main(words: Sequence[str] | None = None) -> Path:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(words)
-    return record(f"embeddings_2b{'_tiny' if given.tiny else ''}", measured(given.seconds, given.tiny))
+    return record(f"embeddings_2b{'_tiny' if given.tiny else ''}", measured(given.tiny))
 
 
 if __name__ == "__main__":
