@@ -115,10 +115,10 @@ def fitted(tile: Tile, *, gated: bool = False) -> Tile:
 
 
 def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
-    """A tile for few rows: what most shapes in the table of their number of rows take."""
+    """A tile for few rows: what most shapes in the table take, of two sizes, so that few kernels are compiled."""
     if rows > 64:
         return fitted(Tile(128, 32, _DEPTH, stages=4), gated=gated)
-    least = max(16, 1 << (rows - 1).bit_length())
+    least = 16 if rows <= 16 else 64
     return fitted(
         Tile(least, 32, _DEPTH, stages=4) if gated else Tile(least, 64, _DEPTH, stages=6, swap=True), gated=gated
     )
