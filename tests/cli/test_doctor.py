@@ -97,8 +97,10 @@ def test_what_is_scarce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.2", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:  # at this address until another one has its port, too
+        port = free.getsockname()[1]
+        taken = socket.create_server(("127.0.0.2", port))
+    with taken:
         monkeypatch.setenv("REPRISE_PORT", str(port))
         assert finding("port").good
         monkeypatch.setenv("REPRISE_HOST", "127.0.0.2")
