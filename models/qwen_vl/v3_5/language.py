@@ -93,21 +93,18 @@ class HybridBlock(nn.Module):
         rotary: tuple[Tensor, Tensor],
         index: int,
         batch: PagedBatch,
-        *,
-        last: bool = False,
     ) -> tuple[Normed, Tensor]:
         """x [n, hidden_size] and attention_norm of it -> (following of the output, the output). index: into
-        batch.caches, or batch.states.layers. last: others than a mixer read the norm."""
+        batch.caches, or batch.states.layers."""
         if self.attention is not None:
             mixed, out = self.attention(normed, rotary, index, batch), self.attention.out
         else:
             assert self.delta is not None
             mixed, out = self.delta(normed, index, batch), self.delta.out
-        # More rows would need measured tiles for every GEMM that reads a norm.
-        vector, dense = x.shape[0] == 1, isinstance(self.mlp, SwiGLU)
-        normed, x = add_and_norm(out, mixed, x, self.mlp_norm, deferrable=vector and dense)
+        # Weights of norms are float32, which a GEMM that made the norm would read for each of its programs.
+        normed, x = add_and_norm(out, mixed, x, self.mlp_norm, deferrable=False)
         if isinstance(self.mlp, SwiGLU):
-            return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, following, deferrable=vector and not last)
+            return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, following, deferrable=False)
         assert isinstance(normed, Tensor)
         return add_rms_norm(self.mlp(normed), x, following.weight, following.eps)
 
@@ -131,7 +128,7 @@ class Drafter(nn.Module):
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         normed, x = self._inputs(hidden, embeddings)
-        out, _ = self.layer(normed, x, self.norm, self.rotary(positions), self.cache, batch, last=True)
+        out, _ = self.layer(normed, x, self.norm, self.rotary(positions), self.cache, batch)
         assert isinstance(out, Tensor)
         return out
 
@@ -188,8 +185,8 @@ class HybridDecoder(nn.Module):
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         normed: Normed = layers[0].attention_norm(hidden)
         for number, (layer, following) in enumerate(zip(layers, norms, strict=True)):
-            index, last = self.config.full[:number].count(self.config.full[number]), following is self.norm
-            normed, hidden = layer(normed, hidden, following, rotary, index, batch, last=last)
+            index = self.config.full[:number].count(self.config.full[number])
+            normed, hidden = layer(normed, hidden, following, rotary, index, batch)
         assert isinstance(normed, Tensor)
         return normed
 
