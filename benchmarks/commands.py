@@ -171,14 +171,6 @@ COMMANDS: tuple[Command, ...] = (
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")
     ),
-    *(
-        Command(
-            f"what the first request after sleep waits for, {model}",
-            f"waking_{model}",
-            f"python -m benchmarks.startup {model} --waking",
-        )
-        for model in ("qwen2_vl_2b", "voxcpm2")
-    ),
 )
 
 BY_RESULT = {command.result: command for command in COMMANDS}

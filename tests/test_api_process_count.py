@@ -41,7 +41,6 @@ def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"sleep_after": 60}, "an engine that sleeps has one"),
         ({"device": "cpu"}, "the engine computes on the same processors"),
         ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
     ],

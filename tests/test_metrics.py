@@ -12,7 +12,7 @@ COUNTS = (
     *("request_images", "request_video_frames", "requests_running", "requests_waiting", "slots_used"),
     *("state_snapshots", "event_loop_tasks", "engine_threads", "graph_captures_left", "built_in_voices_left"),
 )
-STATES = ("ready", "engine_up", "engine_asleep", "http_requests_in_progress")
+STATES = ("ready", "engine_up", "http_requests_in_progress")
 
 
 def test_names_follow_the_guide() -> None:

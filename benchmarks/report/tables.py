@@ -264,13 +264,6 @@ def _beside_rate(result: Result, row: Row) -> str:
 # How a server is operated.
 
 
-def _worst_waking(result: Result) -> list[Row]:
-    """The rows of a result differ by little."""
-    row = max(result.rows, key=lambda row: row["first_s"])
-    used = row["gpu_used_bytes"]
-    return [row | {f"{name}_gb": (used[name] - used["before"]) / 1e9 for name in ("awake", "asleep")}]
-
-
 def _of_one(key: str) -> Cell:
     """As a multiple of the same load on one GPU."""
 
@@ -494,17 +487,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("all captured, s", "captured_s"),
         ],
         _all,
-    ),
-    "waking": Table(
-        ["waking_qwen2_vl_2b", "waking_voxcpm2"],
-        [
-            ("model", lambda result, row: NAMES[result.facts["model"]]),
-            ("first token or sound, s", "first_s"),
-            ("all captured, s", "captured_s"),
-            ("GPU memory awake, GB", "awake_gb"),
-            ("asleep, GB", "asleep_gb"),
-        ],
-        _worst_waking,
     ),
     "overload": Table(
         ["overload_embedded", "overload_qwen2_vl_2b"],

@@ -591,18 +591,6 @@ PROCESS = Dashboard(
                     ),
                     "short",
                 ),
-                Panel(
-                    "Engine asleep",
-                    ((f"reprise_engine_asleep{INSTANCE}", "{{instance}} {{engine}}"),),
-                    "short",
-                    description="1 while the engine is stopped because nobody asks for it (--sleep-after).",
-                ),
-                Panel(
-                    "Time to wake",
-                    quantiles("engine_wake_duration_seconds", "instance", INSTANCE),
-                    "s",
-                    description="From the request that wakes the engine until it is ready.",
-                ),
             ),
         ),
         (

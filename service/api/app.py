@@ -104,7 +104,6 @@ def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], 
         metrics,
         hang_timeout=settings.hang_timeout,
         start_timeout=START_TIMEOUT,
-        sleep_after=settings.sleep_after,
     )
 
 
@@ -123,7 +122,7 @@ def create_context(
     workers = decode_workers(settings.media_workers)
     media_threads = threads_of_each(settings)
     resizing.use_threads(media_threads)
-    context = ServerContext(
+    return ServerContext(
         settings,
         catalog,
         engine,
@@ -145,9 +144,6 @@ def create_context(
         lexicon=server_lexicon(settings),
         lora_voices=lora_voices(settings, catalog, voices.RESERVED),
     )
-    for client in engine.clients:
-        client.in_use = lambda: context.in_use
-    return context
 
 
 def server_lexicon(settings: Settings) -> Lexicon | None:

@@ -106,11 +106,6 @@ class ServerContext:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
-    @property
-    def in_use(self) -> bool:
-        """Whether this process has a request, or a client that may send one over its WebSocket at any moment."""
-        return self.admission.in_flight > 0 or self.open_sockets > 0
-
     def owner(self, client: str) -> str:
         """Return who shares caches and uploaded voices with a client (RequestRecord.client): with separate_keys those
         who have its key, else "", everyone."""

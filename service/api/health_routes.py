@@ -57,7 +57,7 @@ class Background(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: phase
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed). engines: phase
     of each, if there are several; status is ok as long as one is alive."""
 
     status: Literal["ok", "engine_down"]
@@ -68,8 +68,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """detail: what the engine is loading or capturing. engines: phase of each, where there are several. An engine that
-    is asleep is started by the next request, so the server is ready then, and while it starts."""
+    """detail: what the engine is loading or capturing. engines: phase of each, where there are several."""
 
     status: Literal["ready", "not_ready"]
     engine: str

@@ -100,7 +100,6 @@ MOST_USED = (
     "max_running",
     "quantization",
     "media_urls",
-    "sleep_after",
 )
 """Settings that come first, in this order."""
 _INDENT = " " * 6

@@ -62,7 +62,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 def prepare(config: EngineConfig) -> None:
     """Imports what `serve` will need for its models, in a process that waits to become the engine. It does not touch
-    the GPU while another engine serves or sleeps."""
+    the GPU, on which another engine may serve."""
     paths = set[str]()
     for model in config.models:
         family = family_of(Path(model.directory))

@@ -241,8 +241,7 @@ def main(arguments: list[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once. The operating system frees its memory and its GPU sooner than the interpreter would,
-    and a request that wakes a sleeping engine waits for that."""
+    """End the process at once: the operating system frees its memory and its GPU sooner than the interpreter would."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

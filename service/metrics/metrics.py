@@ -262,8 +262,6 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     "Lifecycle": (
         _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
         _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh.", of_any_process=True),
-        _gauge("engine_asleep", "1 while the engine is stopped because there were no requests (sleep_after)."),
-        _histogram("engine_wake_duration_seconds", "From the request that wakes the engine until it is ready.", LOAD),
         _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
         _counter("api_process_restarts_total", "API processes that replaced one that had ended."),
         _gauge(

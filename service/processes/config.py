@@ -97,8 +97,6 @@ def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount
     CPU."""
     if settings.api_processes != "auto":
         return ApiProcessCount(settings.api_processes, "the setting")
-    if settings.sleep_after is not None:
-        return ApiProcessCount(1, "an engine that sleeps has one")
     if not gpus:
         return ApiProcessCount(1, "the engine computes on the same processors")
     if processors < MIN_PROCESSORS:

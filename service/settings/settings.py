@@ -149,9 +149,6 @@ class Settings(BaseSettings):
     limit on a CPU."""
     hang_timeout: Seconds = 30.0
     """Silence after which a ready engine, or one of several API processes, is restarted (s)."""
-    sleep_after: Seconds | None = None
-    """Seconds without a request after which the engine sleeps; the next one wakes it. For one engine and one API
-    process. Default: never."""
 
     # Limits
     max_in_flight: Count = 256
@@ -233,9 +230,6 @@ class Settings(BaseSettings):
             )
         if problem := engines_problem(self.gpus, self.engines, self.device):
             raise ValueError(problem)
-        several = self.gpus is not None or self.engines > 1 or self.num_api_processes > 1
-        if several and self.sleep_after is not None:
-            raise ValueError("sleep_after: is for one engine and one API process, without gpus, engines, api_processes")
         return self
 
     @property

@@ -81,13 +81,6 @@ def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [row.split(" | ")[2] for row in rows] == ["empty", "full"]
 
 
-def test_a_request_that_wakes_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(startup, "SLEEP_AFTER", 1)
-    (row,) = json.loads(startup.main(["voxcpm2", "--waking", "--warm", "1", "--tiny"]).read_text())["rows"]
-    assert 0 < row["waking_s"] < row["first_s"]
-
-
 def test_transformers_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     compare.main(["transformers", "--tiny"])

@@ -6,9 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Literal
-
-import msgspec
 
 from models.interfaces import resizing
 from service.api.engines.request_stream import (
@@ -29,91 +26,16 @@ from service.system.children import Silence
 
 log = logging.getLogger(__name__)
 
-# The sleep of an idle engine: it is stopped, which frees the GPU and the memory of its process, and is started again
-# for the next request.
-#
-#     awake -> asleep: Stop is sent, the process ends -> waking: it is started again -> awake
-#
-# While it is not awake, commands are held, and they are sent in their order once the engine is ready.
-
-SleepState = Literal["awake", "asleep", "waking"]
-
-
-class EngineSleep:
-    """The state of one engine, and the commands that are held for it. after: seconds of `clock` without a request
-    after which the engine is stopped; None: never. metrics: None if another process reports the engine's."""
-
-    def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None) -> None:
-        self.state: SleepState = "awake"
-        """asleep: from the command to stop until the next start. waking: from that start until it is ready."""
-        self._after = after
-        self._clock = clock
-        self._metrics = metrics
-        self._busy_at = clock()
-        self.called = asyncio.Event()
-        """Set when a request needs the engine."""
-        self._called_at = 0.0
-        self._held: list[Command] = []
-
-    @property
-    def awake(self) -> bool:
-        return self.state == "awake"
-
-    def note_work(self) -> None:
-        """Record that requests are in progress, or that the engine has just become ready."""
-        self._busy_at = self._clock()
-
-    @property
-    def due(self) -> bool:
-        """Whether an engine that is awake and ready has been idle for long enough."""
-        return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
-
-    def begin(self) -> None:
-        """Start to hold commands: the engine has been told to stop, or will be."""
-        self.state = "asleep"
-        self.called.clear()
-        self._observe("engine_asleep", 1.0)
-
-    def hold(self, command: Command) -> None:
-        """Keep a command until the engine is ready. A request wakes the engine, and an Abort removes the request that
-        it is for; other commands are dropped if no request is held."""
-        if isinstance(command, messages.Abort):
-            self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
-        elif isinstance(command, Request):
-            self._held.append(command)
-            if self.state == "asleep" and not self.called.is_set():
-                self.called.set()
-                self._called_at = self._clock()
-        elif self._held:
-            self._held.append(command)
-
-    def end(self, *, woken: bool = True) -> list[Command]:
-        """Return the held commands in order, since the engine is awake, or could not be started (not `woken`). Requests
-        count as arriving now, so that their wait for the start does not count as time in the queue."""
-        self.state = "awake"
-        self.note_work()
-        self._observe("engine_asleep", 0.0)
-        if woken:
-            self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
-        held, self._held = self._held, []
-        now = time.monotonic()
-        return [msgspec.structs.replace(one, arrival=now) if isinstance(one, Request) else one for one in held]
-
-    def _observe(self, name: str, value: float) -> None:
-        if self._metrics is not None:
-            self._metrics.observe(name, value)
-
 
 class InFlightRequests:
-    """The streams of one engine's requests, by id. note_work: called when a request comes or ends."""
+    """The streams of one engine's requests, by id."""
 
-    def __init__(self, metrics: Metrics, note_work: Callable[[], None]) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self.on_load: Callable[[int], None] = lambda in_flight: None
         """Called with the number of requests in flight when it has changed."""
         self.on_loss: Callable[[RequestStream, EngineError], bool] = lambda stream, error: False
         """Called for a request that fails before any of its answer has come; True: another engine has taken it over."""
         self._metrics = metrics
-        self._note_work = note_work
         self._streams: dict[str, RequestStream] = {}
 
     def __len__(self) -> int:
@@ -127,14 +49,12 @@ class InFlightRequests:
         return self._streams.get(request_id)
 
     def add(self, stream: RequestStream) -> None:
-        self._note_work()
         self._streams[stream.request.request_id] = stream
         self.on_load(len(self._streams))
 
     def remove(self, request_id: str) -> RequestStream | None:
         """The stream of the request, which is not in flight any more; None if it was not."""
         stream = self._streams.pop(request_id, None)
-        self._note_work()
         self.on_load(len(self._streams))
         return stream
 
@@ -198,7 +118,6 @@ class EngineClient:
     make_link: makes the link for each start. name: of the engine, for the log.
     hang_timeout: seconds of `clock` without a message from a ready engine after which it is killed as hung.
     start_timeout: the same while it loads or captures.
-    sleep_after: seconds without a request after which the engine is stopped, until the next one (EngineSleep).
     started_elsewhere: waits until another process, which supervises the engine, has started it; None: this client does.
     """
 
@@ -209,7 +128,6 @@ class EngineClient:
         *,
         hang_timeout: float = 20.0,
         start_timeout: float = 600.0,
-        sleep_after: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         started_elsewhere: Callable[[], Awaitable[None]] | None = None,
         name: str = "engine",
@@ -217,8 +135,6 @@ class EngineClient:
         self.state: EngineState | None = None
         """The newest heartbeat since the engine was started."""
         self.on_state: Callable[[EngineState], None] = lambda state: None
-        self.in_use: Callable[[], bool] = lambda: False
-        """Whether a caller has requests, or may send one at any moment, so that the engine must not sleep."""
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0
@@ -239,8 +155,7 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
-        self.sleep = EngineSleep(sleep_after, clock, metrics if self._supervises else None)
-        self.requests = InFlightRequests(metrics, self.sleep.note_work)
+        self.requests = InFlightRequests(metrics)
         self._stopping = False
 
     # Life
@@ -306,38 +221,27 @@ class EngineClient:
 
     @property
     def phase(self) -> str:
-        """ "starting", "loading", "capturing", "ready", "draining", "asleep", "down" or "failed"."""
+        """ "starting", "loading", "capturing", "ready", "draining", "down" or "failed"."""
         if self.failure is not None:
             return "failed"
-        if self.sleep.state == "asleep":
-            return "asleep"
         if self._link is None:
             return "down"
         return "starting" if self.state is None else self.state.phase
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts requests. It does so while it sleeps or wakes, too: they are answered once it is awake."""
-        return self.phase == "ready" or not (self.sleep.awake or self.failure)
+        """Whether it accepts requests."""
+        return self.phase == "ready"
 
     @property
     def alive(self) -> bool:
-        """Whether the engine sleeps, or runs and its last heartbeat is recent enough for what it is doing."""
-        return self.phase == "asleep" or (self._link is not None and not self._silent())
+        """Whether the engine runs and its last heartbeat is recent enough for what it is doing."""
+        return self._link is not None and not self._silent()
 
     @property
     def in_flight(self) -> int:
         """Number of requests."""
         return len(self.requests)
-
-    # Sleep
-
-    def fall_asleep(self) -> None:
-        """Stop the engine, which is ready and idle, until it is called."""
-        assert self._link is not None
-        log.info("%s: no requests; it is stopped until the next one", self._name)
-        self.sleep.begin()
-        self._link.send(messages.Stop())
 
     # Requests
 
@@ -357,11 +261,9 @@ class EngineClient:
         self.send(stream.request)
 
     def send(self, command: Command) -> None:
-        """Send a command, such as one about a request that was submitted (SpeechAppend, Pause). It is held while the
-        engine sleeps, and lost while there is none."""
-        if not self.sleep.awake:
-            self.sleep.hold(command)
-        elif self._link is not None:
+        """Send a command, such as one about a request that was submitted (SpeechAppend, Pause). It is lost while there
+        is no engine."""
+        if self._link is not None:
             self._link.send(command)
 
     def _abort(self, request_id: str) -> None:
@@ -377,10 +279,6 @@ class EngineClient:
             ended = await self._run_once()
             if self._stopping:
                 return
-            if self.sleep.state == "asleep":
-                await self.sleep.called.wait()
-                log.info("%s: started for a request", self._name)
-                continue
             if not self.was_ready:  # wait_ready raises and says why
                 self.failure = ended
                 self._on_changed()
@@ -406,8 +304,6 @@ class EngineClient:
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()
-        if self.sleep.state == "asleep":
-            self.sleep.state = "waking"
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
         try:
             return await link.run(self._on_outputs)
@@ -418,17 +314,8 @@ class EngineClient:
             if self.state is not None and self._supervises:
                 self._metrics.observe_end(self.state)
             self.state = None
-            if self.sleep.state != "asleep":
-                self._fail_streams()
+            self.requests.fail_all(unavailable(STOPPED, EngineLost))
             self._on_changed()
-
-    def _fail_streams(self) -> None:
-        """Fail the requests of an engine that has ended unexpectedly."""
-        message = STOPPED
-        if not self.sleep.awake:
-            message = "The engine could not be started for the request; it is tried again."
-            self.sleep.end(woken=False)
-        self.requests.fail_all(unavailable(message, EngineLost))
 
     def _silent(self) -> bool:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
@@ -441,10 +328,6 @@ class EngineClient:
                 log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
                 link.kill()
                 return
-            if self.requests or self.in_use():
-                self.sleep.note_work()
-            elif self.phase == "ready" and self.sleep.due:
-                self.fall_asleep()
 
     # Outputs
 
@@ -463,12 +346,7 @@ class EngineClient:
             if self._on_gpu != bool(state.device_memory):
                 self._on_gpu = bool(state.device_memory)
                 resizing.leave_to_device(self._on_gpu)
-            if not self.was_ready:
-                self.was_ready = True
-                self.sleep.note_work()
-            if self.sleep.state == "waking":
-                for command in self.sleep.end():
-                    self.send(command)
+            self.was_ready = True
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:

@@ -159,12 +159,8 @@ class Engines:
 
     @property
     def phase(self) -> str:
-        """The phase of a ready engine, if there is one; otherwise that of the engine that is waited for. All engines
-        sleep, or none does."""
-        if not self.ready:
-            return self._awaited.phase
-        phases = [client.phase for client in self.clients if client.ready]
-        return "ready" if "ready" in phases else phases[0]
+        """ "ready" if there is a ready engine; otherwise the phase of the engine that is waited for."""
+        return "ready" if self.ready else self._awaited.phase
 
     @property
     def state(self) -> EngineState | None:
@@ -224,13 +220,12 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """Loads of the engines that accept requests. Those that sleep or wake count only if there are no others."""
+        """Loads of the engines that accept requests."""
         others = {} if self._others is None else self._others.requests()
-        able = {index: client for index, client in enumerate(self.clients) if client.ready and index not in without}
-        awake = {index: client for index, client in able.items() if client.phase == "ready"}
         return {
             index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
-            for index, client in (awake or able).items()
+            for index, client in enumerate(self.clients)
+            if client.ready and index not in without
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
