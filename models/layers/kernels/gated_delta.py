@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.gated_delta import CONV_WIDTH, UNIT_EPS
+from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
 from models.layers.kv_cache import STATE_INTERVAL, StateRows
 
@@ -470,7 +471,7 @@ def _matrices_kernel(
     tl.store(place, inverse, mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize_on_alignment=_BUFFERS)
+@triton.jit(do_not_specialize=["num_sequences"], do_not_specialize_on_alignment=_BUFFERS)
 def _scan_kernel(
     qkv_ptr,
     gates_ptr,
@@ -484,6 +485,7 @@ def _scan_kernel(
     snapshot_rows_ptr,
     snapshot_ends_ptr,
     cu_ptr,
+    num_sequences,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
@@ -492,45 +494,48 @@ def _scan_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_V columns of the state of one value head, along one sequence."""
+    """One program: BLOCK_V columns of the state of one value head, along every num_programs(2)th sequence. A captured
+    prefill has room for many more sequences than it mostly holds, and a program takes microseconds to find nothing."""
     release_next(PDL)
     wait_for_previous(PDL)
-    head, sequence = tl.program_id(1), tl.program_id(2)
+    head = tl.program_id(1)
     key_head = head // (HEADS // KEY_HEADS)
     C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     e = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     cell = tl.arange(0, DK)[:, None] * DV + e
-    read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
-    state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
-    begin, end = tl.load(cu_ptr + sequence), tl.load(cu_ptr + sequence + 1)
-    for first in range(begin, end, _CHUNK):
-        row = (first + tl.arange(0, _CHUNK)).to(tl.int64)
-        kept = row < end
-        beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
-        total = tl.cumsum(decay, 0)
-        faded = tl.exp(total)[:, None]
-        q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
-        out = faded * tl.dot(q, state, input_precision=PRECISION)
-        k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
-        v = qkv_ptr + row[:, None] * C + 2 * KEY_HEADS * DK + head * DV + e
-        v = tl.load(v, mask=kept[:, None], other=0.0).to(tl.float32)
-        error = beta[:, None] * (v - faded * tl.dot(k, state, input_precision=PRECISION))
-        matrices = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + tl.arange(0, _CHUNK)[None, :]
-        inverse = tl.load(matrices, mask=kept[:, None], other=0.0)
-        values = tl.dot(inverse, error, input_precision=PRECISION)
-        attended = tl.load(matrices + _CHUNK, mask=kept[:, None], other=0.0)
-        out = tl.dot(attended, values, acc=out, input_precision=PRECISION)
-        place = out_ptr + (row[:, None] * HEADS + head) * DV + e
-        tl.store(place, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
-        # Not tl.sum(decay): another order of addition gives other last digits, and exp(last - total) must end at 1.
-        last = tl.sum(tl.where(tl.arange(0, _CHUNK) == _CHUNK - 1, total, 0.0), 0)
-        values *= tl.exp(last - total)[:, None]
-        state = tl.dot(tl.trans(k), values, acc=state * tl.exp(last), input_precision=PRECISION)
-        if snapshot_rows_ptr is not None:
-            snapshot = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
-            taken = (snapshot > 0) & (first + _CHUNK == begin + tl.load(snapshot_ends_ptr + sequence))
-            tl.store(state_ptr + (snapshot * HEADS + head) * (DK * DV) + cell, state, mask=taken)
-    tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=write > 0)
+    for sequence in range(tl.program_id(2), num_sequences, tl.num_programs(2)):
+        read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
+        begin, end = tl.load(cu_ptr + sequence), tl.load(cu_ptr + sequence + 1)
+        if (begin < end) | (write > 0):
+            state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
+            for first in range(begin, end, _CHUNK):
+                row = (first + tl.arange(0, _CHUNK)).to(tl.int64)
+                kept = row < end
+                beta, decay = _gates_of(gates_ptr + row * (2 * HEADS), kept, head, A_log_ptr, dt_bias_ptr, HEADS)
+                total = tl.cumsum(decay, 0)
+                faded = tl.exp(total)[:, None]
+                q = _unit_rows(qkv_ptr, row, kept, key_head, C, DK) * (DK**-0.5)
+                out = faded * tl.dot(q, state, input_precision=PRECISION)
+                k = _unit_rows(qkv_ptr, row, kept, KEY_HEADS + key_head, C, DK)
+                v = qkv_ptr + row[:, None] * C + 2 * KEY_HEADS * DK + head * DV + e
+                v = tl.load(v, mask=kept[:, None], other=0.0).to(tl.float32)
+                error = beta[:, None] * (v - faded * tl.dot(k, state, input_precision=PRECISION))
+                matrices = matrices_ptr + (row[:, None] * HEADS + head) * (2 * _CHUNK) + tl.arange(0, _CHUNK)[None, :]
+                inverse = tl.load(matrices, mask=kept[:, None], other=0.0)
+                values = tl.dot(inverse, error, input_precision=PRECISION)
+                attended = tl.load(matrices + _CHUNK, mask=kept[:, None], other=0.0)
+                out = tl.dot(attended, values, acc=out, input_precision=PRECISION)
+                place = out_ptr + (row[:, None] * HEADS + head) * DV + e
+                tl.store(place, out.to(out_ptr.dtype.element_ty), mask=kept[:, None])
+                # Not tl.sum(decay): another order of addition gives other last digits; exp(last - total) must end at 1.
+                last = tl.sum(tl.where(tl.arange(0, _CHUNK) == _CHUNK - 1, total, 0.0), 0)
+                values *= tl.exp(last - total)[:, None]
+                state = tl.dot(tl.trans(k), values, acc=state * tl.exp(last), input_precision=PRECISION)
+                if snapshot_rows_ptr is not None:
+                    snapshot = tl.load(snapshot_rows_ptr + sequence).to(tl.int64)
+                    taken = (snapshot > 0) & (first + _CHUNK == begin + tl.load(snapshot_ends_ptr + sequence))
+                    tl.store(state_ptr + (snapshot * HEADS + head) * (DK * DV) + cell, state, mask=taken)
+            tl.store(state_ptr + (write * HEADS + head) * (DK * DV) + cell, state, mask=write > 0)
 
 
 def delta_chunks(
@@ -565,9 +570,10 @@ def delta_chunks(
         num_warps=4,
     )
     block_v = min(_BLOCK_V, value_dim)
+    blocks = value_dim // block_v
     launch(
         _scan_kernel,
-        (value_dim // block_v, heads, sequences),
+        (blocks, heads, min(sequences, max(1, 2 * current_gpu().num_sms // (blocks * heads)))),
         *inputs,
         state,
         out,
@@ -576,6 +582,7 @@ def delta_chunks(
         rows.snapshot_rows,
         rows.snapshot_ends,
         cu_seqlens,
+        sequences,
         **sizes,
         BLOCK_V=block_v,
         PRECISION=precision,

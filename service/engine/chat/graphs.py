@@ -40,6 +40,9 @@ PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896,
 """Tokens of the captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
 parameters), so the sizes are close together. Every second bucket is captured before readiness."""
 PREFILL_SEQUENCES = 8
+_TOKENS_PER_SEQUENCE = 16
+"""Room for a sequence is a program of each kernel, which takes time even where there is none. Only the largest captured
+prefill has room for as many as there are slots."""
 CACHED_PREFILL_TOKENS = {
     "cuda": (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048),
     "cpu": (16, 64),
@@ -57,10 +60,10 @@ def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -
     return made
 
 
-def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tuple[list[Bucket], list[Bucket]]:
-    """Buckets of a captured prefill, and those to capture before readiness. If media rows have features, each size has
-    a bucket with them and one without; the former can hold text, too."""
-    bucket_list: list[Bucket] = [{"tokens": tokens, "sequences": sequences} for tokens in sizes]
+def chunk_buckets(sequences: Mapping[int, int], feature_levels: int) -> tuple[list[Bucket], list[Bucket]]:
+    """Buckets of a captured prefill, from the sequences by tokens, and those to capture before readiness. If media rows
+    have features, each size has a bucket with them and one without; the former can hold text, too."""
+    bucket_list: list[Bucket] = [{"tokens": tokens, "sequences": count} for tokens, count in sequences.items()]
     with_features = bucket_list
     if feature_levels:
         with_features = [{**bucket, "levels": feature_levels} for bucket in bucket_list]
@@ -226,15 +229,20 @@ class ChatGraphs:
         budget, sequences = context.config.max_step_tokens, context.config.slots
         fresh = token_buckets(PREFILL_TOKENS[kind], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
+        rooms = {size: min(sequences, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
         return (
             self._chunk_runner(
-                PrefillStep(self._decoder, self.caches, *shape, self.state.states), fresh, PREFILL_SEQUENCES
+                PrefillStep(self._decoder, self.caches, *shape, self.state.states),
+                dict.fromkeys(fresh, PREFILL_SEQUENCES),
             ),
-            self._chunk_runner(CachedPrefillStep(self._decoder, self.state, self.caches, *shape), cached, sequences),
+            self._chunk_runner(
+                CachedPrefillStep(self._decoder, self.state, self.caches, *shape), rooms | {cached[-1]: sequences}
+            ),
         )
 
-    def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sizes: list[int], sequences: int) -> GraphRunner:
-        bucket_list, before_ready = chunk_buckets(sizes, sequences, self._decoder.feature_levels)
+    def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sequences: Mapping[int, int]) -> GraphRunner:
+        """sequences: by tokens."""
+        bucket_list, before_ready = chunk_buckets(sequences, self._decoder.feature_levels)
         return self._runner(step.name, step, bucket_list, before_ready)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
