@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.media import MediaItem, Prompt
-from service.api.engines.engines import HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
+from service.api.engines.engines import EXCESS, HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
 from service.api.engines.transcripts import Transcripts
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, ProcessLink
@@ -196,7 +196,7 @@ def test_a_hot_key_spills_over_and_comes_back() -> None:
         in_flight[engine] += 1
         reasons[reason] += 1
     assert in_flight[home] == max(in_flight.values())
-    assert max(in_flight.values()) <= 1.25 * 50 + 1 and min(in_flight.values()) > 0
+    assert max(in_flight.values()) <= EXCESS * 50 + 1 and min(in_flight.values()) > 0
     assert reasons["affinity"] == in_flight[home]
     full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
     assert choose(request, full)[1] == "spilled"
@@ -217,9 +217,10 @@ def test_conversations_with_one_system_prompt_stay_together_when_they_spill() ->
 
 
 def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
-    loads = {0: Load(1, LITTLE_SLACK / 2), 1: Load(5, 2.0), 2: Load(6)}
+    loads = {0: Load(2, LITTLE_SLACK / 2), 1: Load(5, 2.0), 2: Load(6)}
     assert choose(speech("s"), loads) == (1, "load")
     assert choose(chat(b"short"), loads) == (0, "load")
+    assert choose(speech("s"), {**loads, 1: Load(7, 2.0), 2: Load(8)}) == (0, "load")
     assert choose(speech("s"), {0: Load(1, 0.0), 1: Load(2, 0.1)}) == (0, "load")
 
 

@@ -32,10 +32,12 @@ PREFIXES = (256, 1024, 4096)
 """Numbers of leading tokens that are hashed. A shorter prompt is computed too quickly to be worth a detour."""
 HEAD_START = 8
 """Up to this many requests in flight an engine is never full: their rows hardly lengthen a step."""
-EXCESS = 1.25
+EXCESS = 1.125
 """An engine with more than this many times the mean number of requests in flight is full."""
 LITTLE_SLACK = 0.25
-"""Seconds of audio. An engine gets no more speech while one of its listeners has less audio left than this."""
+"""Seconds of audio. An engine one of whose listeners has less left than this counts as if it had DETOUR more requests
+when speech is sent. Without a limit, the engine that is a step ahead gets half as many streams again when many begin."""
+DETOUR = 4
 
 Reason = Literal["affinity", "spilled", "load"]
 
@@ -91,9 +93,10 @@ def _freest(request: Request, loads: Mapping[int, Load]) -> int:
     lots = ranked(_key(request.model, request.request_id.encode()), list(loads))
     speech = isinstance(request, SpeechRequest)
 
-    def order(engine: int) -> tuple[bool, int]:
+    def order(engine: int) -> int:
         slack = loads[engine].slack
-        return speech and slack is not None and slack < LITTLE_SLACK, loads[engine].in_flight
+        urgent = speech and slack is not None and slack < LITTLE_SLACK
+        return loads[engine].in_flight + DETOUR * urgent
 
     return min(lots, key=order)
 
