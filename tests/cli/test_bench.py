@@ -22,6 +22,7 @@ from service.cli.bench.run import Clients
 from service.cli.bench.traffic import PATCH_SECONDS, WORDS, ChatLoad, SpeechLoad, payload, questions
 from service.cli.main import app
 from tests.support.processes import ROOT, ServerProcess
+from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS
 
 SMALL = ["--requests", "4", "--warmup", "1"]
@@ -170,8 +171,9 @@ def test_a_closed_loop_has_as_many_rounds_in_every_lane(load: Any) -> None:
                     assert share.count > 0, "a process with nothing to do"
 
 
-def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
-    done = invoke("speech", "--url", embedded_server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
+def test_refusals_are_counted_and_no_answer_at_all_is_an_error() -> None:
+    with running_server() as server:
+        done = invoke("speech", "--url", server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
     assert "404 refused: 2" in done.output and done.exit_code == 1
     assert "no request succeeded" in str(done.exception) and "no model of this name" in str(done.exception)
 

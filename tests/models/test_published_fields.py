@@ -86,7 +86,7 @@ def load(directory: Path) -> None:
     resolve(family.model)(directory, torch.device("meta"), torch.bfloat16, "random")
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(3, marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize("step", [67, pytest.param(3, marks=pytest.mark.slow)], ids=["some", "many"])
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], name: str, step: int) -> None:
     directory = checkpoint(name)

@@ -52,9 +52,8 @@ def test_transcripts_are_those_of_the_published_code() -> None:
     too."""
     flags = {"model": (str(golden.DIRECTORY), str(golden.ALIGNER)), "device": "cpu", "kv_cache_tokens": 4096}
     with openai_client(flags) as asking:
-        for stream, (name, prompt) in product((False, True), golden.INPUTS["prompts"].items()):
-            if prompt["continue_text"]:
-                continue
+        asked = [(name, prompt) for name, prompt in golden.INPUTS["prompts"].items() if not prompt["continue_text"]]
+        for stream, (name, prompt) in [*product([False], asked), *product([True], asked[:2])]:
             spec, language = golden.INPUTS["audio"][prompt["audio"]], prompt["language"] or omit
             audio = (golden.DIRECTORY / spec["file"]).read_bytes()
             fields = {"prompt": prompt["context"], "language": language, "include": ["logprobs"], "stream": stream}
