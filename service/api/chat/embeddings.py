@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from service.api.http.middleware import record_of
 from service.api.http.streaming import unless_disconnected
 from service.hub.catalog import HostedModel
 from service.link.messages import ChatRequest
+from service.link.sampling import SamplingParams
 from service.system.concurrency import all_results
 
 router = APIRouter()
@@ -37,7 +38,7 @@ MOST_INPUTS = 2048
 """Inputs of a request, as in OpenAI's API."""
 AT_ONCE = 64
 """Inputs of a request that are in the engine together."""
-GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0, hidden=True)
 """The token behind the vector is not read, so it should cost as little as it can."""
 
 
@@ -145,9 +146,7 @@ async def hidden_vectors(
     record.ticket.grow(min(len(prompts), AT_ONCE) - 1)
 
     async def one(prompted: Prompted) -> tuple[np.ndarray, int]:
-        asked = ChatRequestBody(
-            model=model.name, messages=prompted.messages, max_tokens=1, cache_salt=cache_salt, **GREEDY
-        )
+        asked = ChatRequestBody(model=model.name, messages=prompted.messages, max_tokens=1, cache_salt=cache_salt)
         with renamed(lambda error: _named(error, prompted)):
             async with turns:
                 job = await prepare_job(context, asked, record, task=model.task)
@@ -161,8 +160,7 @@ async def hidden_vectors(
 
 async def _hidden(context: ServerContext, job: ChatJob) -> np.ndarray:
     """The hidden vector of the prompt's last position, float32 [hidden_size]."""
-    sampling = msgspec.structs.replace(job.sampling[0], hidden=True)
-    request = ChatRequest(f"{job.id}-0", job.model.name, job.prompt, sampling, job.record.arrival)
+    request = ChatRequest(f"{job.id}-0", job.model.name, job.prompt, GREEDY, job.record.arrival)
     hidden = None
     async with aclosing(context.engine.submit(request, job.group)) as deltas:
         async for delta in deltas:
