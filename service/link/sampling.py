@@ -1,8 +1,8 @@
 """Sampling fields: what a request may give, what the engine gets, and the columns of its slots' tables. Torch-free.
 
-To add a filter: a field of SamplingOptions and of SamplingParams, a FloatColumn (or an IntColumn of
-service/engine/chat/slot_state.py) of the same name, and what it does: service/engine/chat/sampler.py and its kernel in
-step_kernels.py.
+To add a filter: a field of SamplingOptions and of SamplingParams, a term of needs_penalties_or_filters, a FloatColumn
+(or an IntColumn of service/engine/chat/slot_state.py) of the same name, and what it does:
+service/engine/chat/sampler.py and its kernel in step_kernels.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from models.interfaces.media import Prompt
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatRequest
-from service.link.sampling import SamplingParams
+from service.link.sampling import BOUNDS, SamplingParams
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
 PAGE = 4
@@ -70,8 +70,9 @@ def test_media_rows_of_a_chunk_carry_their_offset() -> None:
 def test_which_requests_need_the_full_sampler() -> None:
     prompt = tiny_prompt([[1]])
     plain = [{"temperature": 0.0, "top_p": 0.5}, {"temperature": 1.0}, {"temperature": 0.01, "top_k": 1, "top_p": 0.1}]
+    fields = {name: 0.25 * low + 0.75 * high for name, (low, high) in BOUNDS.items() if name != "temperature"}
     full = [
-        {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "min_p": 0.1},
+        *({"temperature": 1.0, name: value} for name, value in fields.items()),
         {"temperature": 0.0, "repetition_penalty": 1.1}, {"temperature": 0.0, "presence_penalty": 1.0},
         {"temperature": 0.0, "logit_bias": {1: 1.0}}, {"temperature": 0.0, "min_tokens": 2},
         {"temperature": 0.0, "logprobs": 0},
