@@ -151,7 +151,8 @@ def _launch(
     if rows == 0:
         return
     tile = tile or streaming_tile(rows, gated=epilogue == "silu_mul")
-    if columns % tile.columns or inputs % (split * tile.depth):
+    share = triton.cdiv(inputs // tile.depth, split) * tile.depth
+    if columns % tile.columns or inputs % tile.depth or (share * split != inputs and not read.group):
         raise ValueError(f"linear: {columns} columns of {inputs} inputs are not whole tiles of {tile}, split {split}")
     row_tiles = triton.cdiv(rows, tile.rows)
     tiles, programs = columns // tile.columns * row_tiles, 0
@@ -189,7 +190,7 @@ def _launch(
         *(added.sizes if added is not None else (0,) * 5),
         N=columns,
         K=inputs,
-        K_SHARE=inputs // split,
+        K_SHARE=share,
         ONE_ROW_TILE=row_tiles == 1,
         SQUARES=before.squares.shape[1] if before is not None else 0,
         PARTIAL=out.dtype == torch.float32,

@@ -157,7 +157,7 @@ def linear_kernel(
         x_rows = x_source + m[:, None] * stride_x + lane[None, :]
         weight_rows = weight_source + n.to(tl.int64)[None, :] * stride_weight + lane[:, None]
         groups = n.to(tl.int64) * GROUPS
-        for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, INPUTS):
+        for first in range(share * K_SHARE, tl.minimum(share * K_SHARE + K_SHARE, K), INPUTS):
             gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
             up = gate
             if ACTIVATION == "silu_mul":
