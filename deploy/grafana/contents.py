@@ -344,12 +344,6 @@ SPEECH = Dashboard(
                     width=12,
                 ),
                 Panel(
-                    "Adapters loaded / s",
-                    ((rate("lora_loads_total", "model", SPEECH_MODEL), "{{model}}"),),
-                    "short",
-                    width=12,
-                ),
-                Panel(
                     "Speech that ran to its cap / s",
                     (
                         (rate("speech_truncated_total", "model", SPEECH_MODEL), "{{model}} ended"),
@@ -455,7 +449,7 @@ ENGINE = Dashboard(
                     "Left to do while idle",
                     (
                         (f"reprise_graph_captures_left{INSTANCE}", "captures, {{instance}} {{engine}}"),
-                        (f"reprise_built_in_voices_left{INSTANCE}", "voices, {{instance}} {{engine}}"),
+                        (f"reprise_built_in_voices_left{INSTANCE}", "voices, {{instance}}"),
                         (
                             f"sum by (instance, model) (increase(reprise_corrupted_requests_total{INSTANCE}"
                             "[$__rate_interval]))",

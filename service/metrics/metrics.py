@@ -114,6 +114,18 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
         _histogram("request_images", "Images of a request.", COUNT, "model"),
         _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
+        _histogram(
+            "time_to_first_token_seconds",
+            "Time to first token (TTFT): arrival to the first token at the API.",
+            FIRST_TOKEN,
+            "model",
+        ),
+        _histogram(
+            "inter_token_duration_seconds",
+            "Inter-token latency (ITL): gap between deliveries, per token.",
+            INTER_TOKEN,
+            "model",
+        ),
         _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video, audio).", "model", "kind"),
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
         _counter(
@@ -138,22 +150,37 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("audio_heard_seconds_total", "Seconds of recordings that were transcribed.", "model"),
         _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
     ),
+    "Speech requests": (
+        _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
+        _histogram(
+            "spoken_first_audio_seconds",
+            "Spoken answers: arrival of the chat request to the first generated audio, by chat model.",
+            FIRST_AUDIO,
+            "model",
+        ),
+        _histogram("audio_realtime_factor", "Generation time / duration of the audio.", REALTIME_FACTOR, "model"),
+        _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", WORK, "model"),
+        _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", WORK, "model"),
+        _counter(
+            "audio_streams_total", "Finished live streams (underrun: true, false).", "model", underrun=("true", "false")
+        ),
+        _counter("speech_characters_total", "Characters spoken.", "model"),
+        _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
+        _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
+        _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
+        _gauge("built_in_voices_left", "Built-in voices that are still to be made while there are no requests."),
+    ),
+    "Server": (
+        _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
+        _counter("api_process_restarts_total", "API processes that replaced one that had ended."),
+        _gauge("event_loop_lag_seconds", "Delay of a timer in the API process.", of_any_process=True),
+        _gauge("event_loop_tasks", "Tasks of the API process."),
+        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch", of_any_process=True),
+    ),
     "Phases of a chat request": (
         _histogram("queue_duration_seconds", "Arrival at the engine to first scheduling.", STEP, "model"),
         _histogram("vision_encode_duration_seconds", "One packed encoder pass.", STEP, "model", "route"),
         _histogram("prefill_duration_seconds", "First scheduling to the end of the prefill.", STEP, "model"),
-        _histogram(
-            "time_to_first_token_seconds",
-            "Time to first token (TTFT): arrival to the first token at the API.",
-            FIRST_TOKEN,
-            "model",
-        ),
-        _histogram(
-            "inter_token_duration_seconds",
-            "Inter-token latency (ITL): gap between deliveries, per token.",
-            INTER_TOKEN,
-            "model",
-        ),
     ),
     "Steps and graphs": (
         _counter(
@@ -220,20 +247,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge("kv_cache_pages", "KV blocks (pages) by state (used, cached, total).", "model", "state"),
         _gauge("slots_used", "Request slots in use.", "model"),
     ),
-    "Speech": (
-        _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
-        _histogram(
-            "spoken_first_audio_seconds",
-            "Spoken answers: arrival of the chat request to the first generated audio, by chat model.",
-            FIRST_AUDIO,
-            "model",
-        ),
-        _histogram("audio_realtime_factor", "Generation time / duration of the audio.", REALTIME_FACTOR, "model"),
-        _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", WORK, "model"),
-        _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", WORK, "model"),
-        _counter(
-            "audio_streams_total", "Finished live streams (underrun: true, false).", "model", underrun=("true", "false")
-        ),
+    "Speech in the engine": (
         _histogram("audio_slack_seconds", "Smallest slack of any live stream, per tick.", SLACK, "model"),
         _histogram(
             "speech_part_duration_seconds",
@@ -243,14 +257,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "part",
         ),
         _counter("audio_generated_seconds_total", "Seconds of generated audio.", "model"),
-        _counter("speech_characters_total", "Characters spoken.", "model"),
-        _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
         _counter("speech_retries_total", "Unsent segments that ran to their cap and were generated again.", "model"),
         _counter("speech_preemptions_total", "Idle streams preempted: others that waited got their room.", "model"),
-        _counter("lora_loads_total", "Adapters copied to a slot on the device; with enough slots, once each.", "model"),
-        _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
-        _gauge("built_in_voices_left", "Built-in voices that are still to be made while there are no requests."),
-        _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual / predicted step time.", PREDICTION, "model", "kind"),
         _counter(
             "speech_rejections_total",
@@ -259,11 +267,9 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             reason=("queue_full", "first_audio", "load", "too_long"),
         ),
     ),
-    "Lifecycle": (
-        _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
+    "Engine": (
         _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh.", of_any_process=True),
         _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
-        _counter("api_process_restarts_total", "API processes that replaced one that had ended."),
         _gauge(
             "start_phase_seconds",
             "The engine's last start by phase (process: Python and imports; load: checkpoints and compiled kernels; "
@@ -273,15 +279,18 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("engine_cpu_seconds_total", "Processor time of the engine process, all threads."),
         _gauge("engine_resident_memory_bytes", "Memory of the engine process, without the GPU's."),
         _gauge("engine_threads", "Threads of the engine process."),
-        _gauge("event_loop_lag_seconds", "Delay of a timer in the API process.", of_any_process=True),
-        _gauge("event_loop_tasks", "Tasks of the API process."),
-        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch", of_any_process=True),
         _gauge("engine_info", "Always 1; the name of the engine's device.", "device", of_any_process=True),
     ),
 }
 
-OF_KIND = {"Phases of a chat request": "chat", "Speech": "speech"}
+OF_KIND = {"Phases of a chat request": "chat", "Speech requests": "speech", "Speech in the engine": "speech"}
 """Groups that apply only to models of one kind."""
+OF_ENGINES = frozenset(
+    spec.name
+    for group in ("Phases of a chat request", "Steps and graphs", "Caches", "Load", "Speech in the engine", "Engine")
+    for spec in GROUPS[group]
+)
+"""Metrics that are measured in an engine: with several engines they have the label `engine`."""
 SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 
 

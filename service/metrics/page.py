@@ -17,32 +17,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from service.metrics.metrics import GROUPS, PREFIX, SPECS, Metrics
+from service.metrics.metrics import OF_ENGINES, PREFIX, SPECS, Metrics
 
-OF_OTHERS = frozenset(
-    {
-        "time_to_first_token_seconds",
-        "inter_token_duration_seconds",
-        "time_to_first_audio_seconds",
-        "spoken_first_audio_seconds",
-        "audio_realtime_factor",
-        "audio_chunk_gap_seconds",
-        "audio_underrun_seconds",
-        "audio_streams_total",
-        "speech_characters_total",
-        "speech_truncated_total",
-        "audio_encode_duration_seconds",
-        "built_in_voices_made_total",
-        "ready",
-        "api_process_restarts_total",
-        "event_loop_lag_seconds",
-        "event_loop_tasks",
-        "build_info",
-    }
-)
-"""Metrics of the groups below that are measured in the API process."""
-GROUPS_OF_ENGINES = ("Phases of a chat request", "Steps and graphs", "Caches", "Load", "Speech", "Lifecycle")
-OF_ENGINES = frozenset(spec.name for group in GROUPS_OF_ENGINES for spec in GROUPS[group]) - OF_OTHERS
 _FAMILIES = frozenset(f"{PREFIX}_{name.removesuffix('_total')}" for name in OF_ENGINES)
 
 
