@@ -15,7 +15,6 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from service.api.engines.engines import Engines
-from service.api.engines.transcripts import SharedTranscripts, Transcripts
 from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
@@ -85,7 +84,6 @@ class ServerContext:
     """Whether this process makes the built-in voices after the start; one process of a server does."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
-    transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
     field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
     draining: bool = False
@@ -101,8 +99,6 @@ class ServerContext:
     """Of this process's metrics; empty where there are several API processes."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
-    shared_transcripts: SharedTranscripts | None = None
-    """Transcripts of all API processes; None: this is the only one, and `transcripts` has all."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
@@ -131,22 +127,6 @@ class ServerContext:
         body, unread = await self.in_thread(read) if len(raw) > LARGE_BODY else read()
         self.field_warnings.warn(request.scope["path"], unread)
         return body
-
-    async def keep_transcript(self, id: str, text: str) -> int:
-        """Keep a transcript that a later request to any API process may name by the id. Returns the Unix time until
-        which it is kept."""
-        expiry = self.transcripts.expiry()
-        if self.shared_transcripts is None:
-            self.transcripts.add(id, text)
-        else:
-            await self.shared_transcripts.keep(id, text)
-        return expiry
-
-    async def transcript_of(self, id: str) -> str | None:
-        """Transcript of a spoken answer, while it is kept."""
-        if self.shared_transcripts is None:
-            return self.transcripts.find(id)
-        return await self.shared_transcripts.find(id)
 
     def max_model_len(self, model: HostedModel) -> int:
         """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""

@@ -10,9 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from models.interfaces.errors import CheckpointError
 from service.api.app import create_context, create_metrics
@@ -21,7 +19,6 @@ from service.api.engines.engine_client import EngineClient
 from service.api.engines.engines import Engines
 from service.api.engines.shared_usage import UsageTable
 from service.api.health_routes import observe_life
-from service.api.http.errors import ApiError
 from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, AttachedLink, FollowedEngine
 from service.metrics.metrics import Metrics
@@ -35,13 +32,10 @@ from service.processes.control import (
     Collect,
     ControlChannel,
     EngineNews,
-    FindTranscript,
-    KeepTranscript,
     Notice,
     Page,
     Scrape,
     Snapshot,
-    Transcript,
     engine_kinds,
 )
 from service.processes.listener import CONNECTIONS, SharedListener
@@ -61,8 +55,7 @@ up."""
 
 
 class SupervisorConnection:
-    """The connection to the supervisor: follows its notices, and asks it for the page of metrics and for transcripts of
-    spoken answers."""
+    """The connection to the supervisor: follows its notices, and asks it for the page of metrics."""
 
     def __init__(
         self,
@@ -76,7 +69,7 @@ class SupervisorConnection:
         self._engines = engines
         self._followed = followed
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
         """Questions that the supervisor has not answered yet, by number."""
 
     def accepts(self) -> None:
@@ -92,7 +85,7 @@ class SupervisorConnection:
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(families(self._context.metrics.registry)))
-                case Page() | Transcript() if (asked := self._asked.get(notice.number)) and not asked.done():
+                case Page() if (asked := self._asked.get(notice.number)) and not asked.done():
                     asked.set_result(notice.text)
 
     def _on_engine_news(self, news: EngineNews) -> None:
@@ -110,34 +103,16 @@ class SupervisorConnection:
     async def scrape(self) -> bytes:
         """The metrics of all processes, in Prometheus's text format. Those that any process knows, if the supervisor
         does not answer: sums without the others would look like restarts."""
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._control.send(Scrape(number))
         try:
-            page: bytes = await self._ask(Scrape(next(self._numbers)))
+            return await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:
             log.error("the supervisor does not answer; /metrics lacks what only all processes know together")
             return text(of_any_process(families(self._context.metrics.registry)))
-        return page
-
-    async def keep(self, id: str, text: str) -> None:
-        with suppress(TimeoutError):  # it is kept once the supervisor goes on
-            await self._ask(KeepTranscript(next(self._numbers), id, text))
-
-    async def find(self, id: str) -> str | None:
-        """ApiError 503 if the supervisor does not answer."""
-        try:
-            text: str | None = await self._ask(FindTranscript(next(self._numbers), id))
-        except TimeoutError:
-            message = "The spoken answer cannot be looked up now; retry shortly."
-            raise ApiError(503, message, code="overloaded", retry_after=ANSWER_SECONDS) from None
-        return text
-
-    async def _ask(self, question: Scrape | KeepTranscript | FindTranscript) -> Any:
-        """The answer; TimeoutError if there is none for ANSWER_SECONDS."""
-        answer = self._asked[question.number] = asyncio.get_running_loop().create_future()
-        self._control.send(question)
-        try:
-            return await asyncio.wait_for(answer, ANSWER_SECONDS)
         finally:
-            del self._asked[question.number]
+            del self._asked[number]
 
 
 async def watch(server: Server, connection: SupervisorConnection, followed: Sequence[FollowedEngine]) -> None:
@@ -182,7 +157,7 @@ async def serve(config: ApiConfig) -> int:
     engines = attached_engines(config, settings, metrics, followed, table)
     context = create_context(settings, catalog, engines, metrics, others=table.row(config.index, WORK_KINDS))
     connection = SupervisorConnection(control, context, engines, followed)
-    context.scrape, context.shared_transcripts = connection.scrape, connection
+    context.scrape = connection.scrape
     context.makes_voices = config.index == 0
     server = Server(server_config(context), context, supervised=True)
     work = watch(server, connection, followed), server.announce(connection.accepts), connection.report_alive()

@@ -122,15 +122,7 @@ class Page(Struct, frozen=True):
     text: bytes
 
 
-class Transcript(Struct, frozen=True):
-    """The answer to KeepTranscript, once the transcript is kept, and to FindTranscript. text: None for KeepTranscript,
-    and if there is no such transcript (any more)."""
-
-    number: int
-    text: str | None
-
-
-Notice = EngineNews | Collect | Page | Transcript
+Notice = EngineNews | Collect | Page
 
 # API process -> supervisor
 
@@ -155,23 +147,7 @@ class Scrape(Struct, frozen=True):
     number: int
 
 
-class KeepTranscript(Struct, frozen=True):
-    """Keep the transcript of a spoken answer for all processes. It is answered, so that a client gets the id only once
-    every process can find it."""
-
-    number: int
-    id: str
-    text: str
-
-
-class FindTranscript(Struct, frozen=True):
-    """Answer with the Transcript of that id."""
-
-    number: int
-    id: str
-
-
-Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript
+Report = Accepting | Alive | Snapshot | Scrape
 
 Message = TypeVar("Message")
 

@@ -19,7 +19,6 @@ import msgspec
 from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS, EngineClient
 from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
-from service.api.engines.transcripts import Transcripts
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
 from service.link.engine_link import START_TIMEOUT, Standby
@@ -33,13 +32,10 @@ from service.processes.control import (
     Collect,
     ControlChannel,
     EngineNews,
-    FindTranscript,
-    KeepTranscript,
     Page,
     Report,
     Scrape,
     Snapshot,
-    Transcript,
     plain_settings,
 )
 from service.processes.listener import url_of
@@ -212,7 +208,6 @@ class ApiProcesses:
         """Timeouts by whether a process accepts connections."""
         self._usage = UsageTable.make_file(template.processes, template.kinds)
         self._table = UsageTable(self._usage.fileno(), template.processes, template.kinds)
-        self._transcripts = Transcripts()
         self._metrics = metrics
         self._engines = engines
         self._on_end = on_end
@@ -375,11 +370,6 @@ class ApiProcesses:
                 case Snapshot():
                     member.families = report.families
                     member.note_collected()
-                case KeepTranscript():
-                    self._transcripts.add(report.id, report.text)
-                    member.control.send(Transcript(report.number, None))
-                case FindTranscript():
-                    member.control.send(Transcript(report.number, self._transcripts.find(report.id)))
                 case Scrape():
                     answer = asyncio.create_task(self._answer(member, report.number))
                     self._answers.add(answer)

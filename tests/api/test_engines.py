@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
 from models.interfaces.media import MediaItem, Prompt
 from service.api.engines.engines import EXCESS, HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
-from service.api.engines.transcripts import Transcripts
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import ChatRequest, EncodeReference, SpeechRequest
@@ -94,16 +92,6 @@ def test_what_one_engine_refuses_is_offered_to_the_other(server: RunningServer) 
 
 
 @pytest.mark.slow
-def test_requests_fail_when_no_engine_is_left(server: RunningServer) -> None:
-    """A request that ends every engine it meets: it meets each once at most."""
-    answer = ask(server, "!crash")
-    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
-    wait_whole(server)
-    assert server.context.engine.restarts == 2
-    assert ask(server, "hello").status_code == 200
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("doses", ["0 2 0 0", "2 0 0 0"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_ends_two_engines_at_most(faults: Path, doses: str, stream: bool) -> None:
@@ -113,18 +101,6 @@ def test_a_chat_ends_two_engines_at_most(faults: Path, doses: str, stream: bool)
         assert "engine_unavailable" in ask(running, "!poison", stream=stream).text
         left = len((faults / "poison").read_text().split())
         assert left == (3 if stream and doses.startswith("2") else 2)
-
-
-def test_an_engine_that_cannot_start_ends_the_start() -> None:
-    lives = iter(["/broken", "/fine"])
-
-    def make_link(config: EngineConfig) -> EngineLink:
-        model = msgspec.structs.replace(config.models[0], directory=next(lives))
-        return process(msgspec.structs.replace(config, models=(model,)))
-
-    with running_server(make_link=make_link, num_engines=2, wait=False) as server:
-        wait(lambda: server.context.engine.phase == "failed", what="it has failed")
-        assert httpx.get(f"{server.url}/ready").status_code == 503
 
 
 IDLE = {index: Load(0) for index in range(4)}
@@ -232,36 +208,3 @@ def test_all_processes_choose_alike(seed: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONHASHSEED": seed}
     )
     assert done.stdout.strip() == str(ranked(b"key", range(8)))
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_transcripts_expire() -> None:
-    clock = Clock()
-    kept = Transcripts(lifetime=60, clock=clock)
-    assert kept.expiry() == 1060
-    kept.add("a", "one")
-    clock.now += 30
-    kept.add("b", "two")
-    clock.now += 30
-    assert (kept.find("a"), kept.find("b")) == (None, "two")
-    clock.now += 30
-    assert kept.find("b") is None and not kept._kept and kept._bytes == 0
-
-
-def test_the_oldest_transcripts_make_room() -> None:
-    kept = Transcripts(most=3, most_bytes=100)
-    for name in "abcd":
-        kept.add(name, name)
-    assert [kept.find(name) for name in "abcd"] == [None, "b", "c", "d"]
-    kept.add("long", "\u00e9" * 49)  # 98 bytes: one of the others stays
-    assert [kept.find(name) for name in "bcd"] == [None, "c", "d"]
-    kept.add("e", "e")
-    assert kept.find("c") is None and all(kept.find(name) for name in ("d", "long", "e"))
-    kept.add("too long", "x" * 101)
-    assert kept.find("too long") is None and kept.find("e") == "e"

@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
 from tests.support.miniature import talker
 from tests.support.processes import ROOT, ServerProcess, served
-from tests.support.victims import CHAT, chat, endless, raw_request, same_sound, small_and_endless, speech
+from tests.support.victims import CHAT, chat, endless, raw_request, small_and_endless
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow
@@ -58,12 +57,6 @@ def ask(server: ServerProcess) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def speak(server: ServerProcess, **fields: Any) -> bytes:
-    response = post(server, "/v1/audio/speech", speech(**fields))
-    assert response.status_code == 200, response.text
-    return response.content
-
-
 def metric(page: str, line: str) -> float:
     return next((float(found.rpartition(" ")[2]) for found in page.splitlines() if found.startswith(line + " ")), 0.0)
 
@@ -90,48 +83,6 @@ def test_each_process_answers_and_their_metrics_are_one_page(server: ServerProce
             assert metric(get(server, "/metrics").text, COUNTED) == before + 2
 
 
-def test_an_uploaded_voice_is_there_in_all_processes_at_once(server: ServerProcess, pids: list[int]) -> None:
-    clip = sound(tone(220, 16_000, 1.5), 16_000, "WAV")
-    form = {"data": {"name": "Anna", "consent": "true"}, "files": {"audio_sample": ("a.wav", clip, "audio/wav")}}
-    here, there = pids
-    with only(here, server.process.pid):
-        created = httpx.post(f"{server.url}/v1/audio/voices", timeout=2 * GENEROUS, **form)
-        assert created.status_code == 200, created.text
-        spoken = speak(server, voice="Anna")
-    with only(there, server.process.pid):
-        assert same_sound(speak(server, voice="Anna"), spoken)
-        again = httpx.post(f"{server.url}/v1/audio/voices", timeout=2 * GENEROUS, **form)
-        assert again.status_code == 409
-        assert httpx.delete(f"{server.url}/v1/audio/voices/{created.json()['id']}", timeout=GENEROUS).is_success
-    with only(here, server.process.pid):
-        assert post(server, "/v1/audio/speech", speech(voice="Anna")).status_code == 404
-
-
-def test_a_spoken_answer_is_known_to_all_processes_by_its_id(server: ServerProcess, pids: list[int]) -> None:
-    here, _ = pids
-    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "default", "format": "wav", "max_len": 4}}
-    with only(here, server.process.pid):
-        first = post(server, "/v1/chat/completions", chat(tokens=4, **spoken))
-        assert first.status_code == 200, first.text
-        audio = first.json()["choices"][0]["message"]["audio"]
-    question = {"role": "user", "content": "Again?"}
-
-    def follow_up(**answer: str) -> httpx.Response:
-        messages = [question, {"role": "assistant", "audio": answer}, question]
-        return post(server, "/v1/chat/completions", chat() | {"messages": messages})
-
-    in_full = follow_up(transcript=audio["transcript"])
-    assert in_full.status_code == 200, in_full.text
-    for pid in pids:
-        with only(pid, server.process.pid):
-            by_id = follow_up(id=audio["id"])
-            assert by_id.status_code == 200, by_id.text
-            assert by_id.json()["choices"][0]["message"] == in_full.json()["choices"][0]["message"]
-            assert by_id.json()["usage"]["prompt_tokens"] == in_full.json()["usage"]["prompt_tokens"]
-            unknown = follow_up(id="audio_0")
-            assert unknown.status_code == 400 and unknown.json()["error"]["code"] == "audio_not_found"
-
-
 def test_limits_count_the_requests_of_all_processes(server: ServerProcess, pids: list[int]) -> None:
     with contextlib.ExitStack() as streams:
         for pid in pids:
@@ -151,16 +102,6 @@ def test_limits_count_the_requests_of_all_processes(server: ServerProcess, pids:
         what="the streams have ended",
     )
     assert ask(server)
-
-
-def test_a_connection_is_not_tied_to_a_process_that_is_busy(server: ServerProcess, pids: list[int]) -> None:
-    """The port is one queue: what a stopped process cannot take the other one takes."""
-    with only(pids[0], server.process.pid):
-        first = ask(server)
-    with only(pids[1], server.process.pid), socket_of(server) as connection:
-        connection.sendall(raw_request("/v1/chat/completions", chat()))
-        assert connection.recv(12) == b"HTTP/1.1 200"
-    assert ask(server) == first
 
 
 @contextlib.contextmanager

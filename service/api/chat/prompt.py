@@ -33,6 +33,7 @@ from service.api.chat.schema import (
     Message,
     PastAudio,
     ThinkingSwitch,
+    transcript_in,
 )
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.context import ServerContext
@@ -52,21 +53,10 @@ MAX_PARTS = 256
 """Content parts of all messages together."""
 MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more characters per token than this on average; ordinary text has three to five."""
-NamedTranscripts = Mapping[str, str | None]
-"""Looks up the transcript of an answer by its id; None if none is kept."""
-
-
-async def named_transcripts(body: ChatRequestBody, context: ServerContext) -> NamedTranscripts:
-    """Look up the transcripts of spoken answers that messages name only by their id."""
-    if len(body.messages) > MAX_MESSAGES:  # it is refused
-        return {}
-    spoken = [message.audio for message in body.messages if message.audio is not None]
-    named = dict.fromkeys(audio.id for audio in spoken if audio.transcript is None and audio.id is not None)
-    return {id: await context.transcript_of(id) for id in named}
 
 
 def read_messages(
-    body: ChatRequestBody, context: ServerContext, max_model_len: int, transcripts: NamedTranscripts
+    body: ChatRequestBody, context: ServerContext, max_model_len: int
 ) -> tuple[list[ChatMessage], list[MediaReference]]:
     """The messages as the chat template takes them, and the pictures and videos that their parts name by index.
 
@@ -82,9 +72,7 @@ def read_messages(
     calls = (call for message in messages for call in message.tool_calls or ())
     check_length(sum(len(call.function.arguments) for call in calls), max_model_len)
     references: list[MediaReference] = []
-    collected = [
-        _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
-    ]
+    collected = [_message(message, f"messages[{index}]", references) for index, message in enumerate(messages)]
     if any(message.role == "tool" or message.tool_calls for message in messages):
         collected = [collected[index] for index in result_order(messages)]
     limits = {"image": ("images", settings.max_images), "video": ("videos", MAX_VIDEOS)}
@@ -114,9 +102,7 @@ def check_length(length: int, max_model_len: int) -> None:
         )
 
 
-def _message(
-    message: Message, field: str, references: list[MediaReference], transcripts: NamedTranscripts
-) -> ChatMessage:
+def _message(message: Message, field: str, references: list[MediaReference]) -> ChatMessage:
     role = ROLES.get(message.role)
     if role is None:
         instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
@@ -131,7 +117,7 @@ def _message(
     reasoning = thought if role == "assistant" else None
     content: tuple[PromptPart, ...] = ()
     if not message.content and role == "assistant" and message.audio is not None:
-        content = (PromptPart(text=_transcript_of(message.audio, f"{field}.audio", transcripts)),)
+        content = (PromptPart(text=_transcript_of(message.audio, f"{field}.audio")),)
     elif not message.content and role == "assistant" and message.refusal:
         content = (PromptPart(text=message.refusal),)
     elif isinstance(message.content, str):
@@ -145,15 +131,15 @@ def _message(
     return ChatMessage(role, content, calls, reasoning)
 
 
-def _transcript_of(audio: PastAudio, field: str, named: NamedTranscripts) -> str:
-    """ApiError 400 if neither the message nor the server has the transcript."""
+def _transcript_of(audio: PastAudio, field: str) -> str:
+    """ApiError 400 if the message has neither the transcript nor an id of this server."""
     if audio.transcript is not None:
         return audio.transcript
     if audio.id is None:
         raise invalid(f"{field}.transcript", "required, or the id of a spoken answer")
-    text = named.get(audio.id)
+    text = transcript_in(audio.id)
     if text is None:
-        message = f"{field}.id: no spoken answer of this id is kept here, or no longer; send its transcript instead."
+        message = f"{field}.id: no spoken answer of this server has this id; send its transcript instead."
         raise bad_request(message, f"{field}.id", "audio_not_found")
     return text
 
@@ -234,9 +220,7 @@ async def build_prompt(
     processor = processor_of(model, body)
     options, paths = template_options(body, processor.template_options)
     max_model_len = context.max_model_len(model)
-    names_audio = any(message.audio is not None for message in body.messages)
-    transcripts = await named_transcripts(body, context) if names_audio else {}
-    messages, references = read_messages(body, context, max_model_len, transcripts)
+    messages, references = read_messages(body, context, max_model_len)
     length = sum(map(len, prompt_texts(messages, tools))) if raw is None else len(raw)
     check_length(length, max_model_len)
     kinds = [reference.kind for reference in references]

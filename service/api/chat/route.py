@@ -97,7 +97,7 @@ async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer 
         text or None if silent else text, tool_calls=joined(calls) if calls else UNSET, **schema.reasoned(thoughts)
     )
     if spoken is not None:
-        audio = await spoken.audio(text) if text or not calls else UNSET
+        audio = spoken.audio(text) if text or not calls else UNSET
         message = msgspec.structs.replace(message, content=None, audio=audio)
         finish_reason = "length" if spoken.cut else finish_reason
     return schema.Choice(index, message, _logprobs(job, logprobs), finish_reason)
@@ -152,7 +152,7 @@ async def _changes(
             if choices:
                 yield choices
     if spoken is not None:
-        yield await spoken.ending()
+        yield spoken.ending()
 
 
 def _written(job: ChatJob, spoken: SpokenAnswer | None, index: int, text: TextDelta) -> list[schema.ChunkChoice]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -143,16 +145,39 @@ class AudioParams(UnspokenFields, frozen=True, kw_only=True):
 
 
 class PastAudio(msgspec.Struct, frozen=True):
-    """Reference to a past spoken answer: the model reads its transcript, found by its id while it is kept."""
+    """Reference to a past spoken answer, of which the model reads the transcript: as sent, or in the id."""
 
     id: str | None = None
     transcript: str | None = None
 
 
+ID_PREFIX = "audio_"
+ID_LIFETIME = 365 * 86_400
+"""Seconds that ids are said to be valid. They hold their transcripts, so nothing expires."""
+MAX_TRANSCRIPT = 1 << 22
+"""Bytes of the transcript that an id may stand for."""
+
+
+def id_of(transcript: str) -> str:
+    """Return an id that holds the transcript, since OpenAI's clients send an answer back only as `audio: {id}`."""
+    packed = zlib.compress(transcript.encode(errors="replace"))
+    return ID_PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def transcript_in(id: str) -> str | None:
+    """Return the transcript that an id holds; None for an id that `id_of` has not made."""
+    packed, reader = id.removeprefix(ID_PREFIX), zlib.decompressobj()
+    try:
+        text = reader.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), MAX_TRANSCRIPT).decode()
+    except (ValueError, zlib.error):
+        return None
+    return text if reader.eof else None
+
+
 class AnswerAudio(msgspec.Struct, frozen=True):
-    """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
-    finish_reason: "length" if a segment of the speech ended at its cap, or the speech ended before the text. steps:
-    those of the speech model. unspoken: letters and digits that the speech model cannot speak, each once, if any."""
+    """data: base64 of the file. id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment
+    of the speech ended at its cap, or the speech ended before the text. steps: those of the speech model. unspoken:
+    letters and digits that the speech model cannot speak, each once, if any."""
 
     id: str
     data: str
@@ -164,8 +189,8 @@ class AnswerAudio(msgspec.Struct, frozen=True):
 
 
 class DeltaAudio(msgspec.Struct, frozen=True):
-    """id: in the first one. transcript, data: the next pieces; each data is valid base64, and all joined are the base64
-    of the whole. expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
+    """transcript, data: the next pieces; each data is valid base64, and all joined are the base64 of the whole. id,
+    expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET

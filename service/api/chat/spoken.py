@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -113,7 +112,6 @@ class SpokenAnswer:
     """The speech of one answer. Text and speech fail together, and closing a generator of either ends both."""
 
     def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool) -> None:
-        self.id = f"audio_{uuid.uuid4().hex}"
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
         self.script = Script()
@@ -152,16 +150,17 @@ class SpokenAnswer:
         """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
         return self._too_long or self._delivery.truncated
 
-    async def audio(self, transcript: str) -> schema.AnswerAudio:
+    def audio(self, transcript: str) -> schema.AnswerAudio:
         """The whole file, after `heard` has ended."""
         self._encoder.complete(self._file)
         data = base64.b64encode(self._file).decode()
-        return schema.AnswerAudio(id=self.id, data=data, transcript=transcript, **await self._known(transcript))
+        return schema.AnswerAudio(data=data, transcript=transcript, **self._known(transcript))
 
-    async def _known(self, transcript: str) -> dict[str, Any]:
-        """What is known of the audio at its end, as fields of an answer. Keeps the transcript."""
+    def _known(self, transcript: str) -> dict[str, Any]:
+        """What is known of the audio at its end, as fields of an answer."""
         return {
-            "expires_at": await self._context.keep_transcript(self.id, transcript),
+            "id": schema.id_of(transcript),
+            "expires_at": int(time.time() + schema.ID_LIFETIME),
             "finish_reason": "length" if self.cut or self.truncated else "stop",
             "steps": step_report(self._delivery.steps),
             "unspoken": self.unspoken or UNSET,
@@ -180,8 +179,8 @@ class SpokenAnswer:
         """The next piece of the transcript, as a client gets it."""
         if not text:
             return UNSET
-        named, self._transcript = bool(self._transcript), self._transcript + text
-        return schema.DeltaAudio(UNSET if named else self.id, text)
+        self._transcript += text
+        return schema.DeltaAudio(transcript=text)
 
     def sound(self, data: bytes) -> list[schema.ChunkChoice]:
         """The next piece of audio; empty while it is not whole samples."""
@@ -193,16 +192,15 @@ class SpokenAnswer:
         del self._file[:whole]
         return [schema.ChunkChoice(0, schema.DeltaMessage(audio=audio))]
 
-    async def ending(self) -> list[schema.ChunkChoice]:
+    def ending(self) -> list[schema.ChunkChoice]:
         """The end of a stream. Calls without any text have no audio."""
         ends = [
             schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason="length" if self.cut else self._finish_reason)
         ]
         if self._transcript or not self._called:
             last = schema.DeltaAudio(
-                id=UNSET if self._transcript else self.id,
                 data=base64.b64encode(self._file).decode() if self._file else UNSET,
-                **await self._known(self._transcript),
+                **self._known(self._transcript),
             )
             ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
         return ends

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
+from service.api.chat.schema import MAX_TRANSCRIPT, id_of
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
@@ -94,7 +95,7 @@ def test_a_stream_has_transcript_and_audio_that_clients_put_together(talking: Ta
     chunks = list(talking.ask(text, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
-    assert [entry.id for entry in audio if entry.id] == [audio[0].id]
+    assert [entry.id for entry in audio if entry.id] == [audio[-1].id]
     assert transcript(chunks) == text
     pieces = [entry.data for entry in audio if entry.data]
     assert len(pieces) > 1
@@ -119,7 +120,7 @@ def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
     audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
     for id, expires_at, text in (
         (whole.id, whole.expires_at, whole.transcript),
-        (audio[0].id, audio[-1].expires_at, "It came in a stream."),
+        (audio[-1].id, audio[-1].expires_at, "It came in a stream."),
     ):
         assert expires_at > time.time() + 3000
         for empty in ({}, {"content": None}, {"content": ""}):
@@ -130,9 +131,13 @@ def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
 
 @pytest.mark.parametrize(
     ("audio", "field"),
-    [({"id": "audio_0"}, "id"), ({}, "transcript"), ({"id": None, "transcript": None}, "transcript")],
+    [
+        *(({"id": id}, "id") for id in ("audio_0", "", "é", id_of("cut off")[:-3], id_of("x" * (MAX_TRANSCRIPT + 1)))),
+        ({}, "transcript"),
+        ({"id": None, "transcript": None}, "transcript"),
+    ],
 )
-def test_an_answer_that_is_not_kept_is_asked_for(talking: Talking, audio: Any, field: str) -> None:
+def test_an_answer_without_its_transcript_is_refused(talking: Talking, audio: Any, field: str) -> None:
     messages: Any = [{"role": "assistant", "audio": audio}]
     with pytest.raises(BadRequestError, match="transcript") as refused:
         talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
